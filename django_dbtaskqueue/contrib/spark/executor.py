@@ -187,8 +187,8 @@ class SparkExecutor:
         if new := aliases - self._known_places.keys():
             try:
                 for alias in new:
-                    server, name = Place.of(alias)
-                    self._known_places[alias] = server, name
+                    place = Place.of(alias)
+                    self._known_places[alias] = place.server, place.database
             finally:
                 connections.close_all()
         return {alias: self._known_places[alias] for alias in aliases}
