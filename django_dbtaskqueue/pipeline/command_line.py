@@ -152,7 +152,9 @@ def parser(found: jobs.Job, face: Face) -> Parser:
         _add(made, argument)
     common = made.add_argument_group("every job")
     common.add_argument("-h", "--help", action="store_true", help="show this")
-    common.add_argument("--lake", metavar="PATH", help="the folder or URL of the archive's Parquet files")
+    common.add_argument(
+        "--lake", metavar="PATH", help="the folder of the archive's tables: a path, or s3://BUCKET/FOLDER"
+    )
     _add(common, face.database)
     common.add_argument(
         "--master",

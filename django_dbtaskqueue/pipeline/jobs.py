@@ -215,7 +215,7 @@ class Context:
     def need_lake(self) -> str:
         """Return the lake's path. Raises JobOptionError when there is none."""
         if not self.lake:
-            raise JobOptionError("--lake", "this job needs the folder (or URL) of the lake: --lake PATH")
+            raise JobOptionError("--lake", "this job needs the folder or URL of the lake: --lake PATH")
         return self.lake
 
 

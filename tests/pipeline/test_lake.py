@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -19,15 +19,13 @@ from django_dbtaskqueue.pipeline.lake.export import Export, compact
 from tests.pipeline.lakes import flip
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 FINISHED = datetime(2026, 1, 31, 8, tzinfo=UTC)
 DAY = "2026-01-31"
 
 
-def lake_of(folder: Path, *batches: Mapping[str, Any]) -> Lake:
+def lake_of(folder: Path | str, *batches: Mapping[str, Any]) -> Lake:
     """Return a lake in which each of the given columns stands in a file and a change of its own."""
     lake = Lake.at(folder, create=True)
     for number, columns in enumerate(batches, 1):
@@ -119,7 +117,7 @@ def test_a_flipped_bit_is_never_returned_as_truth(spark: SparkSession, tmp_path:
     lake = lake_of(tmp_path, *[rows(*range(number * 50, number * 50 + 50)) for number in range(3)])
     sound = {row.id: row.payload for row in read_lake(spark, tmp_path).collect()}
     first, *others = lake.files("tasks")
-    path = lake.path(first)
+    path = Path(lake.path(first))
     size, whole = path.stat().st_size, path.read_bytes()
     spots = [0, 4, size - 1, size - 5, size - 9, *(chance.randrange(size) for _ in range(40))]
     for place in spots:
@@ -152,7 +150,7 @@ def test_other_readers_find_checksums_in_the_pages(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 
     lake = lake_of(tmp_path, rows(*range(100)))
-    path = lake.path(lake.files("tasks")[0])
+    path = Path(lake.path(lake.files("tasks")[0]))
     place = pq.ParquetFile(path).metadata.row_group(0).column(4)
     flip(path, place.data_page_offset + place.total_compressed_size // 2)
     with pytest.raises(OSError, match="CRC checksum verification failed"):
@@ -191,5 +189,17 @@ def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
     (tmp_path / "other.csv").touch()
     with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
         Lake.at(tmp_path, create=True)
-    with pytest.raises(LakeError, match=re.escape("s3a://bucket/lake is not a path on a local or mounted file system")):
-        Lake.at("s3a://bucket/lake")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://KEY:{0}@bucket/lake", "s3://{0}@bucket/lake", "abfss://a@b.net/lake?sig={0}", "ftp://KEY:{0}@host/lake"],
+)
+def test_a_url_with_a_key_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(LakeError, match=r"Write it as s3://BUCKET/FOLDER") as found:
+        Lake.at(url.format("hunter2hunter2"))
+    assert "hunter2" not in str(found.value) + found.value.path
+
+
+def test_one_lake_has_one_name() -> None:
+    assert Lake("s3a://bucket/lake/").root == Lake("s3://bucket/lake").root == "s3://bucket/lake"

@@ -1,4 +1,4 @@
-"""The lake: finished tasks and failed attempts in a folder, as tables of Delta Lake, which many programs can read.
+"""The lake: finished tasks and failed attempts in a folder or an object store, as tables of Delta Lake.
 
     LAKE/tasks/       archived tasks: they left the database
     LAKE/attempts/    their failed attempts
@@ -22,18 +22,17 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
+from django_dbtaskqueue.pipeline.lake.store import DAMAGED_FILE_REMEDY, LakeStore, reading, store_of, writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, TASKS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Snapshot, open_snapshot
 
@@ -47,7 +46,8 @@ PARTITION_FIELD = StructField(PARTITION, DateType())
 LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, PARTITION_FIELD])
 LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, PARTITION_FIELD])
 LAKE_SCHEMAS = {"tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS}
-DAMAGED_FILE_REMEDY = "Restore it from a backup; `check` names all damaged files"
+MAX_READING_TASKS = 256
+READ_BATCH_ROWS = 10_000
 VERIFY_PAGES = {"parquet.page.verify-checksum.enabled": "true"}
 
 
@@ -59,6 +59,11 @@ class DataFile:
     path: str
     rows: int
     bytes: int
+
+    @property
+    def name(self) -> str:
+        """Its name below the lake's folder."""
+        return f"{self.table}/{self.path}"
 
     @property
     def day(self) -> str:
@@ -75,48 +80,54 @@ class DataFile:
 
 
 class Lake:
-    """A lake's folder. Commits to the logs of its tables add and remove files."""
+    """A lake's folder or URL. Commits to the logs of its tables add and remove files."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.store: LakeStore = store_of(root)
+
+    @property
+    def root(self) -> str:
+        """Its absolute path, or its URL."""
+        return self.store.root
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
-        """Return the lake in a local folder (a path or a ``file:`` URL).
+        """Return the lake in a local folder (a path or a ``file:`` URL) or in an object store (``s3://BUCKET/FOLDER``).
 
         ``create`` makes a lake, and adds new columns to the tables of an old one. Raises LakeError.
         """
-        lake = cls(local_path(path))
-        if not DeltaTable.is_deltatable(lake._uri("tasks")):
-            if lake.root.is_dir() and any(one.name not in LAKE_SCHEMAS for one in lake.root.iterdir()):
-                raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
-            if not create:
-                raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
+        lake = cls(path)
+        with reading(lake.root, "Check the path, the keys in the environment and the rights"):
+            is_lake = lake._is_table("tasks")
+            names = [] if is_lake else lake.store.names()
+        if any(one not in LAKE_SCHEMAS for one in names):
+            raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
+        if not is_lake and not create:
+            raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
         if create:
             for table in reversed(LAKE_SCHEMAS):  # "tasks" last: it makes the folder a lake
                 lake._prepare(table)
         return lake
 
+    def _is_table(self, table: str) -> bool:
+        return DeltaTable.is_deltatable(self.store.uri(table), dict(self.store.options))
+
     def _prepare(self, table: str) -> None:
-        schema = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table]))
+        schema, options = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table])), dict(self.store.options)
         with writing(self.root):
-            (self.root / table).mkdir(parents=True, exist_ok=True)
-            delta = DeltaTable.create(self._uri(table), schema, mode="ignore", partition_by=[PARTITION])
+            self.store.make(table)
+            delta = DeltaTable.create(
+                self.store.uri(table), schema, mode="ignore", partition_by=[PARTITION], storage_options=options
+            )
             known = {one.name for one in delta.schema().fields}
             if new := [one for one in schema.fields if one.name not in known]:
                 delta.alter.add_columns(new)
-            sync(self.root / table / "_delta_log", self.root / table, self.root, self.root.parent)
-
-    def _uri(self, table: str) -> str:
-        return (self.root / table).as_uri()
+            self.store.flush_log(table, -1)
 
     def delta(self, table: str, version: int | None = None) -> DeltaTable:
         """Return the table as delta-rs sees it. Raises LakeError for a log that cannot be read."""
-        try:
-            return DeltaTable(self._uri(table), version)
-        except (DeltaError, OSError) as error:
-            reason = f"cannot be read: {str(error).splitlines()[0]}"
-            raise LakeError(self.root / table / "_delta_log", reason, "Restore it from a backup") from error
+        with reading(self.store.place(f"{table}/_delta_log"), "Restore it from a backup"):
+            return DeltaTable(self.store.uri(table), version, dict(self.store.options))
 
     def versions(self) -> dict[str, int]:
         """Return the present version of each table: it grows with each commit."""
@@ -140,7 +151,7 @@ class Lake:
         *,
         once: tuple[str, int] | None = None,
     ) -> bool:
-        """Add and remove files in one step. The added files must be on the disk; the commit is, after this call.
+        """Add and remove files in one step. The added files must be durable; the commit is, after this call.
 
         ``once`` is a name and a number: return False, and change nothing, if that commit or one of the name with a
         greater number was made. Raises LakeError if another writer has removed one of these files.
@@ -153,14 +164,13 @@ class Lake:
             AddAction(one.path, one.bytes, {PARTITION: one.day}, now, True, json.dumps({"numRecords": one.rows}))
             for one in added
         ]
-        folders = {self.root / table / Path(one.path).parent for one in actions}
+        folders = {f"{table}/{os.path.dirname(one.path)}" for one in actions}
         actions += [RemoveAction(one.path, True, now, one.bytes, {PARTITION: one.day}) for one in removed]
         properties = CommitProperties(app_transactions=[Transaction(*once)] if once else None)
         with writing(self.root):
-            sync(*folders, self.root / table)
+            self.store.flush(*folders, table)
             delta.create_write_transaction(actions, "append", delta.schema(), PARTITION, commit_properties=properties)
-            log = self.root / table / "_delta_log"
-            sync(*(one for one in log.glob("*.json") if one.stem > f"{before:020}"), log)
+            self.store.flush_log(table, before)
         return True
 
     def revoke(self, token: str) -> None:
@@ -178,13 +188,14 @@ class Lake:
 
     # -- reading a file ------------------------------------------------------------------------------------------------
 
-    def path(self, file: DataFile) -> Path:
-        return self.root / file.table / file.path
+    def path(self, file: DataFile) -> str:
+        """Return the path, or the URL, of a file."""
+        return self.store.place(file.name)
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
         """Return the rows of a file. Raises LakeError if its bytes do not have the checksum in its name."""
-        with _reading(self.path(file)):
-            content = self.path(file).read_bytes()
+        with reading(self.path(file)):
+            content = self.store.read(file.name)
             self._compare(file, hashlib.sha256(content).hexdigest())
             return pq.read_table(pa.BufferReader(content), columns=columns, page_checksum_verification=True)
 
@@ -196,8 +207,8 @@ class Lake:
 
         def error(file: DataFile) -> LakeError | None:
             try:
-                with _reading(self.path(file)), self.path(file).open("rb") as content:
-                    self._compare(file, hashlib.file_digest(content, "sha256").hexdigest())
+                with reading(self.path(file)):
+                    self._compare(file, self.store.sha256(file.name))
             except LakeError as found:
                 return found
             return None
@@ -242,11 +253,40 @@ def read_lake(
     with one_state(database, path) if state is None else nullcontext(state) as state:
         found = lake.files(table, state.versions[table])
     files = [one for one in found if one.day >= first and one.token not in state.under_way]
-    paths = [str(lake.path(one)) for one in lake.sound(files, damaged)]
-    if not paths:
-        return spark.createDataFrame([], LAKE_SCHEMAS[table])
-    reader = spark.read.schema(LAKE_SCHEMAS[table]).options(basePath=str(lake.root / table), **VERIFY_PAGES)
-    return reader.parquet(*paths)
+    schema, sound = LAKE_SCHEMAS[table], lake.sound(files, damaged)
+    if not sound:
+        return spark.createDataFrame([], schema)
+    if lake.store.path is None:  # Spark has no access to an object store of its own
+        numbers = spark.range(0, len(sound), 1, min(len(sound), MAX_READING_TASKS))
+        return numbers.mapInArrow(FileReader(lake, tuple(sound)), schema)
+    reader = spark.read.schema(schema).options(basePath=lake.store.place(table), **VERIFY_PAGES)
+    return reader.parquet(*map(lake.path, sound))
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """For ``mapInArrow`` over numbers of files: reads them, and compares each with its checksum."""
+
+    lake: Lake
+    files: tuple[DataFile, ...]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                file = self.files[number]
+                rows, day = self.lake.read(file), pa.scalar(date.fromisoformat(file.day))
+                rows = rows.append_column(PARTITION, pa.repeat(day, rows.num_rows))
+                yield from conformed(rows, file.table).to_batches(max_chunksize=READ_BATCH_ROWS)
+
+
+def conformed(rows: pa.Table, table: str) -> pa.Table:
+    """Return the rows with exactly the columns of a table; a missing column is null."""
+    schema = arrow_schema(LAKE_SCHEMAS[table])
+    columns = [
+        rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 @dataclass(frozen=True)
@@ -290,49 +330,3 @@ def _open_tokens(database: Database, snapshot: Snapshot) -> set[str]:
 def _made(delta: DeltaTable, name: str, number: int) -> bool:
     found = delta.transaction_version(name)
     return found is not None and found >= number
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a path or a ``file:`` URL. Raises LakeError for another kind of URL."""
-    text = os.fspath(path)
-    parts = urlsplit(text)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Path(unquote(parts.path)).absolute()
-    if "://" in text or "%" in text:
-        reason = "is not a path on a local or mounted file system without a percent sign"
-        raise LakeError(text, reason, "Mount the store and give its folder, or copy closed tables there afterwards")
-    return Path(text).absolute()
-
-
-@contextmanager
-def writing(root: Path) -> Iterator[None]:
-    """Raise the errors of the block as LakeError with a remedy."""
-    try:
-        yield
-    except (OSError, DeltaError) as error:
-        reason = f"cannot be written: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}"
-        remedy = "Check path, owner and free space, or give another folder with --lake"
-        raise LakeError(getattr(error, "filename", None) or root, reason, remedy) from error
-
-
-def sync(*paths: Path) -> None:
-    """Flush files, and folders' lists of files, to the disk."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except LakeError:
-        raise
-    except (OSError, pa.ArrowInvalid) as error:
-        raise LakeError(path, f"cannot be read: {getattr(error, 'strerror', error)}", DAMAGED_FILE_REMEDY) from None

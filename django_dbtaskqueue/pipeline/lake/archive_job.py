@@ -29,9 +29,10 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, DataFile, Lake, local_path
+from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, TaskFilters
 from django_dbtaskqueue.pipeline.lake.export import MIN_SMALL_FILES, Export, SliceWriter, compact
+from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
@@ -78,7 +79,7 @@ class Archive(Job):
         database, path = context.need_database(), context.need_lake()
         filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
         if context.dry_run:
-            local_path(path)
+            store_of(path)
             limit, sources = context.options["limit"] or 2**62, context.options["source"] or SOURCES
             with Batches.locked(database) as batches:
                 cutoff = batches.cutoff(context.options["older_than"])
@@ -116,7 +117,7 @@ class Run:
         for token, location, lake in self.batches.unfinished():
             if location != self.batches.database.location:
                 continue
-            if local_path(lake) != self.lake.root:
+            if store_of(lake) != self.lake.store:
                 raise PipelineError(
                     f"An archive of {location} into the lake {lake} is not finished. "
                     f"Finish it first: archive --lake {lake}"
@@ -142,7 +143,7 @@ class Run:
         first, last, number = self.batches.next(source, after=after, limit=limit, cutoff=cutoff, filters=filters)
         if not number:
             return None
-        return self.batches.freeze(source, (first, last), lake=str(self.lake.root), cutoff=cutoff, filters=filters)
+        return self.batches.freeze(source, (first, last), lake=self.lake.root, cutoff=cutoff, filters=filters)
 
     def _finish(self, batch: Batch) -> None:
         """Take a batch from its freeze to its end."""

@@ -16,8 +16,9 @@ from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake, writing
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
+from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, write_tasks
 from django_dbtaskqueue.pipeline.source.enqueue_job import only
@@ -35,7 +36,7 @@ MAX_SHOWN_REFERENCES = 5  # by a dry run
 class LakeSink:
     """Writes each micro-batch once into the lake's ``finished``, also if Spark repeats it."""
 
-    root: Path
+    root: str
     stream: str
     location: str
 
@@ -49,18 +50,20 @@ class LakeSink:
             lake.commit("finished", lake.sound(files), once=(self.stream, number))
 
 
-def checkpoint(lake: Lake, location: str) -> tuple[Path, str]:
+def checkpoint(lake: Lake, location: str, given: str | None) -> tuple[Path, str]:
     """Return the checkpoint folder of a location's stream, and the stream's name, which is stored in it.
 
     If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
     """
-    folder = lake.root / "finished" / "_streams" / location
+    if given is None and lake.store.path is None:
+        raise JobOptionError("--checkpoint", "a lake in an object store needs a local folder that stays between runs")
+    folder = (Path(given) if given else Path(lake.root) / "finished" / "_streams") / location
     name = folder / "dbtaskqueue-stream"
-    with writing(lake.root):
+    with writing(str(folder)):
         folder.mkdir(parents=True, exist_ok=True)
         if not name.exists():
             put(name, uuid.uuid4().hex)
-    return folder, name.read_text()
+    return folder.absolute(), name.read_text()
 
 
 class Stream(Job):
@@ -75,6 +78,7 @@ class Stream(Job):
     summary = "copy finished tasks to the lake, continuously"
     arguments = (
         Argument("once", "end when all that has finished by now is copied", bool, False),
+        Argument("checkpoint", "a local folder that holds how far the copy is; default: below a lake in a folder"),
         Argument("interval", "time between two micro-batches", parse_length, timedelta(seconds=10)),
     )
 
@@ -86,7 +90,7 @@ class Stream(Job):
         lake = Lake.at(path, create=not context.dry_run)
         if context.dry_run:
             return {"rows": 0, "files": 0, "dry_run": True}
-        place, name = checkpoint(lake, database.location)
+        place, name = checkpoint(lake, database.location, context.options["checkpoint"])
         before = {one.path for one in lake.files("finished")}
         rows = stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(LakeSink(lake.root, name, database.location))

@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, sync, writing
+from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, conformed
+from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
@@ -65,11 +66,11 @@ class Export:
         file = DataFile(table, path, rows.num_rows, content.tell())
         place = self.lake.path(file)
         with writing(place):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_bytes(content.getbuffer())
-            sync(place)
+            self.lake.store.write(file.name, content.getbuffer())
         if not self.lake.read(file).cast(rows.schema).equals(rows):
-            raise LakeError(place, "holds other rows than were written", "Check the disk, then start again")
+            raise LakeError(
+                place, "holds other rows than were written", "Check the disk or the store, then start again"
+            )
         return file
 
     def without(self, file: DataFile, tasks: pa.Table) -> DataFile | None:
@@ -155,17 +156,7 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
         rows = rows.append_column("location", pa.repeat(pa.scalar(location), rows.num_rows))
     ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
     day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
-    return _conformed(rows.append_column(PARTITION, day), "tasks")
-
-
-def _conformed(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows with exactly the columns of a table; a missing column is null."""
-    schema = arrow_schema(LAKE_SCHEMAS[table])
-    columns = [
-        rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
-        for one in schema
-    ]
-    return pa.table(columns, schema=schema)
+    return conformed(rows.append_column(PARTITION, day), "tasks")
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -218,7 +209,7 @@ class SliceWriter:
         chosen = Selection(self.attempts.table, self.attempts.schema, near)
         found = pa.Table.from_batches(read_slice(self.database, chosen, Slice(), self.snapshot), arrow_schema(ATTEMPTS))
         owners = tasks.select(["location", "id", PARTITION]).rename_columns(["location", "task_id", PARTITION])
-        return _conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
+        return conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
 
 
 @dataclass(frozen=True)
