@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+import uuid
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
 
 from django_dbtaskqueue.pipeline.database import Database
+from tests.pipeline.lakes import Bucket
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.conftest import ProcessDatabase
@@ -37,3 +44,25 @@ def database(request: pytest.FixtureRequest) -> Database:
 def folder(tmp_path: Path) -> Path:
     """The folder of a lake, which is not made yet."""
     return tmp_path / "lake"
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The URL of a server of S3, a process of its own."""
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr
+        url = next(found[0] for line in server.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
+        Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
+        yield url
+        server.kill()
+
+
+@pytest.fixture
+def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A new bucket, which the environment leads to."""
+    found = Bucket(s3_server, f"b-{uuid.uuid4().hex}")
+    for name, value in found.env.items():
+        monkeypatch.setenv(name, value)
+    found.put("", b"")
+    return found

@@ -2,6 +2,7 @@
 
 ``python -m tests.pipeline.killed_archive DATABASE_URL LAKE``: for each line ``STEP`` a child runs ``archive`` and kills
 itself with SIGKILL as it comes to that step; the program then writes how the child ended. ``end`` runs it to the end.
+For ``count`` it writes how many tasks ``read_lake`` finds.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING
 
+from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from django_dbtaskqueue.pipeline.spark import spark_session
 
@@ -42,7 +44,7 @@ def main(url: str, lake: str) -> None:
     spark = spark_session(master="local[2]", conf=conf)
     spark.range(1).count()
     for line in sys.stdin:
-        code = child(spark, url, lake, line.strip())
+        code = read_lake(spark, lake).count() if line == "count\n" else child(spark, url, lake, line.strip())
         sys.stdout.write(f"{code}\n")
         sys.stdout.flush()
     spark.stop()

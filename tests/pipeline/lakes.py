@@ -6,8 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit
 
 from deltalake import DeltaTable
 
@@ -60,7 +63,7 @@ class Census:
     deleted: int
 
     @classmethod
-    def of(cls, folder: Path) -> Census:
+    def of(cls, folder: Path | str) -> Census:
         """Count in the database and in the files of the lake, if there is one."""
         tasks = [*Task.objects.values_list("pk", flat=True), *TaskHistory.objects.values_list("task_id", flat=True)]
         attempts = [*Attempt.objects.values_list("pk", flat=True)]
@@ -71,11 +74,11 @@ class Census:
         )
 
 
-def ids(folder: Path, table: str) -> list[int]:
+def ids(folder: Path | str, table: str) -> list[int]:
     """Return the ids in those files of a lake that count, read without Spark and without our reader."""
-    if not (folder / table / "_delta_log").exists():
+    if not DeltaTable.is_deltatable(f"{folder}/{table}"):
         return []
-    rows = DeltaTable(str(folder / table)).to_pyarrow_table(columns=["id"])
+    rows = DeltaTable(f"{folder}/{table}").to_pyarrow_table(columns=["id"])
     return [*rows["id"].to_pylist()]
 
 
@@ -84,3 +87,46 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
     content = bytearray(path.read_bytes())
     content[place] ^= 1 << bit
     path.write_bytes(content)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """A bucket of a server of S3, used without our code and without that of deltalake."""
+
+    endpoint: str
+    name: str
+
+    @property
+    def lake(self) -> str:
+        return f"s3://{self.name}/archive/lake"
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The variables that lead a process to the server. It takes any keys."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "the-id-of-a-key",
+            "AWS_SECRET_ACCESS_KEY": "the-key-that-nobody-may-see",
+        }
+
+    def get(self, key: str) -> bytes:
+        return self._asked("GET", key)
+
+    def put(self, key: str, content: bytes) -> None:
+        self._asked("PUT", key, content)
+
+    def flip(self, url: str) -> None:
+        """Change one bit in the middle of an object."""
+        key = url.removeprefix(f"s3://{self.name}/")
+        content = bytearray(self.get(key))
+        content[len(content) // 2] ^= 1
+        self.put(key, bytes(content))
+
+    def _asked(self, method: str, key: str, content: bytes | None = None) -> bytes:
+        link = HTTPConnection(urlsplit(self.endpoint).netloc)
+        link.request(method, f"/{self.name}/{quote(key)}", content)
+        answer = link.getresponse()
+        assert answer.status == HTTPStatus.OK, answer.reason
+        return answer.read()

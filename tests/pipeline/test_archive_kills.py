@@ -17,7 +17,7 @@ from django_dbtaskqueue.pipeline.lake import read_lake
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 from tests.patience import PATIENCE
-from tests.pipeline.lakes import MEANWHILE, Census, archive, fill, ids, to_history
+from tests.pipeline.lakes import MEANWHILE, Bucket, Census, archive, fill, ids, to_history
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,16 +32,18 @@ STEPS = ("export", "verify", "delete", "publish", "close")
 KILLED = "-9"
 
 
+@pytest.mark.parametrize("where", ["folder", "bucket"])
 def test_a_run_killed_at_any_step_is_continued_by_the_next(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
+    postgres_process_database: ProcessDatabase, where: str, request: pytest.FixtureRequest
 ) -> None:
-    lake = tmp_path / "lake"
+    found = request.getfixturevalue(where)
+    lake, env = (found.lake, found.env) if isinstance(found, Bucket) else (str(found), {})
     fill()
     before = Census.of(lake)
     again = Task.objects.filter(status="ERROR").earliest("pk")
-    command = [sys.executable, "-m", "tests.pipeline.killed_archive", postgres_process_database.url, str(lake)]
+    command = [sys.executable, "-m", "tests.pipeline.killed_archive", postgres_process_database.url, lake]
     with subprocess.Popen(
-        command, env=postgres_process_database.env, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, text=True
+        command, env={**postgres_process_database.env, **env}, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, text=True
     ) as program:
 
         def run(step: str) -> str:
@@ -58,6 +60,7 @@ def test_a_run_killed_at_any_step_is_continued_by_the_next(
             if step == "delete":
                 assert Task.objects.filter(pk=again.pk).reprocess() == 1
         assert run("no step") == "0"
+        assert run("count") == str(len(ids(lake, "tasks")))
         program.communicate(timeout=PATIENCE)
     assert Census.of(lake) == before
     assert [task.pk for task in Task.objects.all()] == [again.pk]

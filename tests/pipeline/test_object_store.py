@@ -1,0 +1,138 @@
+"""A lake in S3: a server in a process of its own, and the promises of a lake in a folder."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import duckdb
+import polars
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from django_dbtaskqueue.core.exceptions import LakeError
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, FileReader, Lake
+from django_dbtaskqueue.pipeline.lake.export import Export, compact
+from tests.conftest import REPOSITORY
+from tests.pipeline.lakes import Bucket, ids
+from tests.pipeline.test_lake import DAY, lake_of, rows
+
+TOKEN = "a" * 32
+
+
+def written(lake: Lake, token: str, *numbers: int) -> DataFile:
+    return Export(lake, token).write_day("tasks", DAY, pa.table(rows(*numbers)), "0")
+
+
+def test_a_lake_in_s3_keeps_what_one_in_a_folder_keeps(bucket: Bucket) -> None:
+    lake = lake_of(bucket.lake, rows(1), rows(2, 3), rows(4))
+    token = f"{1:032x}"
+    assert not lake.commit("tasks", [written(lake, token, 1)], once=(token, 1))
+    lake.revoke(token)
+    assert sorted(ids(bucket.lake, "tasks")) == [2, 3, 4]
+    earlier = DeltaTable(f"{bucket.lake}/tasks")
+    assert compact(lake, [], fewest=2) == 2
+    (file,) = lake.files("tasks")
+    assert sorted(ids(bucket.lake, "tasks")) == sorted(earlier.to_pyarrow_table()["id"].to_pylist()) == [2, 3, 4]
+    (found,) = FileReader(Lake.at(bucket.lake), (file,))([pa.record_batch({"id": [0]})])
+    assert found.schema.names == LAKE_TASKS.names
+    assert found.to_pylist()[0]["payload"] == '{"flight": 2}'
+
+
+def test_other_programs_read_it(bucket: Bucket) -> None:
+    lake_of(bucket.lake, rows(1), rows(2, 3))
+    table = f"{bucket.lake}/tasks"
+    tasks = DeltaTable(table).to_pyarrow_dataset()  # DuckDB finds it by its name
+    assert duckdb.sql("SELECT count(*), max(id) FROM tasks").fetchall() == [(3, 3)]
+    assert tasks.count_rows() == len(DeltaTable(table).to_pandas()) == 3
+    assert sorted(polars.scan_delta(table).select("id").collect()["id"].to_list()) == [1, 2, 3]
+
+
+def test_a_flipped_bit_of_an_object_is_named_and_its_file_left_out(bucket: Bucket) -> None:
+    lake = lake_of(bucket.lake, rows(1), rows(2), rows(3))
+    first, *others = lake.files("tasks")
+    bucket.flip(lake.path(first))
+    damaged: list[str] = []
+    assert lake.sound(lake.files("tasks"), damaged) == others
+    assert compact(lake, damaged, fewest=3) == 2
+    assert first in lake.files("tasks"), "a damaged file is kept"
+    assert len(damaged) == 2 and all(lake.path(first) in one for one in damaged)
+    with pytest.raises(LakeError, match=r"s3://b-.*\.parquet is damaged.*Restore it from a backup"):
+        list(FileReader(lake, (first,))([pa.record_batch({"id": [0]})]))
+
+
+def test_writers_at_once_lose_no_commit_and_make_none_twice(bucket: Bucket) -> None:
+    lake_of(bucket.lake)
+    start = Barrier(4)
+
+    def commit(number: int) -> bool:
+        lake = Lake(bucket.lake)
+        own, shared = written(lake, f"{number:032x}", number), written(lake, TOKEN, 100)
+        start.wait()
+        assert lake.commit("tasks", [own])
+        try:
+            return lake.commit("tasks", [shared], once=(TOKEN, 1))
+        except LakeError as error:  # another writer made it between the look and the put
+            assert "concurrent" in str(error).lower(), error
+            return False
+
+    with ThreadPoolExecutor(4) as pool:
+        made = [*pool.map(commit, range(4))]
+    assert made.count(True) == 1
+    assert sorted(ids(bucket.lake, "tasks")) == [0, 1, 2, 3, 100]
+
+
+def test_a_log_that_another_writer_extended_is_not_overwritten(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the environment asks for unsafe writes."""
+    monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
+    monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
+    test_writers_at_once_lose_no_commit_and_make_none_twice(bucket)
+
+
+KILLED_WRITER = """
+import os, signal, sys
+import pyarrow as pa
+from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.export import Export
+url, token, day, last = sys.argv[1:]
+lake = Lake.at(url, create=True)
+file = Export(lake, token).write_day("tasks", day, pa.table({"id": [1, 2]}), "0")
+if last == "commit":
+    os.kill(os.getpid(), signal.SIGKILL)
+lake.commit("tasks", [file], once=(token, 1))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize(("step", "left"), [pytest.param("commit", [], marks=pytest.mark.slow), ("revoke", [1, 2])])
+def test_a_writer_killed_between_two_steps_leaves_a_whole_state(bucket: Bucket, step: str, left: list[int]) -> None:
+    command = [sys.executable, "-c", KILLED_WRITER, bucket.lake, TOKEN, DAY, step]
+    assert subprocess.run(command, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    lake = Lake.at(bucket.lake)
+    assert ids(bucket.lake, "tasks") == left
+    lake.revoke(TOKEN)
+    assert lake.files("tasks") == []
+    assert not lake.commit("tasks", [written(lake, TOKEN, 1)], once=(TOKEN, 1))
+
+
+def test_a_store_that_refuses_is_named_and_no_key_is_shown(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LakeError, match=r"s3://no-bucket/lake cannot be .*NoSuchBucket.*Check the") as found:
+        Lake.at("s3://no-bucket/lake", create=True)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "NoSuchBucket")  # stands for a key in an error of the store
+    with pytest.raises(LakeError) as shown:
+        Lake.at("s3://no-bucket/lake", create=True)
+    assert "NoSuchBucket" not in str(shown.value)
+    assert "\x1b" not in str(found.value) + str(shown.value)
+    assert shown.value.__cause__ is None
+
+
+def test_a_folder_with_other_data_and_one_without_a_lake_are_refused(bucket: Bucket) -> None:
+    with pytest.raises(LakeError, match=r"is not a lake\. Check the path"):
+        Lake.at(bucket.lake)
+    bucket.put("archive/lake/other.csv", b"1")
+    with pytest.raises(LakeError, match=r"holds other data\. Give the lake a folder of its own"):
+        Lake.at(bucket.lake, create=True)
