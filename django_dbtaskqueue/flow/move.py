@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import Case, Expression, F, Q, When
 from django.db.models.functions import Coalesce, Least, Now
 
-from django_dbtaskqueue.core.sql.dialects import GROUP
-from django_dbtaskqueue.core.states import BY_VERB, PROCESSING, TERMINAL, sources
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING
+from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, TERMINAL, sources
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, usage
@@ -88,6 +88,7 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
+IS_HERE = ~Q(parked_by__startswith=MOVING)  # no verb changes a task that another database may have already
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
@@ -97,10 +98,15 @@ def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
     ``call``: how it is counted, if not by its verb.
     """
     call = call or CALLS.get(verb, verb)
-    allowed = as_filterable(tasks).filter(status__in=sources(verb))
+    allowed = as_filterable(tasks).filter(here(verb), status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
         groups = _groups(allowed) if _changes_groups(verb) else {}
         return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb), call))
+
+
+def here(verb: str) -> Q:
+    """Return the condition that a task is not on its way to another database, for a verb that could meet one."""
+    return IS_HERE if CREATED in sources(verb) else Q()
 
 
 def run_now(tasks: Tasks) -> int:
@@ -125,7 +131,7 @@ def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
 
 def delete(tasks: Tasks, *, call: str = "delete") -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
-    tasks = as_filterable(tasks)
+    tasks = as_filterable(tasks).filter(IS_HERE)
     with transaction.atomic(using=tasks.db):
         groups = _groups(tasks.filter(group_key__isnull=False))
         return _regroup(tasks, groups, partial(_locked, tasks, _delete, call))

@@ -18,7 +18,7 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, lock_groups
+from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, here, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.flow.task_signals import signal_all
@@ -110,7 +110,7 @@ class TaskVerb(Verb):
 
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
-        found = Q(status__in=self.sources)
+        found = Q(status__in=self.sources) & here(self.edge or self.name)
         if self.ages:
             found &= finished_before(options.older_than)
         if self is RUN_NOW:

@@ -152,6 +152,7 @@ OWN_SESSION_SQL = "SELECT " + ", ".join(
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
 OTHER_COLUMNS = r"\b(?:step|sent)\.\w+"  # columns of the tables of steps and signals, which have these aliases
 GROUP = "group"  # the parking reason of a task behind the head of its group
+MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database
 PARENTS = "parents"  # the parking reason of a task that waits for others
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
