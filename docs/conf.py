@@ -28,7 +28,8 @@ CONTENTS = {
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
         *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware"),
         *("howto/wait-for-a-task", "howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
-        *("howto/own-tables", "howto/write-a-driver", "howto/pipeline-cookbook", "howto/spark-cluster"),
+        *("howto/more-than-one-database", "howto/own-tables", "howto/write-a-driver"),
+        *("howto/pipeline-cookbook", "howto/spark-cluster"),
     ],
     "Look up": [
         *("reference/api", "reference/pull", "reference/signals", "reference/outcomes-and-retries"),

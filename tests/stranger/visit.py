@@ -82,6 +82,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     "resume": [[QUEUE], [QUEUE, "--dry-run"]],
     "mask": [["--yes"]],
     "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
+    "shards": [["show", "claims"], ["move", "claims", "--yes"]],
     "batches": [[], ["show", "1"], ["cancel", "1"], ["retry", "1"]],
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],

@@ -20,6 +20,7 @@ from django_dbtaskqueue.management import (
     positive,
     reading,
     schedule_commands,
+    shard_commands,
     tokens,
 )
 from django_dbtaskqueue.management.output import Output
@@ -75,6 +76,10 @@ class Command(BaseCommand):
         schedule = add("schedules", text)
         schedule_commands.add_arguments(schedule)
         _add_yes(schedule)
+        shards = add("shards", "The tasks of a queue on each of its databases: show them, or move those that wait.")
+        shard_commands.add_arguments(shards)
+        shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
+        _add_yes(shards, "Do not ask. Required without a terminal.")
         batch_commands.add_arguments(add("batches", "Batches and workflows: list, show, cancel all, retry failed."))
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -112,6 +117,7 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "mask": changes.mask,
     "schedules": schedule_commands.run,
     "batches": batch_commands.run,
+    "shards": shard_commands.run,
     "token": tokens.make,
     "tokens": tokens.show,
 }
