@@ -126,10 +126,10 @@ class DatabaseTaskBackend(BaseTaskBackend):
         if metadata := getattr(task, "metadata", None):
             payload["metadata"] = normalize_json(metadata)
         try:
-            row = enqueue.enqueue_for(
-                task.queue_name, task.module_path, self._max_attempts(task), payload=payload, priority=-task.priority,
-                run_at=task.run_after,
-            )  # fmt: skip
+            stored = {"payload_type": task.module_path, "max_attempts": self._max_attempts(task)}
+            row = enqueue.enqueue_stored(
+                task.queue_name, stored, payload=payload, priority=-task.priority, run_at=task.run_after
+            )
         except PayloadError as error:
             if (fault := json_payload.find_fault(payload)) is not None:
                 raise TypeError(f"{task.module_path}: {fault[0]}: {fault[1]}") from error

@@ -172,22 +172,25 @@ def enqueue_copy(task: AbstractTask) -> AbstractTask:
     return _insert_new(task.queue, row, settings, alias)
 
 
-def enqueue_for(queue: str, row_type: str, max_attempts: int, **options: Any) -> Task:
-    """Insert one task for the processor that is registered by ``row_type``, as ``enqueue`` does with ``options``."""
+def enqueue_stored(queue: str, stored: Row, *, using: str | None = None, **options: Any) -> Task:
+    """Insert one task whose ``stored`` columns are written as they are, and the others as ``enqueue`` makes them."""
     if enqueue_hook.around is not None and enqueue_hook.applies():
-        return enqueue_hook.surround(queue, lambda: enqueue_for(queue, row_type, max_attempts, **options))
-    settings = overrides.queue_settings(queue, alias_for(queue, None))
-    row = row_of(options, settings) | {"payload_type": row_type, "max_attempts": max_attempts}
-    if settings.shards:
+        return enqueue_hook.surround(queue, lambda: enqueue_stored(queue, stored, using=using, **options))
+    alias = alias_for(queue, using)
+    settings = overrides.queue_settings(queue, alias)
+    row = row_of(options, settings) | stored
+    if settings.shards and using is None:
         shard = route(settings, None, options["payload"])
         return with_fail_over(shard, settings.shards, lambda alias: _insert_new(queue, row, settings, alias))
-    return _insert_new(queue, row, settings, alias_for(queue, None))
+    return _insert_new(queue, row, settings, alias)
 
 
 def _insert_new(queue: str, row: dict[str, Any], settings: conf.QueueSettings, alias: str) -> Task:
-    """Insert a task without a reference, when its queue has room for it."""
+    """Insert a task when its queue has room for it. Raises ``DuplicateTask``."""
     session = Session(connections[alias], model_of(settings))
     with free_capacity(session, queue, settings.capacity, 1, None):
+        if row["reference_number"] is not None and settings.unique_over == UNIQUE_OVER_HISTORY:
+            without_spent(session, queue, [row], "error")
         return _insert_grouped(session, queue, row, "error", keep_due=False)
 
 

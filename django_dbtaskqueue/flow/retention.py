@@ -29,6 +29,7 @@ from django_dbtaskqueue.models import (
     BulkOperation,
     BulkSkip,
     GroupLimit,
+    ReceivedTransfer,
     Signal,
     Step,
     TaskChange,
@@ -39,7 +40,11 @@ from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
-PERIODS: tuple[tuple[type[Model], str], ...] = ((UsedReference, "expire_time"), (GroupLimit, "full_time"))
+PERIODS: tuple[tuple[type[Model], str], ...] = (
+    (UsedReference, "expire_time"),
+    (ReceivedTransfer, "expire_time"),
+    (GroupLimit, "full_time"),
+)
 
 
 # -- tasks of a selection, which an operator made ----------------------------------------------------------------------

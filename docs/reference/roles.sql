@@ -51,6 +51,9 @@ GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtask
 -- References that stay taken (`unique_over="history"`), or for a period (rules of uniqueness).
 GRANT SELECT, INSERT, UPDATE (create_time, expire_time) ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
 GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an operator's bulk delete frees them
+-- The view of the HTTP bridge; pollers delete what has expired.
+GRANT SELECT, INSERT ON dbtaskqueue_receivedtransfer TO dbtaskqueue_producer;
+GRANT SELECT, UPDATE (expire_time), DELETE ON dbtaskqueue_receivedtransfer TO dbtaskqueue_poller;
 -- Tasks that wait for others, and batches.
 GRANT UPDATE (watched, batch) ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT SELECT, INSERT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_producer;
