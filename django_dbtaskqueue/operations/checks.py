@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -37,13 +39,14 @@ def check_settings(**_: object) -> list[CheckMessage]:
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     found = [problem for processor in processors for problem in _problems(processor)]
     middleware = _middleware(processors)
-    return [*_engines(queues), *_places(queues), *found, *_listeners(), *middleware, *_doubts(queues), *_apps()]
+    doubts = [*_doubts(queues), *_bridge(queues)]
+    return [*_engines(queues), *_places(queues), *found, *_listeners(), *middleware, *doubts, *_apps()]
 
 
 @register(Tags.database)
 def check_servers(databases: Sequence[str] | None = None, **_: object) -> Iterator[CheckMessage]:
     """E009: a database's server is too old. Django asks this for ``migrate`` and for ``check --database``."""
-    for alias in set(databases or ()) & _task_aliases(conf.known_queues()):
+    for alias in {*databases} & _task_aliases(conf.known_queues()) if databases else ():
         try:
             with migrated():
                 connections[alias].ensure_connection()
@@ -176,6 +179,25 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
             hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
             id="dbtaskqueue.W003",
         )
+
+
+def _bridge(queues: Container[str]) -> Iterator[CheckMessage]:
+    """E012: the HTTP bridge cannot work. W005: a peer may send to a queue that is not known here."""
+    peers = conf.settings().bridge.peers
+    if peers and find_spec("standardwebhooks") is None:
+        hint = "Run: pip install django-dbtaskqueue[bridge]"
+        yield Error("The HTTP bridge needs the package standardwebhooks.", hint=hint, id="dbtaskqueue.E012")
+    for name, peer in peers.items():
+        if peer.ca_file is not None and not Path(peer.ca_file).is_file():
+            hint = "Give the path of a file in the format PEM."
+            yield Error(f"Peer {name!r}: there is no file {peer.ca_file!r}.", hint=hint, id="dbtaskqueue.E012")
+        for queue in peer.queues:
+            if queue not in queues:
+                yield Warning(
+                    f"Peer {name!r} may send to queue {queue!r}, which neither the settings nor the code know.",
+                    hint='Add it to DBTASKQUEUE["QUEUES"], or register a processor; else its tasks are not received.',
+                    id="dbtaskqueue.W005",
+                )
 
 
 def _apps() -> Iterator[CheckMessage]:
