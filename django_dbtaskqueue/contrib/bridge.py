@@ -1,0 +1,341 @@
+"""HTTP bridge: a processor that sends tasks to another system, and the view that receives them there.
+
+The sender completes a task only when the peer has acknowledged it, signed with a shared key. The receiver stores a task
+and the memory of it in one transaction, so a resend makes no second task. Signatures have the form of Standard
+Webhooks; what is signed begins with the method and the path. The first line of a body is a JSON object, and the rest is
+the payload, byte for byte as the database of the sender has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from http.client import HTTPException
+from time import time
+from typing import NamedTuple
+from uuid import uuid4
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import DataError, Error, IntegrityError, transaction
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
+from django.views.decorators.csrf import csrf_exempt
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.peers import Peer
+from django_dbtaskqueue.contrib.checked_https import AddressRefused, post
+from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
+from django_dbtaskqueue.core.context import TRACEPARENT, restored
+from django_dbtaskqueue.core.exceptions import (
+    DuplicateTask,
+    EnqueueError,
+    PayloadError,
+    QueueFull,
+    UnknownQueue,
+)
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome
+from django_dbtaskqueue.db.session import aliases_of
+from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_stored
+from django_dbtaskqueue.models import ReceivedTransfer, UsedReference
+from django_dbtaskqueue.operations import bounds
+from django_dbtaskqueue.operations.bounded_reads import time_limit
+
+__all__ = ["receive", "send_to"]
+
+logger = logging.getLogger("django_dbtaskqueue")
+
+FORMAT_VERSION = 1
+FINAL_REFUSALS = (403, 409, 422)  # statuses; with a signature
+MAX_ENVELOPE_BYTES = 4096
+NONCE_LIFETIME = timedelta(minutes=15)  # a message is valid for 5 minutes before and after its time
+MESSAGE_ID = re.compile(r"msg_[0-9a-f]{32}")
+TIMESTAMP = re.compile(r"[0-9]{1,12}")
+CONTENT_LENGTH = re.compile(r"[0-9]{1,10}")
+# At most four signatures. The last character before "=" has two unused bits, which must be zero.
+ONE_SIGNATURE = r"v1,[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
+SIGNATURES = re.compile(rf"{ONE_SIGNATURE}( {ONE_SIGNATURE}){{0,3}}")
+ENVELOPE_KEYS = ("version", "queue", "reference", "transfer", "payload_type", "priority", "traceparent")
+
+
+class Refused(Exception):
+    """A genuine message that can never be accepted. The sender gives up."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        self.status, self.reason = status, reason
+        super().__init__(reason)
+
+
+# -- signatures --------------------------------------------------------------------------------------------------------
+
+
+def _signed(peer: Peer, message_id: str, what: str, body: bytes) -> dict[str, str]:
+    """Return the headers of a message: a signature with each live key."""
+    moment = datetime.fromtimestamp(int(time()), UTC)
+    data = f"{what}\n{body.decode()}"
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(int(moment.timestamp())),
+        "webhook-signature": " ".join(Webhook(secret).sign(message_id, moment, data) for secret in peer.secrets),
+    }
+
+
+def _is_genuine(peer: Peer, headers: Mapping[str, str], what: str, body: bytes) -> bool:
+    """Whether a live key signed this at most five minutes ago. The library compares in constant time."""
+    forms = {"webhook-id": MESSAGE_ID, "webhook-timestamp": TIMESTAMP, "webhook-signature": SIGNATURES}
+    given = {name: headers.get(name, "") for name in forms}
+    if not all(form.fullmatch(given[name]) for name, form in forms.items()):
+        return False
+    return any(_verifies(secret, given, f"{what}\n".encode() + body) for secret in peer.secrets)
+
+
+def _verifies(secret: str, headers: dict[str, str], data: bytes) -> bool:
+    try:
+        Webhook(secret).verify(data, headers, json_parse=False)
+    except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8
+        return False
+    return True
+
+
+# -- sending -----------------------------------------------------------------------------------------------------------
+
+
+def send_to(peer: str) -> Callable[[Lease], Outcome]:
+    """Return a processor that sends each task to a peer of ``DBTASKQUEUE["BRIDGE"]``.
+
+    Register it: ``processor("invoices", max_attempts=20)(send_to("billing"))``. A task is completed when the peer has
+    acknowledged it with a valid signature. A signed refusal ends it in ERROR. Every other answer, and none, is a failed
+    attempt, which the retry policy of the queue sends again.
+    """
+
+    def send(task: Lease) -> Outcome:
+        return _send(task, peer)
+
+    send.__qualname__ = f"send_to({peer!r})"
+    return send
+
+
+def _send(task: Lease, name: str) -> Outcome:
+    known = conf.settings().bridge.peers
+    if name not in known:
+        raise ImproperlyConfigured(f'DBTASKQUEUE["BRIDGE"]["peers"] has no peer {name!r}; it has {sorted(known)}.')
+    peer = known[name]
+    path, message_id = peer.place[2], f"msg_{uuid4().hex}"
+    body = json.dumps(_envelope_of(task, peer), ensure_ascii=False, separators=(",", ":")).encode()
+    if task.payload_text is not None:
+        payload = task.payload_text.encode()
+        if len(payload) > _max_bytes(peer):
+            return Fail(f"The payload has {len(payload):,} bytes; at most {_max_bytes(peer):,} are sent.", retry=False)
+        body += b"\n" + payload
+    try:
+        answer = post(peer, body, _signed(peer, message_id, f"POST {path}", body))
+    except (OSError, HTTPException, AddressRefused) as error:
+        return Fail(error)
+    same = answer.headers.get("webhook-id") == message_id
+    if not same or not _is_genuine(peer, answer.headers, f"ANSWER {answer.status} {path}", answer.body):
+        return Fail(f"Peer {name!r} answered {answer.status} without a valid signature, which acknowledges nothing.")
+    document = json.loads(answer.body)
+    if answer.status == 200:
+        return Complete({"peer": name, **document})
+    final = answer.status in FINAL_REFUSALS
+    return Fail(f"Peer {name!r} refused the task ({answer.status}): {document.get('error')}", retry=not final)
+
+
+def _envelope_of(task: Lease, peer: Peer) -> dict[str, object]:
+    made = task.create_time
+    moment = (made.astimezone(UTC) if timezone.is_aware(made) else made).isoformat()
+    # The identity of a task without a reference. Its time is part of it, because a new database counts from 1 again.
+    identity = f"{task.port.alias}/{task.port.key}/{task.id}/{moment}"
+    return {
+        "version": FORMAT_VERSION,
+        "queue": peer.name_there(task.queue),
+        "reference": task.reference,
+        "transfer": None if task.reference is not None else sha256(identity.encode()).hexdigest(),
+        "payload_type": task.payload_type,
+        "priority": task.priority,
+        "traceparent": task.context.get("traceparent"),
+    }
+
+
+def _max_bytes(peer: Peer) -> int:
+    return peer.max_bytes or conf.settings().payload_max_bytes
+
+
+# -- receiving ---------------------------------------------------------------------------------------------------------
+
+
+@csrf_exempt
+@transaction.non_atomic_requests
+def receive(request: HttpRequest, source: str) -> HttpResponse:
+    """Receive a task of a peer: ``path("bridge/<str:source>/", receive)``. Closed until a peer has a secret.
+
+    The answer to a message that is not genuine says nothing. A genuine message is answered with a signature: 200 when
+    the task is stored, also if it was before; 403, 409 or 422 when it can never be.
+    """
+    peers = conf.settings().bridge.peers
+    if not peers:
+        return HttpResponse(status=404)
+    if request.method != "POST":
+        return HttpResponse(status=405, headers={"Allow": "POST"})
+    peer = peers.get(source)
+    if peer is None:
+        return _not_genuine(source, "there is no such peer")
+    if peer.url and peer.place[2] == request.path:
+        return _not_genuine(source, "its url has the path of this view, so a message could come back to its sender")
+    limit = _max_bytes(peer) + MAX_ENVELOPE_BYTES + 1
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if not CONTENT_LENGTH.fullmatch(length) or int(length) > limit:
+        return HttpResponse(status=413)
+    body, what = request.read(int(length)), f"POST {request.path}"
+    if not _is_genuine(peer, {name.lower(): value for name, value in request.headers.items()}, what, body):
+        return _not_genuine(source, "its signature or its time is wrong")
+    return _answered(peer, source, request, body)
+
+
+def _not_genuine(source: str, reason: str) -> HttpResponse:
+    logger.warning("The bridge refused a message of %.100r: %s", source, reason)
+    return HttpResponse(status=401)
+
+
+def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> HttpResponse:
+    message_id = request.headers["webhook-id"]
+    status, document = 200, {}
+    try:
+        document = _receive(peer, source, message_id, body)
+    except _Replayed:
+        return _not_genuine(source, "it was received before")
+    except Refused as refusal:
+        status, document = refusal.status, {"error": refusal.reason}
+        logger.warning("The bridge refused a task of %s (%s): %s", source, status, refusal.reason)
+    except (Error, QueueFull, UnknownQueue, ImproperlyConfigured) as error:
+        logger.warning("The bridge could not store a task of %s: %s", source, error)
+        return HttpResponse(status=503, headers={"Retry-After": "10"})
+    answer = json.dumps(document).encode()
+    headers = _signed(peer, message_id, f"ANSWER {status} {request.path}", answer)
+    return HttpResponse(answer, "application/json", status, headers=headers | {"Cache-Control": "no-store"})
+
+
+class _Replayed(Exception):
+    """The same message, with the same id, was received before."""
+
+
+class _Transfer(NamedTuple):
+    """One task on its way, checked."""
+
+    queue: str
+    reference: str | None
+    key: str  # its identity at the sender
+    payload: str | None  # JSON text
+    payload_type: str | None
+    priority: int
+    traceparent: str | None
+
+    @property
+    def digest(self) -> str:
+        """A hash of what a resend must have in common; the trace differs from attempt to attempt."""
+        return sha256(json.dumps([self.payload, self.payload_type]).encode()).hexdigest()
+
+
+def _receive(peer: Peer, source: str, message_id: str, body: bytes) -> dict[str, object]:
+    """Store the task of a genuine message, unless it is stored; raise ``Refused`` if it can never be."""
+    try:
+        sent = _transfer_of(body, _max_bytes(peer))
+    except (bounds.BadInput, PayloadError, UnicodeDecodeError) as error:
+        raise Refused(422, str(error)) from None
+    types = peer.queues.get(sent.queue, ())
+    if types is not None and (sent.payload_type or "") not in types:
+        raise Refused(403, f"Queue {sent.queue!r} takes no task of this payload type from this peer.")
+    alias = aliases_of(sent.queue)[0]
+    now = timezone.now()
+    with time_limit(alias, peer.timeout), transaction.atomic(using=alias):
+        nonces = UsedReference.objects.using(alias)
+        try:
+            with transaction.atomic(using=alias):
+                # No queue has a name with "/".
+                nonces.create(queue=f"bridge/{source}", reference=message_id, expire_time=now + NONCE_LIFETIME)
+        except IntegrityError:
+            raise _Replayed from None
+        try:
+            return _store(peer, source, sent, alias)
+        except Refused as error:  # the nonce stays stored
+            refusal = error
+    raise refusal
+
+
+def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, object]:
+    """Store the memory of a transfer and its task together, or find that both were stored before."""
+    remember = conf.settings().bridge.remember
+    expires = None if remember is None else timezone.now() + remember
+    transfers = ReceivedTransfer.objects.using(alias)
+    identity = {"queue": sent.queue, "source": source, "transfer": sent.key}
+    before = transfers.filter(**identity).first()
+    if before is None:
+        try:
+            with transaction.atomic(using=alias):
+                transfers.create(**identity, digest=sent.digest, expire_time=expires)
+                return {"task": _enqueue(peer, sent, alias), "duplicate": False}
+        except DuplicateTask:
+            raise Refused(409, "The reference is taken in the queue by a task that this peer did not send.") from None
+        except IntegrityError:  # the same transfer was stored at the same moment
+            before = transfers.get(**identity)
+        except (QueueFull, UnknownQueue):
+            raise
+        except (EnqueueError, DataError) as error:  # DataError: a number that the database cannot store
+            raise Refused(422, str(error)) from None
+    if before.digest != sent.digest:
+        raise Refused(409, "This reference was received before with another payload or payload type.")
+    return {"duplicate": True}
+
+
+def _enqueue(peer: Peer, sent: _Transfer, alias: str) -> int:
+    stored = {"payload": sent.payload, "payload_type": sent.payload_type}
+    priority = sent.priority if peer.accept_priority else None
+    with restored({} if sent.traceparent is None else {"traceparent": sent.traceparent}):
+        task = enqueue_stored(sent.queue, stored, using=alias, reference=sent.reference, priority=priority)
+    return task.pk
+
+
+def _transfer_of(body: bytes, max_bytes: int) -> _Transfer:
+    """Read a body; every value is checked, and an unknown one is refused."""
+    first, newline, payload = body.partition(b"\n")
+    if len(first) > MAX_ENVELOPE_BYTES or len(payload) > max_bytes:
+        raise bounds.BadInput("body", "is too long.")
+    given = bounds.json_object(first)
+    if set(given) != set(ENVELOPE_KEYS):
+        raise bounds.BadInput("body", f"must begin with an object of the keys {', '.join(ENVELOPE_KEYS)}.")
+    bounds.whole("version", given["version"], FORMAT_VERSION, FORMAT_VERSION)
+    reference, transfer = (_text(given, name, MAX_KEY_LENGTH) for name in ("reference", "transfer"))
+    if (reference is None) == (transfer is None):
+        raise bounds.BadInput("transfer", "must be there if there is no reference, and only then.")
+    traceparent = _text(given, "traceparent", 100)
+    if traceparent is not None and not TRACEPARENT.fullmatch(traceparent):
+        raise bounds.BadInput("traceparent", "is not a trace context.")
+    text = payload.decode() if newline else None
+    if text is not None:
+        fault = json_payload.find_fault(json_payload.loads(text), conf.payload_limits())
+        if fault is not None:
+            raise PayloadError(fault[1], path=fault[0])
+    return _Transfer(
+        queue=bounds.text("queue", given["queue"], MAX_KEY_LENGTH),
+        reference=reference,
+        key=f"ref:{reference}" if transfer is None else f"id:{transfer}",
+        payload=text,
+        payload_type=_text(given, "payload_type", MAX_TYPE_NAME),
+        priority=bounds.whole("priority", given["priority"], -32_768, 32_767),
+        traceparent=traceparent,
+    )
+
+
+def _text(given: Mapping[str, object], name: str, max_length: int) -> str | None:
+    value = given[name]
+    if value is None:
+        return None
+    if not (found := bounds.text(name, value, max_length)):
+        raise bounds.BadInput(name, "must not be empty.")
+    return found
