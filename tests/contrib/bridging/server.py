@@ -1,0 +1,126 @@
+"""HTTPS servers: Django's in a process of its own (``python -m``), and others on threads of the tests."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from http.client import HTTPSConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from random import Random
+from threading import Lock, Thread
+from wsgiref.simple_server import ServerHandler
+
+PEM = str(Path(__file__).with_name("localhost.pem"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers a POST. A client that goes away is no error."""
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers["Content-Length"]))
+
+    def handle(self) -> None:
+        try:
+            super().handle()
+        except OSError:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+class Server(ThreadingHTTPServer):
+    """An HTTPS server on a free port of this host; the thread of a connection makes the handshake."""
+
+    request_queue_size = 100
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(PEM)
+        self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    @property
+    def port(self) -> int:
+        return self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A broken connection is no news here."""
+
+
+@contextmanager
+def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Server]:
+    """A server on a thread, for the time of a ``with`` block."""
+    server = Server(handler)
+    thread = Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def lossy(port: Future[int], share: float, lost: Counter[str]) -> type[Handler]:
+    """Return the handler of a proxy that loses a share of the requests, and of the answers of those that arrive."""
+    random, lock = Random(15), Lock()
+
+    class Lossy(Handler):
+        def do_POST(self) -> None:
+            body = self.body()
+            if self.loses("request"):
+                return
+            server = HTTPSConnection("127.0.0.1", port.result(), context=ssl.create_default_context(cafile=PEM))
+            server.request("POST", self.path, body, dict(self.headers))
+            answer = server.getresponse()
+            found = answer.read()
+            server.close()
+            if self.loses("answer"):
+                return
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in ("server", "date", "connection"):
+                    self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(found)
+
+        def loses(self, what: str) -> bool:
+            with lock:
+                hit = random.random() < share
+                lost[what] += hit
+            self.close_connection = self.close_connection or hit
+            return hit
+
+    return Lossy
+
+
+def main() -> None:
+    """Serve the site of the settings, and print the port."""
+    from django.core.wsgi import get_wsgi_application
+
+    site = get_wsgi_application()
+
+    class Wsgi(Handler):
+        def do_POST(self) -> None:
+            environ = {
+                "REQUEST_METHOD": "POST", "PATH_INFO": self.path, "SCRIPT_NAME": "", "QUERY_STRING": "",
+                "SERVER_NAME": "127.0.0.1", "SERVER_PORT": "443", "SERVER_PROTOCOL": "HTTP/1.1",
+                "CONTENT_LENGTH": self.headers["Content-Length"], "CONTENT_TYPE": self.headers["Content-Type"],
+            }  # fmt: skip
+            environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in self.headers.items()}
+            ServerHandler(self.rfile, self.wfile, sys.stderr, environ, multithread=True).run(site)
+            self.close_connection = True
+
+    server = Server(Wsgi)
+    print(server.port, flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

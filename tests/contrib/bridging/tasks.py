@@ -1,0 +1,8 @@
+"""The processor that sends."""
+
+from __future__ import annotations
+
+from django_dbtaskqueue import processor
+from django_dbtaskqueue.contrib.bridge import send_to
+
+processor("outbox")(send_to("there"))

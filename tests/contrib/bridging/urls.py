@@ -1,0 +1,9 @@
+"""The view that receives."""
+
+from __future__ import annotations
+
+from django.urls import path
+
+from django_dbtaskqueue.contrib.bridge import receive
+
+urlpatterns = [path("bridge/<str:source>/", receive)]
