@@ -26,7 +26,7 @@ CONTENTS = {
     "How to": [
         *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
         *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
-        *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware"),
+        *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware", "howto/bridge"),
         *("howto/wait-for-a-task", "howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
         *("howto/more-than-one-database", "howto/own-tables", "howto/write-a-driver"),
         *("howto/pipeline-cookbook", "howto/spark-cluster"),

@@ -17,6 +17,7 @@ import django_dbtaskqueue
 from django_dbtaskqueue import testing
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.peers import Peer
 from django_dbtaskqueue.core import exceptions, retry
 from django_dbtaskqueue.core.states import EDGES, Edge, Status
 from django_dbtaskqueue.management.commands.generatetasks import Command as GenerateTasks
@@ -110,6 +111,14 @@ def test_every_key_of_dbtaskqueue_is_documented_with_its_default() -> None:
     defaults = {
         f"`{entry.name.upper()}`": "`{}`" if entry.default is MISSING else shown(entry.default)
         for entry in fields(conf.Settings)
+    }
+    assert written == defaults
+
+
+def test_every_setting_of_a_peer_is_documented_with_its_default() -> None:
+    written = {row[0]: row[1] for row in table(page("reference/settings.md"), "## Settings of a peer")}
+    defaults = {
+        f"`{entry.name}`": "`{}`" if entry.default is MISSING else shown(entry.default) for entry in fields(Peer)
     }
     assert written == defaults
 
