@@ -6,7 +6,7 @@ checkout reads the tasks only if the bound does not leave room. So a killed poll
 has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
 
 Far below the limits a checkout takes its rows before it locks the row, so that only counting waits for others. If it
-then finds too little room, it takes nothing, and begins again with the lock.
+then finds that they are too many, it takes nothing, and begins again with the lock.
 
 The tokens of a group are in a row of its own, ``GroupLimit``. A task whose group has none is put off in the transaction
 that took it: it is ready again when the token is due, so no checkout reads it before.
@@ -20,7 +20,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from math import floor
+from math import floor, inf
 from uuid import uuid4
 
 from django.db import OperationalError
@@ -48,11 +48,11 @@ class _Memory:
     lock: threading.Lock = field(default_factory=threading.Lock)
     stamp: str = ""
     leases: set[str] = field(default_factory=set)
-    room: float = 0.0  # tasks that the limits allowed after the last checkout
+    unused: float = 0.0  # tasks that the limits allowed after the last checkout
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
 
 
-class _NoRoom(Exception):
+class _TooManyTaken(Exception):
     """More rows were taken ahead of the lock than the limits allow."""
 
 
@@ -104,10 +104,10 @@ class Limiter(threading.local):
         if session.owned:
             memory = memories.setdefault((session.connection.alias, self.queue), memory)
         # SQLite has one writer at a time: a checkout holds its lock from the begin.
-        ahead = session.postgresql and params["limit"] <= memory.room * SAFE_SHARE
+        ahead = session.postgresql and params["limit"] <= memory.unused * SAFE_SHARE
         try:
             if ahead:
-                with suppress(_NoRoom):
+                with suppress(_TooManyTaken):
                     return self._take_ahead(session, params, take_rows, memory)
                 rewind()
             with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
@@ -124,7 +124,7 @@ class Limiter(threading.local):
         return taken
 
     def _take_ahead(self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory) -> list[Row]:
-        """Take rows first, then lock the row and count them. Raises ``_NoRoom``, and has taken nothing."""
+        """Take rows first, then lock the row and count them. Raises ``_TooManyTaken``, and has taken nothing."""
         with ExitStack() as turn:  # it ends after the transaction
             with session.atomic():
                 rows = take_rows(params)
@@ -141,16 +141,14 @@ class Limiter(threading.local):
     ) -> tuple[list[Row], str, set[str]]:
         """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases.
 
-        Raises ``_NoRoom`` if there is no room for so many as were taken ``ahead``.
+        Raises ``_TooManyTaken`` if there is no room for so many as were taken ``ahead``.
         """
-        memory.room = 0.0
+        memory.unused = 0.0
         limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "stamp": memory.stamp}
         stamp, text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
         wanted: int = params["limit"]
-        allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
-        taken: list[Row] = []
-        leases: set[str] = set()
-        free = allowed
+        free = allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
+        taken, leases = list[Row](), set[str]()
         if self.max_running is not None:
             if not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
                 leases = {_piece(*row) for row in session.run(session.sql.all_running, params)}
@@ -162,7 +160,7 @@ class Limiter(threading.local):
                 taken, leases = self._count_exactly(session, params, leases, allowed)
             free = min(allowed - len(taken), self.max_running - len(leases))
         if ahead > max(free, 0):
-            raise _NoRoom
+            raise _TooManyTaken
         found = take_rows({**params, "limit": free}) if free > 0 else []
         rows = taken + found
         taken = self._within_group_rates(session, rows)
@@ -175,13 +173,12 @@ class Limiter(threading.local):
                 stamp = uuid4().hex
                 stored |= {"leases": ",".join(leases), "stamp": stamp}
             session.run(session.sql.store_limit, stored)
-        rooms = [self.max_running - len(leases)] if self.max_running is not None else []
-        memory.room = min([*rooms, tokens - len(taken)] if self.rate else rooms)
+        tokens_left = tokens - len(taken) if self.rate else inf
+        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - len(leases))
         self.pause = None
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
             by_rate = self.rate and len(taken) == allowed
-            missing = 1 - (tokens - len(taken))
-            self.pause = max(MIN_TOKEN_PAUSE_S, missing / self.rate) if by_rate else 0.0
+            self.pause = max(MIN_TOKEN_PAUSE_S, (1 - tokens_left) / self.rate) if by_rate else 0.0
             if refused:
                 self.pause = MIN_TOKEN_PAUSE_S
         return taken, stamp, leases
