@@ -242,7 +242,7 @@ def _declare(made: Periodic, name: str) -> None:
     with _lock:
         there = _periodic.get(name, made)
         # The same module imported again makes another function with the same path.
-        again = there.function is not made.function and _path(there.function) == _path(made.function)
+        again = there.function is not made.function and path(there.function) == path(made.function)
         if there != made and not again:
             raise ImproperlyConfigured(
                 f"@periodic({made.options['cron']!r}): there is a schedule {name!r} already. Give each of them a name=."
@@ -250,7 +250,8 @@ def _declare(made: Periodic, name: str) -> None:
         _periodic[name] = made
 
 
-def _path(function: Callable[..., object] | None) -> str:
+def path(function: Callable[..., object] | None) -> str:
+    """Return the dotted path of a function."""
     return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', '')}"
 
 

@@ -1,8 +1,9 @@
-"""``taskqueue schedules``: list schedules and show one, make, edit, pause, resume, run, reset and delete them."""
+"""``taskqueue schedules``: list schedules and show one, make, import, edit, pause, resume, run, reset, delete them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import datetime
 
 from django.core.management.base import CommandError, CommandParser
@@ -15,17 +16,26 @@ from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import schedule_control, schedules
 from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.verb_inputs import json_of
 
 WRITE_WORDS = {"add": schedule_control.ADD_SCHEDULE, "edit": schedule_control.EDIT_SCHEDULE}
 VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedule_control.SCHEDULE_VERBS.items()}
-NAME_MISSING_CODE = 2  # exit code: wrong usage
+NOT_ALL_CODE, NAME_MISSING_CODE = 1, 2  # exit codes: a schedule was not imported; wrong usage
 
 
 def add_arguments(one: CommandParser) -> None:
     """Add the arguments of the subcommand."""
-    one.add_argument("what", nargs="?", default="list", choices=("list", "show", *WRITE_WORDS, *VERB_WORDS))
+    one.add_argument("what", nargs="?", default="list", choices=("list", "show", "import", *WRITE_WORDS, *VERB_WORDS))
     one.add_argument("name", nargs="?", help="Name of the schedule.")
+    one.add_argument(
+        "--from", choices=OTHER_QUEUES, dest="source", help="Of import: the queue whose schedules to take over."
+    )
+    one.add_argument(
+        "--queue-of", action="append", default=[], metavar="TASK=QUEUE",
+        help="Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path.",
+    )  # fmt: skip
+    one.add_argument("--dry-run", action="store_true", help="Of import: say what would happen; change nothing.")
     for name, text in (
         ("queue", "Queue of the tasks."),
         ("cron", "Such as '0 7 * * mon-fri': minute hour day month weekday; a sixth in front is the second."),
@@ -49,6 +59,8 @@ def run(output: Output, options: Options) -> int:
     actor, using, what, name = Actor(), options["database"], options["what"], options["name"]
     if what == "list":
         return _listed(output, schedules.listed(actor, using), actor)
+    if what == "import":
+        return _import(output, options, actor)
     if not name:
         words = f"Give its name: taskqueue schedules {what} NAME, with a name from taskqueue schedules."
         raise CommandError(words, returncode=NAME_MISSING_CODE)
@@ -70,6 +82,30 @@ def run(output: Output, options: Options) -> int:
     if what not in VERB_WORDS:
         output.facts({**document, "next_times": times, "edited": ", ".join(row.edited)})
     return 0
+
+
+def _import(output: Output, options: Options, actor: Actor) -> int:
+    """Import; say of each row what became of it. Return 1 if one was not imported."""
+    if not options["source"]:
+        raise CommandError(f"Add --from {' or --from '.join(OTHER_QUEUES)}.", returncode=NAME_MISSING_CODE)
+    pairs = [text.partition("=") for text in options["queue_of"]]
+    for (task, equals, queue), text in zip(pairs, options["queue_of"], strict=True):
+        if not (task and equals and queue):
+            raise CommandError(f"--queue-of {text}: write TASK=QUEUE.", returncode=NAME_MISSING_CODE)
+    queue_of = {task: queue for task, _equals, queue in pairs}
+    found = import_schedules(options["source"], queue_of, actor, dry_run=options["dry_run"])
+    output.data([asdict(one) for one in found])
+    rows = []
+    for one in found:
+        made = one.definition
+        words = "; ".join([f"{made.cron} {made.timezone} → {made.queue}", *one.notes]) if made else one.reason
+        rows.append((one.name, one.timing, f"{one.result}, paused" if made and one.paused else one.result, words))
+    if rows:
+        output.table(("name", "there", "result", "here"), rows)
+    left = sum(one.definition is None for one in found)
+    end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
+    output.write(f"{len(found) - left} of {len(found)} schedules can be imported." + end)
+    return NOT_ALL_CODE if left else 0
 
 
 def _values(options: Options) -> Options:

@@ -71,7 +71,8 @@ class Command(BaseCommand):
         mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
         text = (
-            "Schedules, in words and with their next times: list, show, add, edit, pause, resume, run, reset, delete."
+            "Schedules, in words and with their next times: list, show, add, import from another queue, edit, pause, "
+            "resume, run, reset, delete."
         )
         schedule = add("schedules", text)
         schedule_commands.add_arguments(schedule)

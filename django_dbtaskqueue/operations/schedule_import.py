@@ -1,0 +1,258 @@
+"""Schedules of django-celery-beat, as ours: what becomes of each row, and why some rows cannot come.
+
+Their own code reads their rows, so a cron text means what it means there. Nothing of theirs is changed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from typing import Protocol
+
+from django.apps import apps
+from django.db.models import Model
+from django.utils.timezone import is_naive, make_aware, now
+
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, near_match
+from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, definition_of, home_of, rows_on
+from django_dbtaskqueue.operations.actions import recorded
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, act_on_schedule, add_schedule
+
+NOT_IMPORTED = "not imported"
+WEEKS_OF_MONTH = [frozenset(range(first, first + 7)) for first in (1, 8, 15, 22)]  # where the first Monday is, …
+
+
+class Untranslatable(ValueError):
+    """Why a row cannot become one of our schedules."""
+
+
+class _DryRun(Exception):
+    """Rolls back what was written to see whether it can be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A row of the other queue, and what became of it: "made", "unchanged", or "not imported" with a reason."""
+
+    name: str
+    task: str
+    timing: str  # as the other queue says it
+    paused: bool = False
+    definition: Definition | None = None
+    notes: tuple[str, ...] = ()  # what is different here
+    result: str = NOT_IMPORTED
+    reason: str = ""
+
+
+def import_schedules(
+    source: str, queue_of: Mapping[str, str], actor: Actor, *, dry_run: bool = False
+) -> list[Imported]:
+    """Make a schedule of each row that can become one. A dry run does so, too, and rolls it back.
+
+    ``queue_of`` has the queues of tasks. The queue of any other task is that of the processor with its dotted path. A
+    second import changes nothing. Raises ``OperationRefused`` if the app of the other queue is not installed.
+    """
+    label, model, row_of, definition_of_row = OTHER_QUEUES[source]
+    if not apps.is_installed(label):
+        raise OperationRefused(f"{label} is not in INSTALLED_APPS. Leave it there until its schedules are imported.")
+    rows = [(row_of(row), row) for row in apps.get_model(label, model)._default_manager.order_by("pk")]
+    tasks = {one.task for one, _row in rows}
+    for task in queue_of:
+        if task not in tasks:
+            raise OperationRefused(f"--queue-of {task}: no schedule there has this task.{near_match(task, tasks)}")
+    answers: list[Imported] = []
+    for one, row in rows:
+        try:
+            if one.name in {before.name for before in answers}:
+                raise Untranslatable("another schedule there has this name")
+            made, notes = definition_of_row(row)
+            queue, payload_type = _queue(one.task, queue_of)
+            made = replace(made, queue=queue, payload_type=payload_type)
+            result = _write(one, made, actor, source, dry_run=dry_run)
+            answers.append(replace(one, definition=made, notes=tuple(notes), result=result))
+        except (TaskQueueError, ValueError) as error:
+            answers.append(replace(one, reason=str(error)))
+    return answers
+
+
+def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_run: bool) -> str:
+    alias = home_of(made.queue)
+    there = rows_on(alias).filter(pk=one.name).first()
+    if there is not None:
+        before, after = asdict(definition_of(there)), asdict(made)
+        if different := [name for name in SCHEDULE_FIELDS if before[name] != after[name]]:
+            raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")
+        return "unchanged"
+    with suppress(_DryRun), recorded(alias):
+        add_schedule(one.name, asdict(made), actor, reason=f"imported from {source}")
+        if one.paused:
+            act_on_schedule(SCHEDULE_VERBS["pause_schedule"], one.name, actor, reason=f"disabled in {source}")
+        if dry_run:
+            raise _DryRun
+    return "would be made" if dry_run else "made"
+
+
+def _queue(task: str, queue_of: Mapping[str, str]) -> tuple[str, str]:
+    """Return the queue and the payload type of a task."""
+    if task in queue_of:
+        return queue_of[task], ""
+    found = []
+    for queue in registry.queues():
+        for processor in registry.processors(queue):
+            if registry.path(processor.function) == task:
+                types = registry.types_of(queue, [processor])
+                found.append((queue, "" if "" in types else types[0]))
+    if len(found) != 1:
+        known = f"is a processor of {', '.join(queue for queue, _type in found)}" if found else "is not a processor"
+        raise Untranslatable(f"{task} {known}: add --queue-of {task}=QUEUE")
+    return found[0]
+
+
+# -- cron texts --------------------------------------------------------------------------------------------------------
+
+
+def _every(pause: timedelta, anchor: datetime) -> Definition:
+    """Return the definition for the time ``anchor`` and one time after each pause. In UTC, each pause is the same."""
+    since = _utc(anchor)
+    seconds = pause // timedelta(seconds=1) if not pause.microseconds else 0
+    if 0 < seconds < 60 and 60 % seconds == 0:
+        cron = f"{_steps(since.second, seconds, 60)} * * * * *"
+    elif 0 < seconds < 3600 and seconds % 60 == 3600 % seconds == 0:
+        cron = f"{_steps(since.minute, seconds // 60, 60)} * * * *"
+    elif seconds > 0 and seconds % 3600 == 86_400 % seconds == 0:
+        cron = f"{since.minute} {_steps(since.hour, seconds // 3600, 24)} * * *"
+    elif pause == timedelta(days=7):
+        cron = f"{since.minute} {since.hour} * * {since.isoweekday() % 7}"
+    else:
+        raise Untranslatable(f"every {format_duration(pause)}: a minute, hour, day or week is not a multiple of that")
+    return Definition("", cron, "UTC")
+
+
+def _utc(value: datetime) -> datetime:
+    return (make_aware(value) if is_naive(value) else value).astimezone(UTC)
+
+
+def _steps(first: int, step: int, size: int) -> str:
+    if step in (1, size):
+        return "*" if step == 1 else str(first)
+    return f"{first % step}-{size - 1}/{step}" if first % step else f"*/{step}"
+
+
+def _field(text: str, values: Collection[int], size: int) -> str:
+    """Return a field of a cron text for these values, which the other queue reads from its ``text``."""
+    if len(values) == size:
+        return "*"
+    step = re.fullmatch(r"\*/(\d+)", text)
+    if step and int(step[1]) < size:
+        return text
+    runs = [[pair[1] for pair in run] for _, run in groupby(enumerate(sorted(values)), lambda pair: pair[1] - pair[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+# -- django-celery-beat ------------------------------------------------------------------------------------------------
+
+
+class _CeleryCrontab(Protocol):
+    """The sets of numbers that Celery's own parser made of the texts. Sunday is 0."""
+
+    minute: set[int]
+    hour: set[int]
+    day_of_month: set[int]
+    month_of_year: set[int]
+    day_of_week: set[int]
+    tz: object
+
+
+class _CrontabRow(Protocol):
+    minute: str
+    hour: str
+    schedule: _CeleryCrontab
+
+
+class _IntervalRow(Protocol):
+    every: int
+    period: str
+
+
+class _PeriodicTask(Protocol):
+    name: str
+    task: str
+    args: str
+    kwargs: str
+    crontab: _CrontabRow | None
+    interval: _IntervalRow | None
+    solar: Model | None
+    clocked: Model | None
+    enabled: bool
+    one_off: bool
+    start_time: datetime | None
+    expires: datetime | None
+    expire_seconds: int | None
+    priority: int | None
+    last_run_at: datetime | None
+    date_changed: datetime
+
+
+def _celery_row(row: _PeriodicTask) -> Imported:
+    timing = row.interval or row.crontab or row.solar or row.clocked or "no schedule"
+    return Imported(row.name, row.task, str(timing), paused=not row.enabled)
+
+
+def _celery_definition(row: _PeriodicTask) -> tuple[Definition, list[str]]:
+    if row.task.startswith("celery."):
+        raise Untranslatable("it is a task of Celery itself")
+    if row.clocked or row.one_off:
+        raise Untranslatable("it runs once: enqueue a task with run_at= instead")
+    if row.solar:
+        raise Untranslatable("it follows the sun, and a cron text follows the clock")
+    if row.expires:
+        raise Untranslatable(f"it ends at {_utc(row.expires):%Y-%m-%d %H:%M} UTC, and our schedules have no end")
+    if row.start_time and _utc(row.start_time) > now():
+        raise Untranslatable(f"it begins at {_utc(row.start_time):%Y-%m-%d %H:%M} UTC: import it then")
+    if row.interval:
+        pause = timedelta(**{row.interval.period: row.interval.every})
+        made = _every(pause, row.last_run_at or row.start_time or row.date_changed)
+    elif row.crontab:
+        made = _of_crontab(row.crontab)
+    else:
+        raise Untranslatable("it has no schedule")
+    notes = [] if row.priority is None else [f"priority {row.priority} is left out: here the lowest number runs first"]
+    if row.expire_seconds is not None:
+        notes.append(f"its tasks expired after {row.expire_seconds} s: set ttl of the queue")
+    return replace(made, payload=_payload(json.loads(row.args or "[]"), json.loads(row.kwargs or "{}"))), notes
+
+
+def _of_crontab(row: _CrontabRow) -> Definition:
+    """Return the definition. Celery wants a day that is in both fields of days; cron one that is in either."""
+    try:
+        found = row.schedule
+    except Exception as error:  # what Celery raises for a wrong text has no common class
+        raise Untranslatable(f"Celery cannot read it: {error}") from None
+    day = _field("", found.day_of_month, 31)
+    weekday = _field("", found.day_of_week, 7)
+    if day != "*" and weekday != "*":
+        weeks = [number for number, days in enumerate(WEEKS_OF_MONTH, 1) if days <= found.day_of_month]
+        if frozenset[int]().union(*(WEEKS_OF_MONTH[number - 1] for number in weeks)) != found.day_of_month:
+            raise Untranslatable(f"it runs on days that are {day} of the month and {weekday} of the week")
+        day, weekday = "*", ",".join(f"{one}#{number}" for number in weeks for one in sorted(found.day_of_week))
+    minute, hour = _field(row.minute, found.minute, 60), _field(row.hour, found.hour, 24)
+    cron = f"{minute} {hour} {day} {_field('', found.month_of_year, 12)} {weekday}"
+    return Definition("", cron, str(found.tz))
+
+
+def _payload(args: object, kwargs: object) -> object:
+    """Return a payload for arguments: the keyword arguments, if there are no others."""
+    return {"args": args, "kwargs": kwargs} if args else kwargs or None
+
+
+OTHER_QUEUES: Mapping[str, tuple[str, str, Callable[..., Imported], Callable[..., tuple[Definition, list[str]]]]] = {
+    "django-celery-beat": ("django_celery_beat", "PeriodicTask", _celery_row, _celery_definition),
+}

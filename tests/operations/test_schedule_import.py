@@ -1,0 +1,199 @@
+"""Schedules of django-celery-beat come over: its real models and tables, and what they say is due."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from itertools import islice
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.core.management import call_command
+from django.db import connection
+from django.test import modify_settings
+
+from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf.cron import ticks
+from django_dbtaskqueue.models import AuditEntry, Schedule
+
+START = datetime(2026, 3, 27, 11, 7, tzinfo=UTC)  # two days before Madrid's clocks change
+
+
+def work(task: object) -> None:
+    """A processor that was a task of the other queue."""
+
+
+TASK = f"{work.__module__}.{work.__qualname__}"
+
+
+@pytest.fixture(autouse=True)
+def processor(taskqueue_registry: None) -> Iterator[None]:
+    registry.register("letters", work)
+    pages = dict(admin.site._registry)  # the apps register pages of theirs
+    yield
+    admin.site._registry.clear()
+    admin.site._registry.update(pages)
+
+
+def installed(label: str, needed: str) -> Iterator[None]:
+    """Install an app, and make its tables inside the test's transaction."""
+    pytest.importorskip(needed, reason="the extra test is not installed")
+    with modify_settings(INSTALLED_APPS={"append": [label]}), connection.schema_editor() as editor:
+        for model in apps.get_app_config(label).get_models():
+            if not model._meta.proxy:
+                editor.create_model(model)
+        yield
+
+
+@pytest.fixture
+def celery(db: None) -> Iterator[None]:
+    yield from installed("django_celery_beat", "django_celery_beat")
+
+
+def crontab(name: str, *, task: str = TASK, timezone: str = "Europe/Madrid", **fields: Any) -> Any:
+    times = {key: fields.pop(key) for key in [*fields] if key in
+             ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")}  # fmt: skip
+    made = apps.get_model("django_celery_beat", "CrontabSchedule").objects.create(timezone=timezone, **times)
+    return apps.get_model("django_celery_beat", "PeriodicTask").objects.create(
+        name=name, task=task, crontab=made, **fields
+    )
+
+
+def interval(name: str, every: int, period: str, **fields: Any) -> Any:
+    made = apps.get_model("django_celery_beat", "IntervalSchedule").objects.create(every=every, period=period)
+    return apps.get_model("django_celery_beat", "PeriodicTask").objects.create(
+        name=name, task=TASK, interval=made, **{"last_run_at": START, **fields}
+    )
+
+
+def imported(source: str, *options: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """Import by the command; return the rows of its answer by name."""
+    out = StringIO()
+    try:
+        call_command("taskqueue", "schedules", "import", "--from", source, *options, "--json", stdout=out)
+        left = 0
+    except SystemExit as end:
+        left = int(str(end.code))
+    assert left == code, out.getvalue()
+    return {row["name"]: row for row in json.loads(out.getvalue())}
+
+
+def cron(name: str) -> tuple[str, str]:
+    row = Schedule.objects.get(pk=name)
+    return row.cron, row.timezone
+
+
+CRONTABS = {
+    "noon": {"minute": "0", "hour": "12"},
+    "quarters": {"minute": "*/15"},
+    "weekdays": {"minute": "30", "hour": "8,17", "day_of_week": "mon-fri"},
+    "Sunday": {"minute": "5", "hour": "4", "day_of_week": "0"},
+    "over the week's end": {"minute": "5", "hour": "4", "day_of_week": "fri-mon"},
+    "even days of the week": {"minute": "5", "hour": "4", "day_of_week": "*/2"},
+    "office": {"minute": "10-50/20", "hour": "*/3"},
+    "first of a quarter": {"minute": "0", "hour": "6", "day_of_month": "1", "month_of_year": "*/3"},
+    "first and third Monday": {"minute": "0", "hour": "9", "day_of_week": "1", "day_of_month": "1-7,15-21"},
+}
+
+
+def test_a_crontab_of_celery_has_the_same_times_here(celery: None) -> None:
+    rows = {name: crontab(name, **fields) for name, fields in CRONTABS.items()}
+    imported("django-celery-beat")
+    zone = ZoneInfo("Europe/Madrid")
+    for name, row in rows.items():
+        theirs, moment = [], START.astimezone(zone)
+        row.crontab.schedule.nowfun = None
+        schedule = row.crontab.schedule
+        for _ in range(12):
+            at, pause, _now = schedule.remaining_delta(moment)
+            moment = at + pause
+            theirs.append(moment.replace(tzinfo=None))
+        ours = [one.astimezone(zone).replace(tzinfo=None) for one in islice(ticks(*cron(name), START), 12)]
+        assert ours == theirs, (name, cron(name))
+    assert cron("quarters") == ("*/15 * * * *", "Europe/Madrid")
+    assert cron("first and third Monday") == ("0 9 * * 1#1,1#3", "Europe/Madrid")
+
+
+@pytest.mark.parametrize(
+    ("every", "period", "expected"),
+    [
+        (10, "seconds", "*/10 * * * * *"),
+        (1, "minutes", "* * * * *"),
+        (90, "minutes", ""),
+        (15, "minutes", "7-59/15 * * * *"),
+        (3600, "seconds", "7 * * * *"),
+        (6, "hours", "7 5-23/6 * * *"),
+        (1, "days", "7 11 * * *"),
+        (7, "days", "7 11 * * 5"),
+        (2, "days", ""),
+        (500_000, "microseconds", ""),
+    ],
+)
+def test_an_interval_keeps_its_phase_or_is_named(every: int, period: str, expected: str, celery: None) -> None:
+    interval("one", every, period)
+    found = imported("django-celery-beat", code=0 if expected else 1)["one"]
+    if not expected:
+        assert found["reason"].startswith("every ") and not Schedule.objects.exists()
+        return
+    assert cron("one") == (expected, "UTC")
+    first, second = islice(ticks(expected, "UTC", START), 2)
+    assert second - first == timedelta(**{period: every})
+    assert (first - START) % timedelta(**{period: every}) == timedelta(0)
+
+
+def test_what_a_row_of_celery_becomes(celery: None) -> None:
+    solar = apps.get_model("django_celery_beat", "SolarSchedule").objects.create(
+        event="sunrise", latitude=1, longitude=1
+    )
+    clocked = apps.get_model("django_celery_beat", "ClockedSchedule").objects.create(clocked_time=START)
+    tasks = apps.get_model("django_celery_beat", "PeriodicTask").objects
+    daily = {"minute": "0", "hour": "3"}
+    crontab("plain", **daily)
+    crontab("with arguments", **daily, args='["Ada", 2]', kwargs='{"copy": true}', priority=4, expire_seconds=60)
+    crontab("off", **daily, kwargs='{"to": "Ada"}', enabled=False)
+    crontab("elsewhere", task="shop.send", **daily)
+    crontab("nowhere", task="shop.forgotten", **daily)
+    crontab("both days", **daily, day_of_week="1", day_of_month="13")
+    crontab("ends", **daily, expires=START)
+    crontab("begins", **daily, start_time=datetime(9000, 1, 1, tzinfo=UTC))
+    crontab("once", **daily, one_off=True)
+    crontab("celery.backend_cleanup", task="celery.backend_cleanup", **daily)
+    tasks.create(name="sun", task=TASK, solar=solar)
+    tasks.create(name="clock", task=TASK, clocked=clocked, one_off=True)
+    options = "--queue-of", "shop.send=letters"
+
+    dry = imported("django-celery-beat", *options, "--dry-run", code=1)
+    assert not Schedule.objects.exists() and not AuditEntry.objects.exists()
+    found = imported("django-celery-beat", *options, code=1)
+    again = imported("django-celery-beat", *options, code=1)
+
+    assert set(Schedule.objects.values_list("name", flat=True)) == {"plain", "with arguments", "off", "elsewhere"}
+    for name, row in found.items():
+        made = row["result"] == "made"
+        assert dry[name] == {**row, "result": "would be made" if made else "not imported"}
+        assert again[name] == {**row, "result": "unchanged" if made else "not imported"}
+    payloads = {row.name: (row.queue, row.payload, row.paused) for row in Schedule.objects.all()}
+    assert payloads["plain"] == ("letters", None, False)
+    assert payloads["with arguments"] == ("letters", {"args": ["Ada", 2], "kwargs": {"copy": True}}, False)
+    assert payloads["off"] == ("letters", {"to": "Ada"}, True)
+    assert len(found["with arguments"]["notes"]) == 2
+    for name, word in {
+        "nowhere": "add --queue-of shop.forgotten=QUEUE", "both days": "13 of the month and 1 of the week",
+        "ends": "it ends at 2026-03-27", "begins": "it begins at 9000", "once": "runs once", "clock": "runs once",
+        "sun": "follows the sun", "celery.backend_cleanup": "Celery itself",
+    }.items():  # fmt: skip
+        assert word in found[name]["reason"], name
+
+
+def test_a_schedule_that_a_person_changed_here_is_left_and_named(celery: None) -> None:
+    crontab("plain", minute="0", hour="3")
+    imported("django-celery-beat")
+    call_command("taskqueue", "schedules", "edit", "plain", "--cron", "0 4 * * *", stdout=StringIO())
+    found = imported("django-celery-beat", code=1)
+    assert "with another cron" in found["plain"]["reason"]
+    assert cron("plain") == ("0 4 * * *", "Europe/Madrid")
