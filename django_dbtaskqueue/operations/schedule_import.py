@@ -1,10 +1,11 @@
-"""Schedules of django-celery-beat, as ours: what becomes of each row, and why some rows cannot come.
+"""Schedules of django-celery-beat and django-q2, as ours: what becomes of each row, and why some rows cannot come.
 
 Their own code reads their rows, so a cron text means what it means there. Nothing of theirs is changed.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -13,12 +14,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Protocol
+from zoneinfo import ZoneInfo
 
 from django.apps import apps
 from django.db.models import Model
 from django.utils.timezone import is_naive, make_aware, now
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, near_match
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, definition_of, home_of, rows_on
@@ -28,6 +31,8 @@ from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, act_o
 
 NOT_IMPORTED = "not imported"
 WEEKS_OF_MONTH = [frozenset(range(first, first + 7)) for first in (1, 8, 15, 22)]  # where the first Monday is, …
+MONTHS_OF_TYPE = {"M": 1, "BM": 2, "Q": 3, "Y": 12}  # between two runs, by type of a schedule of django-q2
+LAST_COMMON_DAY = 28  # the last day that each month has
 
 
 class Untranslatable(ValueError):
@@ -253,6 +258,95 @@ def _payload(args: object, kwargs: object) -> object:
     return {"args": args, "kwargs": kwargs} if args else kwargs or None
 
 
+# -- django-q2 ---------------------------------------------------------------------------------------------------------
+
+
+class _QSchedule(Protocol):
+    pk: int
+    name: str | None
+    func: str
+    hook: str | None
+    args: str | None
+    kwargs: str | None
+    schedule_type: str
+    minutes: int | None
+    repeats: int
+    next_run: datetime | None
+    cron: str | None
+    intended_date_kwarg: str | None
+
+    def get_schedule_type_display(self) -> str: ...
+
+
+def _q_row(row: _QSchedule) -> Imported:
+    timing = f"{row.get_schedule_type_display()} {row.cron or row.minutes or ''}".strip()
+    return Imported(row.name or f"{row.func} {row.pk}", row.func, timing)
+
+
+def _q_definition(row: _QSchedule) -> tuple[Definition, list[str]]:
+    if row.schedule_type == "O":
+        raise Untranslatable("it runs once: enqueue a task with run_at= instead")
+    if row.repeats >= 0:
+        raise Untranslatable(f"it runs {row.repeats} times more, and our schedules have no end")
+    if row.next_run is None:
+        raise Untranslatable("it has no next run")
+    from django_q.conf import Conf
+
+    zone = str(Conf.TIME_ZONE or default_zone())  # without USE_TZ it has none
+    if row.schedule_type == "C":
+        made = Definition("", _seconds_first(row.cron or ""), zone)
+    elif row.schedule_type in ("I", "H"):
+        made = _every(timedelta(minutes=(row.minutes or 1) if row.schedule_type == "I" else 60), row.next_run)
+    else:
+        made = _q_calendar(row.schedule_type, _utc(row.next_run), zone)
+    args, kwargs = _q_arguments(row)
+    notes = [f"its hook {row.hook} is not called"] if row.hook else []
+    if kwargs.pop("q_options", None):
+        notes.append("its q_options are left out")
+    if row.intended_date_kwarg:
+        notes.append(f"{row.intended_date_kwarg} is left out: the reference of the task names the tick")
+    return replace(made, payload=_payload(args, kwargs), missed="all" if Conf.CATCH_UP else "one"), notes
+
+
+def _seconds_first(cron: str) -> str:
+    """Return a cron text of croniter with the second where we have it: in front."""
+    parts = cron.split()
+    return " ".join([parts[-1], *parts[:-1]] if len(parts) == 6 else parts)
+
+
+def _q_calendar(kind: str, next_run: datetime, zone: str) -> Definition:
+    """Return the definition of what runs at the same local time, each day or in each so many months."""
+    zone = "UTC" if kind == "Y" else zone  # django-q2 keeps the hour of a yearly one in UTC
+    first = next_run.astimezone(ZoneInfo(zone))
+    at = f"{first.minute} {first.hour}"
+    if kind in ("D", "W"):
+        return Definition("", f"{at} * * {first.isoweekday() % 7 if kind == 'W' else '*'}", zone)
+    if kind not in MONTHS_OF_TYPE:
+        raise Untranslatable("no cron text says every two weeks")
+    if max(first.day, next_run.day) > LAST_COMMON_DAY:  # it counts months in UTC
+        raise Untranslatable(f"it runs on day {first.day}, which not each month has: day L is the last one")
+    step = MONTHS_OF_TYPE[kind]
+    months = {(first.month - 1 + step * number) % 12 + 1 for number in range(12)}
+    return Definition("", f"{at} {first.day} {_field('', months, 12)} *", zone)
+
+
+def _q_arguments(row: _QSchedule) -> tuple[list[object], dict[str, object]]:
+    """Return the arguments. Their texts are Python: a value or a tuple; a dict, or what stands in a call."""
+    args, kwargs = row.args or "()", row.kwargs or "{}"
+    try:
+        found = ast.literal_eval(args)
+        if kwargs.lstrip().startswith("{"):
+            named = ast.literal_eval(kwargs)
+        else:
+            call = ast.parse(f"f({kwargs})", mode="eval").body
+            named = {str(one.arg): ast.literal_eval(one.value) for one in getattr(call, "keywords", ())}
+        plain = json.loads(json.dumps([found if isinstance(found, tuple) else [found], named]))
+    except (SyntaxError, TypeError, ValueError):
+        raise Untranslatable(f"its arguments are not JSON: {args}, {kwargs}") from None
+    return plain[0], plain[1]
+
+
 OTHER_QUEUES: Mapping[str, tuple[str, str, Callable[..., Imported], Callable[..., tuple[Definition, list[str]]]]] = {
     "django-celery-beat": ("django_celery_beat", "PeriodicTask", _celery_row, _celery_definition),
+    "django-q2": ("django_q", "Schedule", _q_row, _q_definition),
 }

@@ -1,10 +1,11 @@
-"""Schedules of django-celery-beat come over: its real models and tables, and what they say is due."""
+"""Schedules of django-celery-beat and django-q2 come over: their real models and tables, and what they say is due."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from io import StringIO
 from itertools import islice
 from typing import Any
@@ -13,9 +14,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from django.apps import apps
 from django.contrib import admin
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import connection
-from django.test import modify_settings
+from django.test import modify_settings, override_settings
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.cron import ticks
@@ -53,6 +54,16 @@ def installed(label: str, needed: str) -> Iterator[None]:
 @pytest.fixture
 def celery(db: None) -> Iterator[None]:
     yield from installed("django_celery_beat", "django_celery_beat")
+
+
+@pytest.fixture
+def q2(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with override_settings(Q_CLUSTER={"orm": "default", "timeout": 60, "retry": 120}):
+        for _ in installed("django_q", "django_q"):
+            conf = import_module("django_q.conf").Conf  # it reads the settings once
+            monkeypatch.setattr(conf, "TIME_ZONE", "Europe/Madrid")
+            monkeypatch.setattr(conf, "CATCH_UP", False)
+            yield
 
 
 def crontab(name: str, *, task: str = TASK, timezone: str = "Europe/Madrid", **fields: Any) -> Any:
@@ -197,3 +208,78 @@ def test_a_schedule_that_a_person_changed_here_is_left_and_named(celery: None) -
     found = imported("django-celery-beat", code=1)
     assert "with another cron" in found["plain"]["reason"]
     assert cron("plain") == ("0 4 * * *", "Europe/Madrid")
+
+
+def schedule(name: str, kind: str, **fields: Any) -> Any:
+    given = {"func": TASK, "next_run": START, **fields}
+    return apps.get_model("django_q", "Schedule").objects.create(name=name, schedule_type=kind, **given)
+
+
+def test_a_schedule_of_django_q2_has_the_same_times_here(q2: None) -> None:
+    rows = [
+        *(schedule(kind, kind) for kind in ("H", "D", "W", "M", "BM", "Q", "Y")),
+        schedule("minutes", "I", minutes=20),
+    ]
+    imported("django-q2")
+    for row in rows:
+        theirs = [row.next_run]
+        for _ in range(8):
+            theirs.append(row.calculate_next_run(theirs[-1]))
+        ours = list(islice(ticks(*cron(row.name), START - timedelta(seconds=1)), 9))
+        assert ours == theirs, (row.name, cron(row.name))
+
+
+def test_what_a_row_of_django_q2_becomes(q2: None) -> None:
+    schedule("cron", "C", cron="30 7 * * 1-5", args="1, 'Ada'", kwargs="copy=True, to={'a': 1}")
+    schedule("one argument", "D", args="'Ada'", kwargs="{'copy': None}", hook="shop.done", intended_date_kwarg="on")
+    schedule("once", "O")
+    schedule("some", "D", repeats=3)
+    schedule("two weeks", "BW")
+    schedule("last day", "M", next_run=START.replace(day=31))
+    schedule("code", "D", args="open('x')")
+    schedule("twice", "D")
+    schedule("twice", "W")
+    unnamed = schedule("", "D")
+    found = imported("django-q2", code=1)
+    rows = {row.name: row for row in Schedule.objects.all()}
+    assert set(rows) == {"cron", "one argument", "twice", f"{TASK} {unnamed.pk}"}
+    assert cron("cron") == ("30 7 * * 1-5", "Europe/Madrid")
+    assert rows["cron"].payload == {"args": [1, "Ada"], "kwargs": {"copy": True, "to": {"a": 1}}}
+    assert rows["one argument"].payload == {"args": ["Ada"], "kwargs": {"copy": None}}
+    assert rows["one argument"].missed == "one"
+    assert len(found["one argument"]["notes"]) == 2
+    for name, word in {"once": "runs once", "some": "3 times more", "two weeks": "every two weeks",
+                       "last day": "day 31", "code": "are not JSON", "twice": "has this name"}.items():  # fmt: skip
+        assert word in found[name]["reason"], name
+
+
+def test_a_person_reads_what_becomes_what(q2: None) -> None:
+    schedule("nightly", "D")
+    schedule("once", "O")
+    out = StringIO()
+    with pytest.raises(SystemExit):
+        call_command("taskqueue", "schedules", "import", "--from", "django-q2", "--dry-run", stdout=out)
+    text = out.getvalue()
+    assert "7 12 * * * Europe/Madrid → letters" in text and "it runs once" in text
+    assert "1 of 2 schedules can be imported. Nothing was changed: --dry-run." in text
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "words", "code"),
+    [
+        ([], "Add --from django-celery-beat or --from django-q2", 2),
+        (["--from", "django-q2", "--queue-of", "shop.send"], "write TASK=QUEUE", 2),
+        (["--from", "django-q2"], "django_q is not in INSTALLED_APPS", 1),
+    ],
+)
+def test_what_is_missing_is_said(options: list[str], words: str, code: int) -> None:
+    with pytest.raises(CommandError, match=words) as refused:
+        call_command("taskqueue", "schedules", "import", *options)
+    assert refused.value.returncode == code
+
+
+def test_a_task_that_no_row_has_is_a_typing_error(q2: None) -> None:
+    schedule("nightly", "D", func="shop.send")
+    with pytest.raises(CommandError, match=r"no schedule there has this task. Did you mean 'shop.send'\?"):
+        imported("django-q2", "--queue-of", "shop.sent=letters")
