@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
@@ -208,7 +207,9 @@ def written(context: Context, tasks: DataFrame) -> Result:
             max_attempts=options["max_attempts"],
             priority=options["priority"],
             ttl=options["ttl"],
-            **(load.entry(number) if load else {}),
+            once=load and f"{load.prefix}{load.chunks}",
+            batch=number,
+            content=load and load.content(number),
         )
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
@@ -248,11 +249,10 @@ class Load:
         load._compare(context.options["resume"], {batch: match for batch, match in stored.items() if match[2]})
         return load
 
-    def entry(self, number: int) -> dict[str, Any]:
-        """Return the arguments with which `write_tasks` enters a chunk into the ledger."""
+    def content(self, number: int) -> str:
+        """Return what the ledger keeps about a chunk."""
         rows, content = self.contents.get(number, (0, 0))
-        total = sum(one for one, _ in self.contents.values())
-        return {"once": f"{self.prefix}{self.chunks}", "batch": number, "content": f"{rows} {content} of {total}"}
+        return f"{rows} {content} of {sum(one for one, _ in self.contents.values())}"
 
     def _compare(self, name: str, stored: Mapping[int, re.Match[str]]) -> None:
         changed = [
