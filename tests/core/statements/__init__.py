@@ -13,6 +13,7 @@ from typing import Any
 
 from django_dbtaskqueue.core.sql import Statements, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
+from django_dbtaskqueue.core.sql.erase import EraseStatements
 from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.sql.stats import StatsStatements
@@ -65,6 +66,7 @@ VARIANTS: dict[str, Variants] = {
 }
 PARTS = {
     "returned", "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
+    "tables_of_people", "about",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
@@ -79,7 +81,7 @@ def statements_of(vendor: str) -> dict[str, str]:
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
-    groups = (RetentionStatements, StatsStatements, StagingStatements, ArchiveStatements)
+    groups = (RetentionStatements, StatsStatements, StagingStatements, ArchiveStatements, EraseStatements)
     for group in (found, *(kind(TABLES, dialect) for kind in groups)):
         named.update(_of(group, type(group).__name__))
     for title, other in (("one row", found.one), ("without some payload types", found.narrowed)):

@@ -2815,6 +2815,179 @@ ON COMMIT DROP;
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
 ON COMMIT DROP;
 
+-- EraseStatements.audit
+INSERT INTO "dbtaskqueue_auditentry" (actor, source, verb, reason, details)
+VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s)
+RETURNING id;
+
+-- EraseStatements.audited
+UPDATE "dbtaskqueue_auditentry"
+SET changed = %(changed)s, details = %(details)s
+WHERE id = %(id)s;
+
+-- EraseStatements.clear_changes
+UPDATE "dbtaskqueue_taskchange"
+SET before = NULL, difference = NULL
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_taskchange" AS t
+    JOIN (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.location = u.location
+    AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
+    AND t.task_ids @> to_jsonb(u.task_id)
+    WHERE t.before IS NOT NULL OR t.difference IS NOT NULL
+);
+
+-- EraseStatements.count_about
+SELECT count(*)
+FROM {table} AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.location = u.location
+AND t.task_id = u.task_id;
+
+-- EraseStatements.count_archived
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+VALUES (%(queue)s, %(count)s);
+
+-- EraseStatements.count_changes
+SELECT count(DISTINCT t.id)
+FROM "dbtaskqueue_taskchange" AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.location = u.location
+AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
+AND t.task_ids @> to_jsonb(u.task_id)
+WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
+
+-- EraseStatements.count_history
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT queue_name, count(*)
+FROM "dbtaskqueue_taskhistory"
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+GROUP BY queue_name;
+
+-- EraseStatements.count_tasks
+INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
+SELECT t.queue_name, count(*)
+FROM "dbtaskqueue_task" AS t
+WHERE t.id IN (
+    SELECT unnest(%(ids)s::bigint[])
+)
+GROUP BY t.queue_name;
+
+-- EraseStatements.delete_about
+DELETE
+FROM {table}
+WHERE id IN (
+    SELECT t.id
+    FROM {table} AS t
+    JOIN (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.location = u.location
+    AND t.task_id = u.task_id
+);
+
+-- EraseStatements.delete_history
+DELETE
+FROM "dbtaskqueue_taskhistory"
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
+
+-- EraseStatements.delete_tasks
+DELETE
+FROM "dbtaskqueue_task"
+WHERE id IN (
+    SELECT unnest(%(ids)s::bigint[])
+);
+
+-- EraseStatements.delete_used_references
+DELETE
+FROM "dbtaskqueue_usedreference"
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
+
+-- EraseStatements.history
+SELECT location, task_id
+FROM "dbtaskqueue_taskhistory"
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
+
+-- EraseStatements.lakes
+SELECT DISTINCT lake
+FROM "dbtaskqueue_archivebatch"
+WHERE state = 'closed'
+ORDER BY lake;
+
+-- EraseStatements.tasks
+SELECT t.id, t.status, (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_dependency" AS d
+    JOIN "dbtaskqueue_hold" AS h
+    ON h.location = d.child_location
+    AND h.task_id = d.child_id
+    WHERE d.parent_location = %(location)s
+    AND d.parent_id = t.id
+    AND d.outcome IS NULL
+))
+FROM "dbtaskqueue_task" AS t
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+ORDER BY t.id
+FOR NO KEY UPDATE OF t;
+
+-- EraseStatements.used_references
+SELECT count(*)
+FROM "dbtaskqueue_usedreference"
+WHERE reference_number = ANY(%(references)s::text[])
+AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
+
 -- Statements.attempts (one row)
 INSERT INTO "dbtaskqueue_attempt" (location, task_id, queue_name, attempt, total_attempt, poller_instance,
     start_time, error_type, message, traceback, fingerprint)

@@ -1,0 +1,153 @@
+"""Statements of the job ``erase``: the tasks of some references, and all rows about these tasks.
+
+``references`` and ``queues`` are array parameters; ``every`` is true for all queues. ``rows`` are tasks by location
+and id.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django_dbtaskqueue.core.sql.dialects import Group, statement
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
+
+ERASED_TASK_TYPES = {"location": "text", "task_id": "bigint"}
+CHANGES_TABLE = '"dbtaskqueue_taskchange"'
+AUDIT_TABLE = '"dbtaskqueue_auditentry"'
+
+
+class EraseStatements(Group):
+    """What `erase` finds, counts and removes in a database."""
+
+    @property
+    def _wanted(self) -> str:
+        queues = self.dialect.one_of("queue_name", "queues")
+        return f"{self.dialect.one_of('reference_number', 'references')} AND (%(every)s OR {queues})"
+
+    @statement
+    def tasks(self) -> str:
+        """The tasks of these references, as (id, status, whether no task waits for it); locks them."""
+        unneeded = RetentionStatements(self.tables, self.dialect).unneeded
+        return (
+            f"SELECT t.id, t.status, {unneeded} FROM {self.tables.task} AS t WHERE {self._wanted}"
+            f" ORDER BY t.id {self.dialect.lock}"
+        )
+
+    @cached_property
+    def history(self) -> str:
+        """The tasks of these references in the history, as (location, task)."""
+        return f"SELECT location, task_id FROM {self.tables.history} WHERE {self._wanted}"
+
+    @cached_property
+    def used_references(self) -> str:
+        """How many of these references stay taken."""
+        return f"SELECT count(*) FROM {self.tables.ledger} WHERE {self._wanted}"
+
+    @statement
+    def delete_tasks(self) -> str:
+        """Delete the tasks ``ids``."""
+        return f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')})"
+
+    @statement
+    def count_tasks(self) -> str:
+        """Count the tasks ``ids``, which are about to be deleted."""
+        return (
+            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT t.queue_name, count(*)"
+            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')}) GROUP BY t.queue_name"
+        )
+
+    @cached_property
+    def count_history(self) -> str:
+        """Count the tasks in the history, which are about to be deleted."""
+        return (
+            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT queue_name, count(*)"
+            f" FROM {self.tables.history} WHERE {self._wanted} GROUP BY queue_name"
+        )
+
+    @cached_property
+    def count_archived(self) -> str:
+        """Count tasks of one queue that leave the lake."""
+        return f"INSERT INTO {self.tables.deleted} (queue_name, count) VALUES (%(queue)s, %(count)s)"
+
+    @cached_property
+    def delete_history(self) -> str:
+        """Delete the tasks of these references from the history."""
+        return f"DELETE FROM {self.tables.history} WHERE {self._wanted}"
+
+    @cached_property
+    def delete_used_references(self) -> str:
+        """Free these references."""
+        return f"DELETE FROM {self.tables.ledger} WHERE {self._wanted}"
+
+    @property
+    def _about(self) -> str:
+        joined = f"JOIN {self.dialect.rows(ERASED_TASK_TYPES)} ON t.location = u.location AND t.task_id = u.task_id"
+        return f"FROM {{table}} AS t {joined}"
+
+    @cached_property
+    def count_about(self) -> str:
+        """How many rows of a table are about the tasks ``rows``."""
+        return f"SELECT count(*) {self._about}"
+
+    @cached_property
+    def delete_about(self) -> str:
+        """Delete these rows."""
+        return f"DELETE FROM {{table}} WHERE id IN (SELECT t.id {self._about})"
+
+    @property
+    def _changed(self) -> str:
+        return (
+            f"FROM {CHANGES_TABLE} AS t JOIN {self.dialect.rows(ERASED_TASK_TYPES)} ON t.location = u.location"
+            f" AND u.task_id BETWEEN t.first_task_id AND t.last_task_id AND {self._names_task}"
+            " WHERE t.before IS NOT NULL OR t.difference IS NOT NULL"
+        )
+
+    @cached_property
+    def count_changes(self) -> str:
+        """How many changes by operators hold values of the tasks ``rows``."""
+        return f"SELECT count(DISTINCT t.id) {self._changed}"
+
+    @cached_property
+    def clear_changes(self) -> str:
+        """Remove these values."""
+        return f"UPDATE {CHANGES_TABLE} SET before = NULL, difference = NULL WHERE id IN (SELECT t.id {self._changed})"
+
+    @property
+    def about(self) -> dict[str, tuple[str, str]]:
+        """By place: the count of the rows about tasks, and the statement that removes them."""
+        own = {"attempts": self.tables.attempt, "steps": self.tables.step, "signals": self.tables.signal}
+        found = {
+            place: (self.count_about.format(table=table), self.delete_about.format(table=table))
+            for place, table in own.items()
+        }
+        return {**found, "changes by operators": (self.count_changes, self.clear_changes)}
+
+    @property
+    def _names_task(self) -> str:
+        if self.dialect.vendor == "postgresql":
+            return "t.task_ids @> to_jsonb(u.task_id)"
+        return "u.task_id IN (SELECT named.value FROM json_each(t.task_ids) AS named)"
+
+    @cached_property
+    def lakes(self) -> str:
+        """The lakes that hold tasks of this database."""
+        return "SELECT DISTINCT lake FROM \"dbtaskqueue_archivebatch\" WHERE state = 'closed' ORDER BY lake"
+
+    @cached_property
+    def audit(self) -> str:
+        """Begin the record of an erasure; returns its id."""
+        return (
+            f"INSERT INTO {AUDIT_TABLE} (actor, source, verb, reason, details)"
+            " VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s) RETURNING id"
+        )
+
+    @cached_property
+    def audited(self) -> str:
+        """Complete the record of an erasure."""
+        return f"UPDATE {AUDIT_TABLE} SET changed = %(changed)s, details = %(details)s WHERE id = %(id)s"
+
+    @property
+    def tables_of_people(self) -> tuple[str, ...]:
+        """The tables that lose rows."""
+        own = self.tables
+        return own.task, own.history, own.attempt, own.step, own.signal, own.ledger, CHANGES_TABLE
