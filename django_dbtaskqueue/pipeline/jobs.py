@@ -45,6 +45,7 @@ JOBS: dict[str, str] = {
     "replay": "lake.copy_jobs:Replay",
     "stream": "lake.copy_jobs:Stream",
     "check": "reports.quality:Check",
+    "erase": "lake.erase_job:Erase",
 }
 
 

@@ -1,0 +1,321 @@
+"""The job ``erase``: the tasks of some references leave the database and the lake, and a proof is kept.
+
+The lake's files are written again without the rows. First ``attempts`` and ``finished`` lose them, then a transaction
+deletes the rows of the database and ends with the commit of the lake's ``tasks``. So a run after a kill finds the tasks
+that are left by their references. At last the replaced files are deleted, and everything is counted again.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import uuid
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs
+
+from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.core.sql.erase import EraseStatements
+from django_dbtaskqueue.pipeline.database import Database, Link
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
+from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, writing
+from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
+from django_dbtaskqueue.pipeline.lake.archive_job import Run
+from django_dbtaskqueue.pipeline.lake.export import Export
+from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
+
+__all__ = ["Erase"]
+
+LAKE_PLACES = {"attempts": "lake: attempts", "finished": "lake: finished", "tasks": "lake: tasks"}
+MAX_NAMED_REFUSALS = 5
+UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belong to a run under way
+
+
+class Erase(Job):
+    """Removes all tasks of these references, such as those of a person: from the task table, the history and the lake,
+    with their failed attempts, steps and signals, the copies that operators' changes keep, and the used references.
+
+    The lake's files are written again without them, and the old files are deleted at once. The result is a proof: the
+    rows of each place before and after. It is printed, and stored in the audit, which does not name the references. If
+    a row is left, the exit code is 3. A task that is not finished, or that another task waits for, is refused: then
+    nothing is removed. After a kill, run it again. --dry-run only counts.
+    """
+
+    name = "erase"
+    summary = "remove the tasks of a person everywhere, with a proof"
+    arguments = (
+        Argument("reference", "of the tasks to remove; may be given again", many=True),
+        Argument("reference_file", "file with one reference in each line", metavar="FILE"),
+        Argument("queue", "only tasks of this queue; may be given again", many=True),
+        Argument("reason", "why, for the audit, such as the number of the request", default=""),
+    )
+
+    def run(self, context: Context) -> Result:
+        """Return the proof. Raises PipelineError for tasks that cannot be removed, and CheckFailed if rows are left."""
+        database, wanted = context.need_database(), Wanted.of(context)
+        lake = Lake.at(context.lake) if context.lake else None
+        with Batches.locked(database) as batches:
+            erasure = Erasure(context, database, batches.link, lake, wanted)
+            other = erasure.other_lakes()
+            if lake is not None and not context.dry_run:
+                Run(context, lake, batches).resume()
+            before = erasure.found()
+            erasure.refuse_unfinished(before)
+            if context.dry_run:
+                return {"references": len(wanted.references), "before": before.counts, "dry_run": True}
+            proof = {**erasure.performed(before), **({"erase_here_too": other} if other else {})}
+        if left := [place for place, number in proof["after"].items() if number]:
+            raise CheckFailed(f"Rows are left ({', '.join(left)}), which were written meanwhile. Run it again.", proof)
+        if proof["files_not_deleted"]:
+            raise CheckFailed(
+                "The lake has files of killed runs that are younger than a day. Run it again later.", proof
+            )
+        return proof
+
+    def as_text(self, result: Result) -> str:
+        """Return a line for each place."""
+        after = result.get("after", {})
+        lines = [
+            f"{place}: {number:,}{f' -> {after[place]:,}' if after else ''}"
+            for place, number in result["before"].items()
+        ]
+        facts = {name: value for name, value in result.items() if name not in ("before", "after")}
+        return "\n".join([*lines, super().as_text(facts)])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which tasks to remove. No queues means all of them."""
+
+    references: tuple[str, ...]
+    queues: tuple[str, ...]
+
+    @classmethod
+    def of(cls, context: Context) -> Wanted:
+        """Return what the options say. Raises JobOptionError without a reference."""
+        references = [*context.options["reference"]]
+        if file := context.options["reference_file"]:
+            try:
+                references += [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+            except (OSError, UnicodeError) as error:
+                raise JobOptionError("--reference-file", f"{file} cannot be read: {error}") from None
+        if not references:
+            raise JobOptionError("--reference", "whose tasks? Give --reference or --reference-file")
+        return cls(tuple(dict.fromkeys(references)), context.options["queue"])
+
+    def params(self, database: Database) -> dict[str, object]:
+        array = database.dialect.array
+        return {"references": array(self.references), "queues": array(self.queues), "every": not self.queues}
+
+    def among(self, rows: pa.Table) -> pa.Table:
+        """Return those of the lake's tasks that are wanted."""
+        rows = rows.filter(pc.is_in(rows["reference_number"], value_set=pa.array(self.references, pa.string())))
+        if self.queues:
+            rows = rows.filter(pc.is_in(rows["queue_name"], value_set=pa.array(self.queues, pa.string())))
+        return rows
+
+
+@dataclass
+class Found:
+    """Rows about the tasks: their number in each place, and what it takes to remove them."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    hot: list[tuple[int, str, bool]] = field(default_factory=list)  # id, status, whether no task waits for it
+    keys: set[tuple[str, int]] = field(default_factory=set)  # location and id of each task
+    files: dict[str, list[tuple[DataFile, pa.Table]]] = field(default_factory=dict)  # with the tasks to remove
+    archived: Counter[str] = field(default_factory=Counter)  # tasks of the lake by queue
+
+
+@dataclass(frozen=True)
+class Erasure:
+    """One run."""
+
+    context: Context
+    database: Database
+    link: Link
+    lake: Lake | None
+    wanted: Wanted
+
+    @property
+    def sql(self) -> EraseStatements:
+        return EraseStatements(self.database.tables, self.database.dialect)
+
+    def other_lakes(self) -> list[str]:
+        """Return further lakes with tasks of this database. Raises JobOptionError if there are some and none is given.
+
+        Each lake needs a run of its own.
+        """
+        lakes = [lake for (lake,) in self.link.run(self.sql.lakes)]
+        if lakes and self.lake is None:
+            raise JobOptionError("--lake", f"tasks of this database are in {', '.join(lakes)}: give it, too")
+        return [lake for lake in lakes if lake != str(self.lake and self.lake.root)]
+
+    # -- finding -------------------------------------------------------------------------------------------------------
+
+    def found(self, removed: Collection[tuple[str, int]] = ()) -> Found:
+        """Return what there is now, also about tasks that were ``removed``.
+
+        Raises LakeError for a damaged file: its rows are unknown.
+        """
+        self.context.progress("counting rows", 0, 0)
+        found, params = Found(), self.wanted.params(self.database)
+        found.hot = [
+            (task_id, status, bool(free))
+            for task_id, status, free in self.link.run(self.sql.tasks, {**params, "location": self.database.location})
+        ]
+        history = [(location, task_id) for location, task_id in self.link.run(self.sql.history, params)]
+        found.keys = {*removed, *history, *((self.database.location, task_id) for task_id, _status, _free in found.hot)}
+        found.counts = {"tasks": len(found.hot), "history": len(history)}
+        for table in ("tasks", "finished") if self.lake else ():
+            found.files[table] = [*self._files(table, found)]
+        for place, (count, _remove) in self.sql.about.items():
+            found.counts[place] = int(self.link.run(count, self._rows(found))[0][0])
+        found.counts["used references"] = int(self.link.run(self.sql.used_references, params)[0][0])
+        if self.lake:
+            found.files["attempts"] = [*self._files("attempts", found)]
+            for table, place in LAKE_PLACES.items():
+                found.counts[place] = sum(tasks.num_rows for _file, tasks in found.files[table])
+        return found
+
+    def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
+        """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
+        assert self.lake is not None  # noqa: S101 -- asked before
+        known = _keys_table(found.keys)
+        for file in self.lake.files(table):
+            if table == "attempts":
+                rows = self.lake.read(file, ["location", "task_id"]).rename_columns(["location", "id"])
+                rows = rows.join(known, ["location", "id"], join_type="left semi")
+            else:
+                rows = self.wanted.among(self.lake.read(file, ["location", "id", "queue_name", "reference_number"]))
+                found.keys.update(zip(rows["location"].to_pylist(), rows["id"].to_pylist(), strict=True))
+                if table == "tasks":
+                    found.archived.update(rows["queue_name"].to_pylist())
+            if rows.num_rows:
+                yield file, rows.select(["location", "id"])
+
+    def _rows(self, found: Found) -> dict[str, str]:
+        return {"rows": json.dumps([{"location": location, "task_id": one} for location, one in sorted(found.keys)])}
+
+    def refuse_unfinished(self, found: Found) -> None:
+        """Raise PipelineError if a task may still run, or another one waits for it."""
+        for refused, reason in (
+            ([one for one, status, _ in found.hot if status == "PROCESSING"], "run now. Wait for their end"),
+            (
+                [one for one, status, _ in found.hot if status not in (*TERMINAL_STATUSES, "PROCESSING")],
+                "have not run yet. Cancel them first, with `taskqueue cancel`",
+            ),
+            ([one for one, _, free in found.hot if not free], "are waited for by other tasks. Wait for these to end"),
+        ):
+            if refused:
+                names = ", ".join(map(str, refused[:MAX_NAMED_REFUSALS]))
+                more = ", …" if len(refused) > MAX_NAMED_REFUSALS else ""
+                raise PipelineError(
+                    f"{len(refused):,} of these tasks (task {names}{more}) {reason}, then run erase again. "
+                    "Nothing was removed."
+                )
+
+    # -- removing ------------------------------------------------------------------------------------------------------
+
+    def performed(self, before: Found) -> Result:
+        """Remove what was found, and return the proof."""
+        facts = {"references": len(self.wanted.references), "before": before.counts}
+        audit = self._audit_begun(facts)
+        self.context.progress("removing", 0, 0)
+        rewritten = sum(self._rewrite(table, before) for table in ("attempts", "finished"))
+        if not self.link.postgresql:
+            self.link.run("PRAGMA secure_delete = ON")  # freed pages are overwritten
+        self.context.progress("deleting", 0, 0)
+        with self.link.transaction():
+            self._delete(before)
+            rewritten += self._rewrite("tasks", before)
+            self.context.progress("committing", 0, 0)
+        self.context.progress("vacuuming", 0, 0)
+        vacuumed = self._vacuum()
+        deleted, unreferenced = purge(self.lake) if self.lake else (0, 0)
+        proof = {
+            **facts, "after": self.found(before.keys).counts, "files_rewritten": rewritten, "files_deleted": deleted,
+            "files_not_deleted": unreferenced, "database_vacuumed": vacuumed, "audit_entry": audit,
+        }  # fmt: skip
+        changed = before.counts["tasks"] + before.counts["history"] + before.counts.get(LAKE_PLACES["tasks"], 0)
+        self.link.run(self.sql.audited, {"id": audit, "changed": changed, "details": json.dumps(proof)})
+        return proof
+
+    def _audit_begun(self, facts: Result) -> int:
+        actor = "command"
+        with suppress(OSError, KeyError, ImportError):  # a container's user may have no name
+            actor = getpass.getuser()
+        details = json.dumps({**facts, "state": "started"})
+        values = {"actor": actor[:200], "reason": self.context.options["reason"][:500], "details": details}
+        return int(self.link.run(self.sql.audit, values)[0][0])
+
+    def _delete(self, before: Found) -> None:
+        params = self.wanted.params(self.database)
+        now = self.link.run(self.sql.tasks, {**params, "location": self.database.location})
+        if [(task_id, status, bool(free)) for task_id, status, free in now] != before.hot:
+            raise PipelineError("Tasks of these references were changed meanwhile. Run erase again.")
+        ids = {"ids": self.database.dialect.array([task_id for task_id, _status, _free in before.hot])}
+        for _count, remove in self.sql.about.values():
+            self.link.run(remove, self._rows(before))
+        self.link.run(self.sql.count_tasks, ids)
+        self.link.run(self.sql.delete_tasks, ids)
+        for statement in (self.sql.count_history, self.sql.delete_history, self.sql.delete_used_references):
+            self.link.run(statement, params)
+        for queue, number in before.archived.items():
+            self.link.run(self.sql.count_archived, {"queue": queue, "count": number})
+
+    def _rewrite(self, table: str, before: Found) -> int:
+        """Write the files of a table again without the tasks; return how many there were."""
+        if self.lake is None or not before.files[table]:
+            return 0
+        export = Export(self.lake, uuid.uuid4().hex)
+        kept = [new for file, tasks in before.files[table] if (new := export.without(file, tasks)) is not None]
+        self.lake.commit(table, kept, [file for file, _tasks in before.files[table]])
+        return len(before.files[table])
+
+    def _vacuum(self) -> bool:
+        """Remove the deleted rows from the database's files; return whether all tables could be vacuumed."""
+        if not self.link.postgresql:
+            self.link.run("PRAGMA wal_checkpoint(TRUNCATE)")
+            return True
+        warnings: list[object] = []  # of tables that this user may not vacuum
+        self.link.connection.add_notice_handler(warnings.append)
+        for table in self.sql.tables_of_people:
+            self.link.run(f"VACUUM {table}")
+        return not warnings
+
+
+def _keys_table(keys: set[tuple[str, int]]) -> pa.Table:
+    locations, ids = zip(*sorted(keys), strict=True) if keys else ((), ())
+    return pa.table({"location": pa.array(locations, pa.string()), "id": pa.array(ids, pa.int64())})
+
+
+def purge(lake: Lake) -> tuple[int, int]:
+    """Delete the replaced files of the lake at once, and other files that do not count once they are a day old.
+
+    Returns how many files were deleted, and how many do not count and are younger. Readers of older versions fail.
+    """
+    deleted, left = 0, 0
+    for table in LAKE_PLACES:
+        with writing(lake.root):
+            before = _stored(lake.delta(table))
+            for hours, full in ((0, False), (UNREFERENCED_FILE_MAX_AGE_H, True)):
+                lake.delta(table).vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full)
+            after = _stored(lake.delta(table))
+        deleted += len(before - after)
+        left += len(after - {one.path for one in lake.files(table)})
+    return deleted, left
+
+
+def _stored(delta: DeltaTable) -> set[str]:
+    """Return the Parquet files in the folder of a table, whether they count or not."""
+    files = fs.PyFileSystem(DeltaStorageHandler.from_table(delta._table))
+    found = files.get_file_info(fs.FileSelector("", recursive=True))
+    return {one.path for one in found if one.path.startswith(PARTITION) and one.is_file}
