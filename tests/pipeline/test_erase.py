@@ -1,0 +1,184 @@
+"""``erase``: a person's tasks leave every table and every file, with a proof."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import (
+    Attempt,
+    AuditEntry,
+    DeletedTasks,
+    Signal,
+    Step,
+    Task,
+    TaskChange,
+    TaskHistory,
+    UsedReference,
+)
+from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
+from django_dbtaskqueue.pipeline.lake.erase_job import Erase
+from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.source import read_tasks
+from tests.factories import make_task
+from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, to_history
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.pipeline.database import Database
+
+PLACES = (
+    "tasks", "history", "attempts", "steps", "signals", "changes by operators", "used references",
+    "lake: attempts", "lake: finished", "lake: tasks",
+)  # fmt: skip
+
+
+class Killed(BaseException):
+    """Ends a run where a kill would."""
+
+
+def fill(spark: SparkSession, database: Database, folder: Path) -> None:
+    """Store tasks of Ada and of Bob in each place."""
+    for name in ("ada", "bob"):
+        old = [make_task("ERROR", reference=name, queue=queue, **ended(3)) for queue in ("claims", "refunds")]
+        for task in old:
+            failed(task)
+    archive(spark, database, folder)
+    for name in ("ada", "bob"):
+        past = make_task("COMPLETED", reference=name, queue="refunds", **ended(2))
+        to_history(past)
+        task = make_task("ERROR", reference=name, queue="claims", payload={"email": f"{name}@example.org"}, **ended(1))
+        failed(task)
+        about = {"task_id": task.pk, "task_time": task.create_time}
+        Step.objects.create(position=1, name="charge", result={"email": name}, **about)
+        Signal.objects.create(name="paid", data={"email": name}, **about)
+        UsedReference.objects.create(queue="claims", reference=name)
+    entry = AuditEntry.objects.create(actor="operator", verb="edit")
+    ids = [*Task.objects.order_by("pk").values_list("pk", flat=True)]
+    for some in (ids, ids[1:]):
+        TaskChange.objects.create(
+            audit=entry, first_task_id=some[0], last_task_id=some[-1], task_ids=some, before={"payload": ["..."]}
+        )
+    LakeSink(Lake.at(folder).root, "a stream", database.location)(read_tasks(spark, database, TASKS.names), 1)
+
+
+def ended(days: int) -> dict[str, Any]:
+    return {"finish_time": -days * DAY, **MEANWHILE}
+
+
+def failed(task: Task) -> None:
+    Attempt.objects.create(
+        task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1, message=f"no {task.reference}"
+    )
+
+
+def erase(*words: object) -> str:
+    out = io.StringIO()
+    call_command("runtaskpipeline", "erase", *map(str, words), "--quiet", stdout=out)
+    return out.getvalue()
+
+
+def names_in(folder: Path) -> set[str]:
+    """Return the references in all files of the lake, whether they count or not."""
+    files = [*folder.rglob("tasks/*/*.parquet"), *folder.rglob("finished/*/*.parquet")]
+    found = {name for file in files for name in pq.ParquetFile(file).read(["reference_number"])[0].to_pylist()}
+    messages = [pq.ParquetFile(file).read(["message"])[0].to_pylist() for file in folder.rglob("attempts/*/*.parquet")]
+    return found | {message.removeprefix("no ") for rows in messages for message in rows}
+
+
+def names_in_tables() -> set[str]:
+    found: set[str | None] = set()
+    for model in (Task, TaskHistory, UsedReference):
+        found |= set(model.objects.values_list("reference", flat=True))
+    found |= {message.removeprefix("no ") for message in Attempt.objects.values_list("message", flat=True)}
+    for rows in (Step.objects.values_list("result", flat=True), Signal.objects.values_list("data", flat=True)):
+        found |= {value["email"] for value in rows}
+    return {str(name) for name in found}
+
+
+def test_a_person_s_tasks_leave_every_place_with_a_proof(spark: SparkSession, database: Database, folder: Path) -> None:
+    fill(spark, database, folder)
+    before = Census.of(folder)
+    assert names_in(folder) == names_in_tables() == {"ada", "bob"}
+    with pytest.raises(CommandError, match=f"--lake: tasks of this database are in {folder}") as caught:
+        erase("--reference", "ada")
+    assert caught.value.returncode == 2
+    assert "lake: tasks: 2\n" in erase("--reference", "ada", "--lake", folder, "--dry-run")
+    assert Census.of(folder) == before
+
+    proof = json.loads(erase("--reference", "ada", "--lake", folder, "--reason", "request 7", "--json", "-"))
+    assert tuple(proof["before"]) == tuple(proof["after"]) == PLACES
+    assert all(proof["before"].values()) and not any(proof["after"].values())
+    assert (proof["files_not_deleted"], proof["database_vacuumed"]) == (0, True)
+    assert proof["files_rewritten"] <= proof["files_deleted"]
+    assert names_in(folder) == names_in_tables() == {"bob"}
+    assert sorted(TaskChange.objects.values_list("before", flat=True), key=bool) == [None, {"payload": ["..."]}]
+    entry = AuditEntry.objects.get(pk=proof["audit_entry"])
+    assert (entry.verb, entry.reason, entry.changed) == ("erase", "request 7", 4)
+    assert entry.details["after"] == proof["after"]
+    assert "ada" not in json.dumps(entry.details)
+    after = Census.of(folder)
+    assert after.tasks.total() + after.deleted == before.tasks.total() + before.deleted
+    if database.vendor == "sqlite":
+        connection.close()
+        assert b"ada@example.org" not in Path(database.conninfo["dbname"]).read_bytes()
+
+    again = erase("--reference", "ada", "--lake", folder)
+    assert "tasks: 0 -> 0\nhistory: 0 -> 0\n" in again
+    assert Census.of(folder) == after
+
+
+def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Path) -> None:
+    names = tmp_path / "names"
+    names.write_text("ada\nbob\n\n")
+    running = make_task("PROCESSING", reference="ada")
+    make_task("COMPLETED", reference="bob", **ended(1))
+    with pytest.raises(CommandError, match=rf"1 of these tasks \(task {running.pk}\) run now.* Nothing was removed"):
+        erase("--reference-file", names)
+    Task.objects.filter(pk=running.pk).delete()
+    parent = make_task("ERROR", reference="parent", **ended(1))
+    enqueue("claims", "child", {}, after=[parent])
+    with pytest.raises(CommandError, match=r"have not run yet\. Cancel them first"):
+        erase("--reference", "child")
+    with pytest.raises(CommandError, match="are waited for by other tasks"):
+        erase("--reference", "parent")
+    assert Task.objects.count() == 3
+    erase("--reference-file", names, "--queue", "nothing")
+    assert Task.objects.count() == 3
+    erase("--reference-file", names)
+    assert not Task.objects.filter(reference="bob").exists()
+    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == 1
+    with pytest.raises(CommandError, match="whose tasks"):
+        erase()
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "step", [pytest.param(one, marks=SLOW) for one in ("removing", "deleting", "vacuuming")] + ["committing"]
+)
+def test_after_a_kill_the_next_run_removes_what_is_left(
+    spark: SparkSession, sqlite: Database, folder: Path, step: str
+) -> None:
+    fill(spark, sqlite, folder)
+
+    def kill(stage: str, _done: int, _total: int) -> None:
+        if stage == step:
+            raise Killed
+
+    with pytest.raises(Killed):
+        Erase().run(Erase.context(database=sqlite, lake=folder, reference="ada", progress=kill))
+    erase("--reference", "ada", "--lake", folder)
+    assert names_in(folder) == names_in_tables() == {"bob"}
+    assert Step.objects.count() == Signal.objects.count() == 1
