@@ -207,9 +207,9 @@ def written(context: Context, tasks: DataFrame) -> Result:
             max_attempts=options["max_attempts"],
             priority=options["priority"],
             ttl=options["ttl"],
-            once=load and f"{load.prefix}{load.chunks}",
+            once=f"{load.prefix}{load.chunks}" if load else None,
             batch=number,
-            content=load and load.content(number),
+            content=load.content(number) if load else None,
         )
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
