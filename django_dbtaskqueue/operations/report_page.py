@@ -210,7 +210,10 @@ def _drawn(*charts: Chart) -> list[Chart]:
 
 
 def _times(times: Sequence[str]) -> list[SafeString]:
-    return [format_html('<time datetime="{}">{}</time>', time, minute(time)) for time in times]
+    moments = [datetime.fromisoformat(time).astimezone(UTC) for time in times]
+    form = "%Y-%m-%d %H:%M:%S" if any(one.second for one in moments) else "%Y-%m-%d %H:%M"
+    names = [one.strftime(form) for one in moments]
+    return [format_html('<time datetime="{}">{}</time>', *both) for both in zip(times, names, strict=True)]
 
 
 def _lines(found: Sequence[Mapping[str, Any]]) -> list[Line]:

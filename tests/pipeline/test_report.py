@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Job, Objective
+from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
 from tests.factories import make_task
@@ -117,6 +117,25 @@ def test_a_dry_run_of_a_period_leaves_out_the_rest_and_writes_nothing(
     assert found["since"] == MONDAY + timedelta(hours=2)
     assert not list(tmp_path.iterdir())
     assert not PipelineReport.objects.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("apart", "step"), [(timedelta(seconds=20), timedelta(seconds=1)), (timedelta(minutes=20), timedelta(minutes=1))]
+)
+def test_the_charts_of_a_short_span_have_short_steps(
+    spark: SparkSession, sqlite: Database, apart: timedelta, step: timedelta
+) -> None:
+    for number in range(3):
+        start = MONDAY + number * apart
+        make_task("COMPLETED", create_time=start, start_time=start, finish_time=start + timedelta(seconds=1))
+    found = report(spark, sqlite, store=False)
+    charts = found["over_time"]
+    assert charts["times"][1] - charts["times"][0] == step
+    assert (len(charts["times"]), sum(charts["completed"])) == (2 * apart // step + (1 if step.seconds == 60 else 2), 3)
+    assert max(one for one in charts["backlog"][0]["values"]) <= 1
+    assert found["everything"]["arrived"] == 3
+    assert "2026-01-05 00:00" in html_file("report", json.loads(as_json(found)))
 
 
 @pytest.mark.usefixtures("spark", "sqlite")

@@ -78,6 +78,17 @@ def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() ->
     assert found["run_p95"] == found["backlog"] == []
 
 
+def test_the_steps_of_a_short_span_are_those_of_its_rows() -> None:
+    levels = [{**level(0), "hour": MONDAY + timedelta(seconds=10 * number)} for number in range(4)]
+    second, minute = timedelta(seconds=1), timedelta(minutes=1)
+    assert len(over_time(pd.DataFrame(levels), backlog_of({}), shortest=second)["times"]) == 31
+    assert len(over_time(pd.DataFrame(levels), backlog_of({}), shortest=minute)["times"]) == 1
+    figures = report_figures()
+    _, *later = figures["over_time"]["times"]
+    figures["over_time"]["times"] = ["2026-01-05T00:00:07+00:00", *later]
+    assert "2026-01-05 00:00:07</time>" in str(report_body("report", figures))
+
+
 def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
     quiet = pd.DataFrame([level(0), level(4)])
 

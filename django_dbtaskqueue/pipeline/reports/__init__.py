@@ -82,9 +82,9 @@ class Period:
     def __str__(self) -> str:
         return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
 
-    def only(self, hours: DataFrame) -> DataFrame:
-        """Return the rows of these hours; ``hour`` is a whole number of hours since 1970."""
-        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // 3600)
+    def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
+        """Return the rows of these hours; ``hour`` is a whole number of hours, or of other steps, since 1970."""
+        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // step_s)
 
 
 def _start_of_hour(time: datetime) -> datetime:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.pipeline import reports
@@ -18,9 +19,15 @@ from django_dbtaskqueue.pipeline.reports import transforms as T
 __all__ = ["Report"]
 
 HOURLY_TABLES = ("levels", "backlog")
+CHART_TABLES = ("chart_levels", "chart_backlog")  # by seconds or minutes, if the tasks span few hours
 MAX_CHART_QUEUES = 6  # queues with a line of their own
 MAX_CHART_STEPS = 200
-CHART_STEPS = tuple(timedelta(hours=hours) for hours in (1, 2, 4, 8, 24, 48, 168, 672, 8760))
+CHART_STEPS = (
+    *(timedelta(seconds=one) for one in (1, 2, 5, 10, 30)),
+    *(timedelta(minutes=one) for one in (1, 2, 5, 10, 30)),
+    *(timedelta(hours=one) for one in (1, 2, 4, 8, 24, 48, 168, 672, 8760)),
+)
+FINE_STEPS_S = (1, 60)  # of charts of a short span
 MAX_DECIMALS = 6
 
 
@@ -53,9 +60,9 @@ class Report(reports.ReportJob):
             reports.tasks_of(context, T.REPORT_COLUMNS, period) as found,
             reports.attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
         ):
-            tables = _computed(context, period, T.as_of(found, period.until), attempts)
-        return report_of(tables, period, context.options["top"]), {
-            name: table for name, table in tables.items() if table.num_rows
+            tables, step = _computed(context, period, T.as_of(found, period.until), attempts)
+        return report_of(tables, period, context.options["top"], step), {
+            name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES
         }
 
     def details(self, result: reports.Row) -> Iterable[str]:
@@ -66,7 +73,10 @@ class Report(reports.ReportJob):
         )
 
 
-def _computed(context: Context, period: reports.Period, tasks: DataFrame, attempts: DataFrame) -> dict[str, pa.Table]:
+def _computed(
+    context: Context, period: reports.Period, tasks: DataFrame, attempts: DataFrame
+) -> tuple[dict[str, pa.Table], timedelta]:
+    """Return the tables, and the shortest step of the charts."""
     # Four passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
     hours, times = T.hours(tasks, context.options["objective"]).persist(), T.percentiles(tasks).persist()
     chosen = period.only(hours)
@@ -90,16 +100,38 @@ def _computed(context: Context, period: reports.Period, tasks: DataFrame, attemp
         for place, (name, plan) in enumerate(plans.items()):
             context.progress(name.replace("_", " "), place, len(plans))
             found[name] = plan.toArrow()
-        return found
+        if (step_s := _fine_step(tasks, period, found["levels"])) is None:
+            return found, reports.ONE_HOUR
+        return {**found, **_fine(context, period, tasks, step_s)}, timedelta(seconds=step_s)
     finally:
         for frame in (by_queue, times, hours):
             frame.unpersist()
 
 
-def report_of(tables: reports.Tables, period: reports.Period, top: int) -> reports.Figures:
+def _fine_step(tasks: DataFrame, period: reports.Period, levels: pa.Table) -> int | None:
+    """Return the shortest step in which the charts can show all tasks; None for hours."""
+    times = levels["hour"].to_pylist()
+    if (max(times) - min(times)).total_seconds() >= FINE_STEPS_S[-1] * MAX_CHART_STEPS:
+        return None
+    ends = T.measured(tasks).select(F.explode(F.array("created", "ended")).alias("time"))
+    if period.since is not None:
+        ends = ends.where(F.col("time") >= int(period.since.timestamp()) * 1_000_000)
+    first, last = ends.agg(F.min("time"), F.max("time")).collect()[0]
+    return next((one for one in FINE_STEPS_S if (last - first) / 1_000_000 < one * (MAX_CHART_STEPS - 1)), None)
+
+
+def _fine(context: Context, period: reports.Period, tasks: DataFrame, step_s: int) -> dict[str, pa.Table]:
+    hours, times = T.hours(tasks, context.options["objective"], step_s=step_s), T.percentiles(tasks, step_s=step_s)
+    levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
+    found = (levels.orderBy("queue", "hour"), T.backlog(hours, step_s=step_s).orderBy("queue", "hour"))
+    return {name: plan.toArrow() for name, plan in zip(CHART_TABLES, found, strict=True)}
+
+
+def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest: timedelta) -> reports.Figures:
     """Return the report as JSON can hold it: the ``top`` of each list, and of the hours what the charts show."""
-    hourly = [tables[name].to_pandas() for name in HOURLY_TABLES]
-    rows = {name: table.to_pylist() for name, table in tables.items() if name not in HOURLY_TABLES}
+    shown = CHART_TABLES if CHART_TABLES[0] in tables else HOURLY_TABLES
+    steps = [tables[name].to_pandas() for name in shown]
+    rows = {name: table.to_pylist() for name, table in tables.items() if name not in (*HOURLY_TABLES, *CHART_TABLES)}
     (everything,) = rows["everything"]
     found = {
         "since": period.since,
@@ -111,7 +143,7 @@ def report_of(tables: reports.Tables, period: reports.Period, top: int) -> repor
         "never_succeeding": _most(rows["never_succeeding"], top, "ended"),
         "noisy": _most(rows["noisy"], top, "unsuccessful_attempts"),
         "retry_waste": _most(rows["retry_waste"], top, "wasted_seconds"),
-        "over_time": over_time(*hourly),
+        "over_time": over_time(*steps, shortest=shortest),
     }
     return {"summary": summary(found), **found}
 
@@ -138,13 +170,16 @@ def summary(found: reports.Figures) -> str:
     return f"{text}.{budget}" + (f" {never} {kinds} never succeeded." if never else "")
 
 
-def over_time(levels: pd.DataFrame, backlog: pd.DataFrame) -> reports.Figures:
+def over_time(
+    levels: pd.DataFrame, backlog: pd.DataFrame, *, shortest: timedelta = reports.ONE_HOUR
+) -> reports.Figures:
     """Return what the charts show, in equal steps of time: sums of the tasks that ended, lines of the busiest queues.
 
     A line shows the highest value of each step. A step without arrivals and ends keeps the backlog before it.
     """
     first, last = levels["hour"].min(), levels["hour"].max()
-    step = next((one for one in CHART_STEPS if (last - first) / one < MAX_CHART_STEPS), CHART_STEPS[-1])
+    fit = (one for one in CHART_STEPS if one >= shortest and (last - first) / one < MAX_CHART_STEPS)
+    step = next(fit, CHART_STEPS[-1])
     first = first.replace(hour=0) if step >= timedelta(days=1) else first
     steps = range((last - first) // step + 1)
     levels, backlog = (rows.assign(step=(rows["hour"] - first) // step) for rows in (levels, backlog))

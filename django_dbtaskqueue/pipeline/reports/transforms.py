@@ -24,7 +24,7 @@ __all__ = [
     "percentiles", "retry_waste", "service_levels",
 ]  # fmt: skip
 
-HOUR_US = 3_600_000_000
+HOUR_S = 3600
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MEASURES = ("wait", "run")
 PERCENTILE_COLUMNS = tuple(f"{time}_{name}" for time in MEASURES for name in PERCENTILES)
@@ -87,8 +87,11 @@ def measured(tasks: DataFrame) -> DataFrame:
     )
 
 
-def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
-    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
+def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
+    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970.
+
+    Another ``step_s``, here and in the functions below, makes an "hour" of so many seconds.
+    """
     rows = measured(tasks)
     limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
     within = _by_queue(limits, "bigint")
@@ -106,7 +109,8 @@ def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
         "useful_seconds": F.sum(F.when(completed, F.col("run"))),
     }
     # Both hours in one pass over the tasks: most of them end in the hour they arrive in, or in the next.
-    both = rows.groupBy("queue", hour_of(F.col("created")).alias("came"), hour_of(F.col("ended")).alias("went")).agg(
+    came, went = (hour_of(F.col(name), step_s) for name in ("created", "ended"))
+    both = rows.groupBy("queue", came.alias("came"), went.alias("went")).agg(
         F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
     )
     nothing = [F.lit(0).cast("bigint").alias(name) for name in sums]
@@ -125,18 +129,18 @@ def hours(tasks: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
     )  # fmt: skip
 
 
-def hour_of(micros: Column) -> Column:
+def hour_of(micros: Column, step_s: int = HOUR_S) -> Column:
     """Return the number of the hour since 1970 that a time in microseconds lies in."""
-    return F.floor(micros / HOUR_US)
+    return F.floor(micros / (step_s * 1_000_000))
 
 
-def percentiles(tasks: DataFrame) -> DataFrame:
+def percentiles(tasks: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
 
     ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. Of more than a thousand
     tasks in a group the rank may be off by one in a thousand.
     """
-    ended = measured(tasks).where(F.col("ended").isNotNull()).withColumn("hour", hour_of(F.col("ended")))
+    ended = measured(tasks).where(F.col("ended").isNotNull()).withColumn("hour", hour_of(F.col("ended"), step_s))
     shares = list(PERCENTILES.values())
     found = ended.rollup("queue", "hour").agg(
         (2 - F.grouping("queue") - F.grouping("hour")).alias("keys"),
@@ -148,7 +152,7 @@ def percentiles(tasks: DataFrame) -> DataFrame:
     )
 
 
-def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
+def service_levels(hours: DataFrame, times: DataFrame, *by: str, step_s: int = HOUR_S) -> DataFrame:
     """Return counts, rates and `percentiles` (``times``) by queue and hour, by queue, or over all.
 
     Times are in seconds; rates are null where nothing ended. ``throughput`` is ended tasks per second of the hours in
@@ -160,9 +164,9 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
     times = times.where(F.col("keys") == len(by)).select(*by, *PERCENTILE_COLUMNS)
     ended = F.col("ended")
     return counted.join(times, list(by) or F.lit(True), "left").select(
-        *(F.timestamp_seconds(F.col(name) * 3600).alias(name) if name == "hour" else F.col(name) for name in by),
+        *(F.timestamp_seconds(F.col(name) * step_s).alias(name) if name == "hour" else F.col(name) for name in by),
         *COUNTED,
-        F.try_divide(ended, F.col("_hours") * 3600).alias("throughput"),
+        F.try_divide(ended, F.col("_hours") * step_s).alias("throughput"),
         F.try_divide("completed", ended).alias("success_rate"),
         F.try_divide("retried", ended).alias("retry_rate"),
         F.try_divide(F.col("errors") + F.col("poisoned"), ended).alias("failure_rate"),
@@ -170,7 +174,7 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str) -> DataFrame:
     )
 
 
-def backlog(hours: DataFrame) -> DataFrame:
+def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     """Return queue, hour and the backlog at the end of that hour: tasks that had arrived and not ended.
 
     Hours without arrivals and ends are left out: the backlog stayed as it was.
@@ -178,7 +182,7 @@ def backlog(hours: DataFrame) -> DataFrame:
     until_then = Window.partitionBy("queue").orderBy("hour")
     return hours.select(
         "queue",
-        F.timestamp_seconds(F.col("hour") * 3600).alias("hour"),
+        F.timestamp_seconds(F.col("hour") * step_s).alias("hour"),
         F.sum(F.col("arrived") - F.col("ended")).over(until_then).alias("backlog"),
     )
 
