@@ -23,15 +23,16 @@ from py4j import java_gateway
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
-from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.models import ArchiveBatch, Queue
 from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline.command_line import Face, perform
 from django_dbtaskqueue.pipeline.jobs import Argument
+from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 from tests.patience import PATIENCE
-from tests.pipeline.lakes import flip
+from tests.pipeline.lakes import MEANWHILE, Bucket, flip
 from tests.support import until
 
 if TYPE_CHECKING:
@@ -232,6 +233,29 @@ def test_each_job_runs_in_a_process_of_its_own(sqlite_process_database: ProcessD
 @pytest.mark.slow
 def test_stream_runs_in_a_process_of_its_own(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     assert as_typed(postgres_process_database, "stream", "--once", "--lake", tmp_path)[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_jobs_keep_a_lake_in_an_object_store(
+    postgres_process_database: ProcessDatabase, bucket: Bucket, tmp_path: Path
+) -> None:
+    database, options = postgres_process_database, ("--lake", bucket.lake)
+    for day in (2, 3):
+        make_task("COMPLETED", finish_time=-timedelta(days=day), **MEANWHILE)
+    code, _out, err = as_typed(database, "stream", "--once", *options)
+    assert (code, "--checkpoint: a lake in an object store needs a local folder" in err) == (2, True)
+    code, out, err = as_typed(database, "stream", "--once", *options, "--checkpoint", tmp_path)
+    assert (code, "rows: 2\n" in out, err) == (0, True, "")
+    assert "tasks: 2\n" in as_typed(database, "archive", *options)[1]
+    lake = Lake.at(bucket.lake)
+    path = lake.path(lake.files("tasks")[0])
+    bucket.flip(path)
+    code, out, err = as_typed(database, "report", *options, "--no-store", "--json", "-")
+    assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
+    assert f"{path} is damaged" in err
+    assert bucket.env["AWS_SECRET_ACCESS_KEY"] not in out + err
+    assert ArchiveBatch.objects.get().lake == bucket.lake
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ class LakeSink:
             lake.commit("finished", lake.sound(files), once=(self.stream, number))
 
 
-def checkpoint(lake: Lake, location: str, given: str | None) -> tuple[Path, str]:
+def checkpoint(lake: Lake, location: str, given: str | None = None) -> tuple[Path, str]:
     """Return the checkpoint folder of a location's stream, and the stream's name, which is stored in it.
 
     If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
