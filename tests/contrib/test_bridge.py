@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connection
+from django.db import connection, connections
 from django.test import Client
 from standardwebhooks import Webhook
 
@@ -427,6 +427,20 @@ def test_the_trace_goes_on_and_the_payload_is_not_touched(site: Callable[..., No
         cursor.execute("SELECT payload FROM dbtaskqueue_task")
         text = cursor.fetchone()[0]
     assert text.replace(" ", "") == '{"a":123456789012345678901234567890,"z":1.10}'  # as jsonb writes it
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_a_queue_with_shards_receives_in_its_first_and_sqlite_keeps_the_text(
+    site: Callable[..., None], settings: Any
+) -> None:
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "QUEUES": {"inbox": {"shards": ["sqlite", "default"]}}}
+    for number in range(4):
+        body = body_of('{"z": 1.10,"a":1E2}', reference=f"r{number}")
+        assert [post(body).json()["duplicate"] for _ in range(2)] == [False, True]
+    with connections["sqlite"].cursor() as cursor:
+        cursor.execute("SELECT payload FROM dbtaskqueue_task")
+        assert cursor.fetchall() == [('{"z": 1.10,"a":1E2}',)] * 4
+    assert (Task.objects.count(), ReceivedTransfer.objects.using("sqlite").count()) == (0, 4)
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
