@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.sql.dialects import Group, statement
-from django_dbtaskqueue.core.sql.retention import RetentionStatements
 
 ERASED_TASK_TYPES = {"location": "text", "task_id": "bigint"}
 CHANGES_TABLE = '"dbtaskqueue_taskchange"'
@@ -26,10 +25,9 @@ class EraseStatements(Group):
 
     @statement
     def tasks(self) -> str:
-        """The tasks of these references, as (id, status, whether no task waits for it); locks them."""
-        unneeded = RetentionStatements(self.tables, self.dialect).unneeded
+        """The tasks of these references, as (id, status, watched); locks them. See ``RetentionStatements.lock``."""
         return (
-            f"SELECT t.id, t.status, {unneeded} FROM {self.tables.task} AS t WHERE {self._wanted}"
+            f"SELECT t.id, t.status, t.watched FROM {self.tables.task} AS t WHERE {self._wanted}"
             f" ORDER BY t.id {self.dialect.lock}"
         )
 

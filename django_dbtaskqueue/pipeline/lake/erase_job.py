@@ -24,12 +24,14 @@ from pyarrow import fs
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.erase import EraseStatements
+from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
-from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake, writing
+from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
 from django_dbtaskqueue.pipeline.lake.archive_job import Run
 from django_dbtaskqueue.pipeline.lake.export import Export
+from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
@@ -167,10 +169,7 @@ class Erasure:
         """
         self.context.progress("counting rows", 0, 0)
         found, params = Found(), self.wanted.params(self.database)
-        found.hot = [
-            (task_id, status, bool(free))
-            for task_id, status, free in self.link.run(self.sql.tasks, {**params, "location": self.database.location})
-        ]
+        found.hot = self._hot()
         history = [(location, task_id) for location, task_id in self.link.run(self.sql.history, params)]
         found.keys = {*removed, *history, *((self.database.location, task_id) for task_id, _status, _free in found.hot)}
         found.counts = {"tasks": len(found.hot), "history": len(history)}
@@ -184,6 +183,14 @@ class Erasure:
             for table, place in LAKE_PLACES.items():
                 found.counts[place] = sum(tasks.num_rows for _file, tasks in found.files[table])
         return found
+
+    def _hot(self) -> list[tuple[int, str, bool]]:
+        rows = self.link.run(self.sql.tasks, self.wanted.params(self.database))
+        watched = [task_id for task_id, _status, is_watched in rows if is_watched is not None]
+        of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
+        sql = RetentionStatements(self.database.tables, self.database.dialect)
+        needed = {task_id for (task_id,) in self.link.run(sql.needed, of)} if watched else set()
+        return [(task_id, status, not is_watched and task_id not in needed) for task_id, status, is_watched in rows]
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
@@ -258,8 +265,7 @@ class Erasure:
 
     def _delete(self, before: Found) -> None:
         params = self.wanted.params(self.database)
-        now = self.link.run(self.sql.tasks, {**params, "location": self.database.location})
-        if [(task_id, status, bool(free)) for task_id, status, free in now] != before.hot:
+        if self._hot() != before.hot:
             raise PipelineError("Tasks of these references were changed meanwhile. Run erase again.")
         ids = {"ids": self.database.dialect.array([task_id for task_id, _status, _free in before.hot])}
         for _count, remove in self.sql.about.values():

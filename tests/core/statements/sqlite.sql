@@ -2318,16 +2318,7 @@ WHERE state = 'closed'
 ORDER BY lake;
 
 -- EraseStatements.tasks
-SELECT t.id, t.status, (t.watched IS NULL OR NOT t.watched AND NOT EXISTS (
-    SELECT 1
-    FROM "dbtaskqueue_dependency" AS d
-    JOIN "dbtaskqueue_hold" AS h
-    ON h.location = d.child_location
-    AND h.task_id = d.child_id
-    WHERE d.parent_location = %(location)s
-    AND d.parent_id = t.id
-    AND d.outcome IS NULL
-))
+SELECT t.id, t.status, t.watched
 FROM "dbtaskqueue_task" AS t
 WHERE reference_number IN (
     SELECT value
