@@ -43,7 +43,6 @@ AUTHENTICATION, SCALED = yaml.safe_load_all((FILES / "keda.yaml").read_text())
 SCALED_FIELDS = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "advanced", "triggers"}
 TRIGGER_FIELDS = {"type", "name", "metricType", "metadata", "authenticationRef"}
 SCALER_FIELDS = {"host", "port", "userName", "dbName", "sslmode", "query", "targetQueryValue"}
-STARTED = ["kubernetes", *(pytest.param(name, marks=pytest.mark.slow) for name in ("systemd", "docker", "compose"))]
 
 
 def service() -> configparser.SectionProxy:
@@ -80,7 +79,7 @@ def test_the_page_names_each_file() -> None:
     assert sorted(set(named)) == sorted(one.name for one in FILES.iterdir())
 
 
-def test_each_grace_is_longer_than_the_poller_s_timeout() -> None:
+def test_each_command_is_one_of_ours_and_ends_before_it_is_killed() -> None:
     graces = {
         "systemd": float(service()["TimeoutStopSec"]),
         "compose": parse_duration(COMPOSE["services"]["poller"]["stop_grace_period"]).total_seconds(),
@@ -92,7 +91,8 @@ def test_each_grace_is_longer_than_the_poller_s_timeout() -> None:
     assert (service()["Type"], float(service()["WatchdogSec"]) > STUCK_S) == ("notify", True)
 
 
-@pytest.mark.parametrize("name", STARTED)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["systemd", "docker", "compose", "kubernetes"])
 def test_the_command_starts_a_poller_that_ends_when_asked(
     name: str, postgres_process_database: ProcessDatabase
 ) -> None:
