@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from django.contrib.admin import AdminSite
 from django.core.exceptions import ImproperlyConfigured
@@ -22,6 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, migrated
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
@@ -118,6 +120,10 @@ def frame_context(request: HttpRequest, site: AdminSite, here: str | None) -> di
     }
 
 
+WROTE_COOKIE = "dbtaskqueue_wrote"
+OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so that each page shows the change
+
+
 def show(
     page: PageAdmin, request: HttpRequest, template: str, context: Callable[[], Mapping[str, Any]], *, status: int = 200
 ) -> HttpResponse:
@@ -133,7 +139,12 @@ def show(
     try:
         with statement_timeout(alias):
             as_of = database_now(Session.on(alias))
-            filled = {**_frame(page, request, live=live), "as_of": as_of, **context()}
+            filled = {
+                **_frame(page, request, live=live),
+                "as_of": as_of,
+                "where_read": standby.where_read(),
+                **context(),
+            }
             response = TemplateResponse(request, name, filled, status=status).render()
             return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
@@ -147,13 +158,22 @@ def too_slow(page: PageAdmin, request: HttpRequest) -> HttpResponse:
 
 
 def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Return a view that says what is wrong where the tables are missing, or the settings cannot be read."""
+    """Return a view that says what is wrong where the tables are missing, or the settings cannot be read.
+
+    A page is read from a standby if there is one.
+    """
 
     @wraps(view)
     def entry(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
         try:
             with migrated():
-                return view(request, *args, **kwargs)
+                if request.method == "GET":
+                    own_writes = WROTE_COOKIE in request.COOKIES
+                    return standby.read(lambda: view(request, *args, **kwargs), own_writes=own_writes)
+                response = view(request, *args, **kwargs)
+                if standby.configured():
+                    response.set_cookie(WROTE_COOKIE, "1", max_age=OWN_WRITES_S, httponly=True, samesite="Lax")
+                return response
         except ImproperlyConfigured as error:
             return _no_answer(page, request, {"message": str(error)})
 
@@ -183,5 +203,7 @@ def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> 
         response = HttpResponseNotModified()
     response.headers["ETag"] = etag
     response.headers["X-As-Of"] = as_of.isoformat()
+    if where := standby.where_read():
+        response.headers["X-Read-From"] = quote(where)
     response.headers["Cache-Control"] = "private, no-cache"
     return response

@@ -24,6 +24,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import show, when_migrated
+from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
@@ -169,6 +170,7 @@ class ReadOnlyAdmin(ModelAdmin):
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows the user may view, each with the database's time as ``clock``: the server's may differ."""
         rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
+        rows = rows.using(standbys.get().get(rows.db, rows.db))
         return narrow(rows, viewer(request))
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:

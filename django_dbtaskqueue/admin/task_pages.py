@@ -211,7 +211,7 @@ class TaskAdmin(TaskPage):
         """Link to the poller that holds the task, or held it last."""
         if not task.poller_instance:
             return EMPTY_VALUE
-        known = Poller.objects.filter(pk=task.poller_instance).exists()
+        known = Poller.objects.using(task._state.db).filter(pk=task.poller_instance).exists()
         return self.link(task.poller_instance, self.url(Poller, "change", task.poller_instance) if known else "")
 
     @admin.display(description=gettext_lazy("attempts"))
@@ -325,7 +325,8 @@ class PoisonTaskAdmin(TaskAdmin):
 def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
     """Return the last failed attempts of a task, the newest first."""
     location = task._meta.label_lower
-    return Attempt.objects.filter(location=location, task_id=task.pk).order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS]
+    attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=task.pk)
+    return attempts.order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS]
 
 
 def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:

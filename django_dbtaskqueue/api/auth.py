@@ -25,6 +25,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django_dbtaskqueue.api.routing import Call, Route
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE
@@ -33,6 +34,7 @@ from django_dbtaskqueue.operations.permissions import Actor, Scope
 
 logger = logging.getLogger("django_dbtaskqueue")
 
+READ_FROM_HEADER = "X-Read-From"
 AUTH_SCHEME = "Bearer "
 API_SOURCE = "api"
 LAST_USE_PRECISION = timedelta(minutes=1)  # a token's last use is written at most as often
@@ -65,9 +67,18 @@ def entry_of(route: Route) -> Entry:
         for name, part in parts.items():
             if isinstance(part, str) and not is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
-        return reply(route.view(Call(request, actor, route.read(request)), **parts), route.status)
+        call = Call(request, actor, route.read(request))
+        if route.method == "GET":
+            return standby.read(lambda: _read_reply(route, call, parts))
+        return reply(route.view(call, **parts), route.status)
 
     return opened(wraps(route.view)(identified(answer)))
+
+
+def _read_reply(route: Route, call: Call, parts: Mapping[str, object]) -> HttpResponse:
+    """Return the answer of a route that reads; a header says so if it was not the primary that was asked first."""
+    where = standby.where_read()
+    return reply(route.view(call, **parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
 
 
 def identified(answer: Answerer) -> Entry:

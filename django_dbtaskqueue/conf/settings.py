@@ -59,6 +59,7 @@ class Settings:
     middleware: Sequence[str] = ()  # dotted paths of factories, called around each processor; the first is outermost
     objectives: Mapping[str, str] = field(default_factory=dict)  # of the pipeline's report: queue or "*" -> "99%/5m"
     can_operate: str | None = None  # dotted path of (user, verb, queue) -> bool: narrows permissions per queue
+    read_alias: str | Mapping[str, str] | None = None  # a standby of the database, or standbys by alias: for pages
     can_view: str | None = None  # dotted path of (user, queue) -> bool: hides queues from users
     mask: Sequence[str] = masking.MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
@@ -103,6 +104,10 @@ TOP_RULES: dict[str, rules.Rule] = {
     **dict.fromkeys(("listeners", "middleware"), (_are_texts, "a list of dotted paths")),
     "can_operate": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, verb, queue) -> bool"),
     "can_view": (lambda v: v is None or isinstance(v, str), "the dotted path of (user, queue) -> bool"),
+    "read_alias": (
+        lambda v: v is None or isinstance(v, str) or _is_text_by_name(v),
+        "None, an alias of DATABASES, or a dict of alias to the alias of its standby",
+    ),
     "mask": (_are_texts, 'a list of parts of keys such as "password"'),
     "api_tokens": (_is_text_by_name, "a dict of user name to the hash that manage.py taskqueue token prints"),
     "objectives": (_is_text_by_name, 'a dict of queue (or "*") to text such as "99.9%/5m"'),

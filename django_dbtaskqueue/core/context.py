@@ -61,6 +61,8 @@ class EnqueueHook:
 
 enqueue_hook = EnqueueHook()
 ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", default=EMPTY)
+# The aliases of standbys by the alias that each follows, while a page is read from them (``db.standby``).
+standbys: ContextVar[Mapping[str, str]] = ContextVar("dbtaskqueue_standbys", default=MappingProxyType({}))
 
 
 def current() -> Mapping[str, object]:

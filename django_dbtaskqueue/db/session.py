@@ -26,6 +26,7 @@ from django.utils.timezone import make_aware, make_naive
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
+from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.sql import Statements, Tables
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE
 from django_dbtaskqueue.db import liveness
@@ -327,7 +328,7 @@ def model_of(settings: conf.QueueSettings) -> type[AbstractTask]:
 def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
     """Return every database ``queue``'s tasks live in: its shards, or the one there is."""
     shards = conf.default_settings(queue).shards if using is None else ()
-    return tuple(shards) or (alias_for(queue, using),)
+    return tuple(standbys.get().get(one, one) for one in shards) or (alias_for(queue, using),)
 
 
 def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
@@ -335,9 +336,9 @@ def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     if using is not None:
         return using
     alias = conf.default_settings(queue).database
-    if alias != DEFAULT_DB_ALIAS:
-        return alias
-    return router.db_for_write(Task) if write else router.db_for_read(Task)
+    if alias == DEFAULT_DB_ALIAS:
+        alias = router.db_for_write(Task) if write else router.db_for_read(Task)
+    return standbys.get().get(alias, alias)
 
 
 LIBPQ_IDLE = 0  # libpq's number of a connection that is in no transaction

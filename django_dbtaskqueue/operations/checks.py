@@ -18,6 +18,7 @@ from django.utils.module_loading import import_string
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import aliases_of, migrated, model_for
 from django_dbtaskqueue.flow.run import PROCESS, Processor
 from django_dbtaskqueue.models import Task
@@ -39,8 +40,9 @@ def check_settings(**_: object) -> list[CheckMessage]:
     processors = [processor for queue in registry.queues() for processor in registry.processors(queue)]
     found = [problem for processor in processors for problem in _problems(processor)]
     middleware = _middleware(processors)
-    doubts = [*_doubts(queues), *_bridge(queues)]
-    return [*_engines(queues), *_places(queues), *found, *_listeners(), *middleware, *doubts, *_apps()]
+    named = (*_engines(queues), *_places(queues), *_standbys())
+    doubts = (*_doubts(queues), *_bridge(queues))
+    return [*named, *found, *_listeners(), *middleware, *doubts, *_apps()]
 
 
 @register(Tags.database)
@@ -134,6 +136,17 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
             hint="Give the dotted path of an object with submit(), or of a callable that returns one.",
             id="dbtaskqueue.E005",
         )
+
+
+def _standbys() -> Iterator[CheckMessage]:
+    """E013: DBTASKQUEUE["READ_ALIAS"] names an unknown database."""
+    for alias in {name for pair in standby.configured().items() for name in pair}:
+        if alias not in django_settings.DATABASES:
+            yield Error(
+                f'DBTASKQUEUE["READ_ALIAS"] names database {alias!r}, which is not in DATABASES.',
+                hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
+                id="dbtaskqueue.E013",
+            )
 
 
 def _listeners() -> Iterator[CheckMessage]:

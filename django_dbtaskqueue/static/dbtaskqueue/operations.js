@@ -7,6 +7,7 @@
     const live = document.getElementById("dbtq-live");
     const note = document.getElementById("dbtq-note");
     const asOf = document.getElementById("dbtq-as-of");
+    const whereRead = document.getElementById("dbtq-where-read");
     const help = document.getElementById("dbtq-help");
     const picker = document.getElementById("dbtq-interval");
 
@@ -98,6 +99,8 @@
         waitUntil = Date.now() + Number(answer.headers.get("Retry-After") || 0) * 1000;
         if (!answer.ok && answer.status !== 304) throw new Error(String(answer.status));
         const time = answer.headers.get("X-As-Of");
+        const where = answer.headers.get("X-Read-From");
+        if (whereRead && where) whereRead.textContent = decodeURIComponent(where);
         if (answer.status === 200) {
             etag = answer.headers.get("ETag") || "";
             const text = await answer.text();
