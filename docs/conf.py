@@ -37,7 +37,10 @@ CONTENTS = {
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
         *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
     ],
-    "Understand": ["design", "explanation/reliability", "explanation/performance", "explanation/comparison"],
+    "Understand": [
+        *("design", "explanation/reliability", "explanation/performance", "explanation/scale"),
+        "explanation/comparison",
+    ],
 }
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
