@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 from django.core.management import CommandError, call_command
 from django.db import connection
 
@@ -30,7 +32,8 @@ from django_dbtaskqueue.pipeline.lake.erase_job import Erase
 from django_dbtaskqueue.pipeline.schema import TASKS
 from django_dbtaskqueue.pipeline.source import read_tasks
 from tests.factories import make_task
-from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, to_history
+from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
+from tests.pipeline.test_lake import lake_of, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -93,7 +96,7 @@ def names_in(folder: Path) -> set[str]:
     files = [*folder.rglob("tasks/*/*.parquet"), *folder.rglob("finished/*/*.parquet")]
     found = {name for file in files for name in pq.ParquetFile(file).read(["reference_number"])[0].to_pylist()}
     messages = [pq.ParquetFile(file).read(["message"])[0].to_pylist() for file in folder.rglob("attempts/*/*.parquet")]
-    return found | {message.removeprefix("no ") for rows in messages for message in rows}
+    return found | {message.removeprefix("no ") for some in messages for message in some}
 
 
 def names_in_tables() -> set[str]:
@@ -101,8 +104,8 @@ def names_in_tables() -> set[str]:
     for model in (Task, TaskHistory, UsedReference):
         found |= set(model.objects.values_list("reference", flat=True))
     found |= {message.removeprefix("no ") for message in Attempt.objects.values_list("message", flat=True)}
-    for rows in (Step.objects.values_list("result", flat=True), Signal.objects.values_list("data", flat=True)):
-        found |= {value["email"] for value in rows}
+    for values in (Step.objects.values_list("result", flat=True), Signal.objects.values_list("data", flat=True)):
+        found |= {value["email"] for value in values}
     return {str(name) for name in found}
 
 
@@ -136,6 +139,20 @@ def test_a_person_s_tasks_leave_every_place_with_a_proof(spark: SparkSession, da
     again = erase("--reference", "ada", "--lake", folder)
     assert "tasks: 0 -> 0\nhistory: 0 -> 0\n" in again
     assert Census.of(folder) == after
+
+
+@pytest.mark.usefixtures("sqlite")
+def test_a_person_s_objects_leave_the_bucket(bucket: Bucket) -> None:
+    lake_of(bucket.lake, {**rows(1, 2), "reference_number": pa.array(["ada", "bob"])})
+    (old,) = (uri.removeprefix(f"s3://{bucket.name}/") for uri in DeltaTable(f"{bucket.lake}/tasks").file_uris())
+    assert bucket.get(old)
+    proof = json.loads(erase("--reference", "ada", "--lake", bucket.lake, "--json", "-"))
+    assert (proof["before"]["lake: tasks"], proof["after"]["lake: tasks"], proof["files_deleted"]) == (1, 0, 1)
+    with pytest.raises(AssertionError, match=r"(?i)not found"):
+        bucket.get(old)
+    (new,) = (uri.removeprefix(f"s3://{bucket.name}/") for uri in DeltaTable(f"{bucket.lake}/tasks").file_uris())
+    left = pq.read_table(io.BytesIO(bucket.get(new)), columns=["reference_number"])
+    assert left[0].to_pylist() == ["bob"]
 
 
 def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Path) -> None:

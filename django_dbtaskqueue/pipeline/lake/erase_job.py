@@ -158,7 +158,7 @@ class Erasure:
         lakes = [lake for (lake,) in self.link.run(self.sql.lakes)]
         if lakes and self.lake is None:
             raise JobOptionError("--lake", f"tasks of this database are in {', '.join(lakes)}: give it, too")
-        return [lake for lake in lakes if lake != str(self.lake and self.lake.root)]
+        return [lake for lake in lakes if self.lake is None or lake != self.lake.root]
 
     # -- finding -------------------------------------------------------------------------------------------------------
 
