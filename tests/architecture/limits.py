@@ -6,15 +6,15 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 44_900,
-    "files": 224,
+    "lines": 48_500,  # with the bridge, shards, object stores, `erase`, standbys and the import of schedules
+    "files": 238,  # one for each of these, two migrations, systemd
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
     "constant names twice": 0,
     "old names": 0,
-    "longest import chain": 14,  # an enqueue may name parents, and an end releases children: two rooms more
-    "Any": 704,
+    "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
+    "Any": 711,
     "files that branch on outcomes": 3,
     "enqueue: calls": 39,
     "enqueue: modules": 9,
