@@ -31,8 +31,6 @@ from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.lake.store import LocalFolder, reading, store_of, writing
 from django_dbtaskqueue.pipeline.spark import put
 
-__all__ = ["Convert"]
-
 CLOSED_LAYOUT = 2  # the earlier program refuses a lake of this layout: it writes no more to it
 ABANDONED = "Its lake was converted before these tasks were deleted: they are archived again."
 RESULT_COUNTERS = ("files", "rows", "converted_before", "left_out", "withdrawn")
@@ -161,7 +159,7 @@ class Convert(Job):
         if context.dry_run:
             files = old.files()
             return {"files": len(files), "rows": sum(one.rows for one in files), "dry_run": True}
-        done: dict[str, Any] = dict.fromkeys(RESULT_COUNTERS, 0)
+        done: dict[str, int] = dict.fromkeys(RESULT_COUNTERS, 0)
         with Batches.locked(database) as batches, old.closed():
             lake = Lake.at(path, create=True)
             withdrawn, kept = end_batches(batches, old)
@@ -185,7 +183,7 @@ class Convert(Job):
         return done
 
     def _file(
-        self, lake: Lake, old: OldLake, file: OldFile, withdrawn: set[tuple[str, int]], done: dict[str, Any]
+        self, lake: Lake, old: OldLake, file: OldFile, withdrawn: set[tuple[str, int]], done: dict[str, int]
     ) -> None:
         rows = old.read(file)
         if withdrawn:
