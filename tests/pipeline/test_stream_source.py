@@ -76,6 +76,16 @@ def follower(pg: Database) -> Follower:
     return Follower(pg)
 
 
+def test_an_end_that_others_wait_for_comes_once(pg: Database, follower: Follower) -> None:
+    """Telling it writes to the row a second time."""
+    Task.objects.filter(reference="a").update(watched=True)
+    commit(finish(pg, "a", "b"))
+    follower.read_until("b")
+    Task.objects.filter(reference="a").update(watched=None)
+    follower.read_until("a")
+    assert follower.read() == []
+
+
 def test_a_late_commit_is_never_skipped(pg: Database, follower: Follower) -> None:
     """The early one writes first, under the lowest transaction id, and commits last."""
     commit(finish(pg, "a"))

@@ -168,9 +168,10 @@ XID_EPOCH = 2**32  # a row holds the low half of its writer's transaction id
 def window(since: int, until: int, *, finished: bool) -> str:
     """Return the test for rows last written by transactions from ``since`` to below ``until``, both 64 bits wide.
 
-    With ``since`` 0: all rows that are in no later window. ``finished``: rows of TASKS that are terminal.
+    With ``since`` 0: all rows that are in no later window. ``finished``: rows of TASKS that are terminal. Where another
+    task waits for the end, these are those that are told to have ended: telling it writes to the row once more.
     """
-    tests = [f"status IN ({TERMINAL_SQL})"] if finished else []
+    tests = [f"status IN ({TERMINAL_SQL}) AND watched IS NOT TRUE"] if finished else []
     if since:
         tests.append(f"{_distance(since)} < {until - since}")
     else:  # ids are reused after 2**32 transactions: a row that is so old is in no later window for a long time
