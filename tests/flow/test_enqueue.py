@@ -292,6 +292,16 @@ def test_replacing_a_parked_task_leaves_it_parked(alias: str, keep_due: bool) ->
     assert task.ready_time is None
 
 
+def test_replace_refuses_a_task_on_its_way_to_another_database(alias: str) -> None:
+    """The other database may have it already, with the old values."""
+    mark = "moving to north (0123456789abcdef)"
+    task = make_task("CREATED", using=alias, reference="r", payload=1, parked_by=mark, ready_time=None)
+    for policy in ("replace", "replace_running"):
+        with pytest.raises(DuplicateTask):
+            enqueue(task.queue, "r", 2, on_duplicate=policy, using=alias)
+    assert Task.objects.using(alias).get().payload == 1
+
+
 @pytest.mark.parametrize("status", ["PROCESSING", *ended()])
 def test_replace_refuses_a_task_that_is_no_longer_created(alias: str, status: str) -> None:
     make_task(status, reference="r", payload={"old": 1}, using=alias)

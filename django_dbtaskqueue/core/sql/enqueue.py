@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS, Group, renamed, statement
 from django_dbtaskqueue.core.states import sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -182,6 +182,8 @@ class EnqueueStatements(Group):
             f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
             f" WHERE t.status IN ({sql_sources(on_duplicate)})"
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
+            # Another database may have the task already.
+            f" AND (t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"
         )
 
     @statement

@@ -688,6 +688,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -710,6 +711,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -738,6 +740,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -766,6 +769,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -793,6 +797,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -1023,6 +1028,7 @@ WITH w AS (
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -1069,6 +1075,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -1122,6 +1129,7 @@ WITH w AS (
         0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -1174,6 +1182,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -1225,6 +1234,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3329,6 +3339,7 @@ WITH w AS (
         t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3367,6 +3378,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3412,6 +3424,7 @@ WITH w AS (
         0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3456,6 +3469,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3499,6 +3513,7 @@ WITH w AS (
         last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+    AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
     RETURNING id, last_update_time = create_time AS u
 )
 SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
@@ -3944,6 +3959,7 @@ SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
 -- pipeline.window
 status IN ('COMPLETED', 'ERROR', 'POISON')
+AND watched IS NOT TRUE
 AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) < 1000;
 
 -- pipeline.window (from the beginning)

@@ -585,6 +585,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -610,6 +611,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -641,6 +643,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -671,6 +674,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -704,6 +708,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time;
 
@@ -846,6 +851,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, keep_due)
@@ -879,6 +885,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace_running, timed)
@@ -918,6 +925,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace_running, timed, keep_due)
@@ -956,6 +964,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, bounded)
@@ -997,6 +1006,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.join_batch
@@ -2653,6 +2663,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
@@ -2684,6 +2695,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace_running, timed) (one row)
@@ -2721,6 +2733,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace_running, timed, keep_due) (one row)
@@ -2757,6 +2770,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.insert_many (replace, timed, bounded) (one row)
@@ -2796,6 +2810,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
     t.create_time, printf('%%.3f seconds', 0.001)))
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
+AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
 RETURNING id, last_update_time = create_time;
 
 -- Statements.moved (one row)
