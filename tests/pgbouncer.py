@@ -53,17 +53,18 @@ def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> It
         )  # fmt: skip
         Path(folder).chmod(0o755)
         account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
-        process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        with (Path(folder) / "log").open("wb") as log:  # not a pipe: that would be full after some minutes of faults
+            process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=log)
         try:
             deadline = monotonic() + PATIENCE
             while process.poll() is None and not answers(port):
                 assert monotonic() < deadline, "PgBouncer does not answer"
                 Event().wait(0.02)
-            assert process.poll() is None, process.stderr and process.stderr.read().decode()
+            assert process.poll() is None, (Path(folder) / "log").read_text()
             yield port
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
 
 
 def answers(port: int) -> bool:
