@@ -39,6 +39,7 @@ class Row:
 
 
 _rows: dict[Key, Row] = {}
+_unreachable_until: dict[str, float] = {}  # by alias: no row is read before that
 _quiet_until = 0.0  # after a change that may still be rolled back, nothing read in a transaction is remembered
 
 
@@ -92,12 +93,15 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
 
 def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
     rows = Queue.objects.using(alias).filter(pk=queue).order_by()
+    if known and monotonic() < _unreachable_until.get(alias, 0.0):
+        return None
     try:
         found = list(rows.values_list("overrides", flat=True))
     except (OperationalError, InterfaceError):
         if not known or connections[alias].in_atomic_block:
             raise
         connections[alias].close()  # a queue with shards may have another database that is up
+        _unreachable_until[alias] = monotonic() + ROW_CACHE_S  # not each of many queues waits for it
         return None
     return (found[0] or {}) if found else None
 
@@ -107,6 +111,7 @@ def _reset(*, setting: str, **_: Any) -> None:
     if setting == "DBTASKQUEUE":
         _quiet_until = 0.0
         _rows.clear()
+        _unreachable_until.clear()
 
 
 post_save.connect(clear_cache, sender=Queue)

@@ -12,8 +12,8 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
@@ -107,6 +107,15 @@ def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
         return
     changed = {**NETWORK_OPTIONS, **options} | ({"pool": False} if options.get("pool") else {})
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": changed}
+
+
+@contextmanager
+def bounded_answers(connection: BaseDatabaseWrapper) -> Iterator[None]:
+    """Limit how long the block may wait for a connection, and for answers."""
+    bound_waits(connection)
+    watch()
+    with Deadline(connection):
+        yield
 
 
 def is_about_data(error: Exception) -> bool:

@@ -325,7 +325,8 @@ class Poller:
 
 
 def _queue_state(name: str, weight: int, alias: str) -> QueueState:
-    settings = queue_settings(name, alias)
+    with liveness.bounded_answers(connections[alias]):
+        settings = queue_settings(name, alias)
     key = f"{name}@{alias}" if settings.shards else name
     port = SettlePort(alias, model_for(name), key=key)
     port.follow(settings)

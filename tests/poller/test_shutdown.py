@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def test_the_first_signal_drains_and_gives_back_what_has_not_started(
     assert set(released.values_list("status", "attempt", "poller_instance")) == {("CREATED", 0, None)}
     assert released.filter(total_attempt=1).exists()
     assert Poller.objects.get().state == "STOPPED"
+
+
+def test_a_poller_starts_and_ends_while_the_server_is_silent() -> None:
+    """As behind a pooler that stands still: it takes connections, and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        database = ProcessDatabase("postgresql", f"postgresql://postgres:any@127.0.0.1:{port}/postgres")
+        with runtaskpoller(database, "--queue", "work", "--shutdown-timeout", "1s") as poller:
+            poller.until_logged("not reachable yet")
+            poller.signal()
+            assert "Stopped: 0 finished" in poller.ended()
 
 
 def test_the_second_signal_cancels(process_database: ProcessDatabase, tmp_path: Path) -> None:

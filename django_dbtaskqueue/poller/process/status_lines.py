@@ -18,6 +18,7 @@ from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
 
@@ -143,7 +144,7 @@ def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
     """
     connection = connections.create_connection(alias)
     try:
-        with migrated():
+        with migrated(), liveness.bounded_answers(connection):
             version = ".".join(map(str, connection.get_database_version()))
             check_columns(connection, task_tables)
     except OperationalError:
