@@ -63,7 +63,7 @@ def test_spark_submit_s_master_does_the_work(
     assert [*tmp_path.glob("work-0/app-*/*/stderr")], "the cluster's worker has run no executor"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_job_on_a_busy_cluster_says_what_it_waits_for_and_ends_by_sigterm(
     postgres_process_database: ProcessDatabase, stack: ExitStack, tmp_path: Path

@@ -235,7 +235,7 @@ def test_stream_runs_in_a_process_of_its_own(postgres_process_database: ProcessD
     assert as_typed(postgres_process_database, "stream", "--once", "--lake", tmp_path)[0] == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_jobs_keep_a_lake_in_an_object_store(
     postgres_process_database: ProcessDatabase, bucket: Bucket, tmp_path: Path
