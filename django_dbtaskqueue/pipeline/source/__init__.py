@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "stream_tasks", "write_tasks"]
 
 FORMAT_NAME = "dbtaskqueue"
+FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once",
-    "max_attempts", "priority", "path", "checkpointlocation",
+    "max_attempts", "priority", "path", "checkpointlocation", "queryname",
 )  # fmt: skip
 
 
@@ -121,8 +122,8 @@ def register(spark: SparkSession, *databases: Database) -> None:
         # A class that is made in a function is pickled by value, with its own attributes.
         known: ClassVar[dict[str, Database]] = dict(TaskSource.known)
 
-    # Without this Spark refuses a source that takes filters.
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    if spark.conf.get(FILTER_SETTING, "false") != "true":  # a declarative pipeline forbids to set it in its code
+        spark.conf.set(FILTER_SETTING, "true")
     spark.dataSource.register(Registered)
 
 
