@@ -29,7 +29,7 @@ CONTENTS = {
         *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware", "howto/bridge"),
         *("howto/wait-for-a-task", "howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
         *("howto/more-than-one-database", "howto/own-tables", "howto/write-a-driver"),
-        *("howto/pipeline-cookbook", "howto/spark-cluster"),
+        *("howto/pipeline-cookbook", "howto/own-pipelines", "howto/spark-cluster"),
     ],
     "Look up": [
         *("reference/api", "reference/pull", "reference/signals", "reference/outcomes-and-retries"),
