@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -36,6 +38,12 @@ def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.02, pa
 def tree_cpu(process: psutil.Process) -> float:
     """Return the seconds of CPU of a process and its living children."""
     return cpu_of(process) + sum(map(cpu_of, process.children(recursive=True)))
+
+
+def memory(process: psutil.Process, name: str = "VmRSS") -> float:
+    """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
+    text = Path(f"/proc/{process.pid}/status").read_text()
+    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
 
 
 def gone(process: psutil.Process) -> bool:

@@ -44,7 +44,7 @@ class Scenario:
     title: str
     cases: Sequence[Case]
     targets: Sequence[Target] = ()
-    units: Mapping[str, str] = field(default_factory=dict)
+    picture: Sequence[str] = ()  # cases that ``--picture`` draws
 
 
 @dataclass

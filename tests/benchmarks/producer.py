@@ -6,18 +6,18 @@ It says READY, begins at GO, and says what it measured.
 from __future__ import annotations
 
 import os
-import re
 import statistics
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
-from pathlib import Path
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import django
+import psutil
 
-from tests.benchmarks.children import begin, finish
+from tests.benchmarks.children import begin, finish, memory
 
 SECONDS = 2.0
 numbers = count()
@@ -32,11 +32,11 @@ def reference() -> str:
 def per_second(act: Callable[[], Any]) -> Figures:
     """Act again and again; return how often."""
     act()  # what is done once per process
-    done, began = 0, monotonic()
+    done, cpu, began = 0, process_time(), monotonic()
     while monotonic() < began + SECONDS:
         act()
         done += 1
-    return {"tasks": done, "began": began, "ended": monotonic()}
+    return {"tasks": done, "began": began, "ended": monotonic(), "cpu": process_time() - cpu}
 
 
 def single() -> Figures:
@@ -79,30 +79,23 @@ def items(tasks: int, *, referenced: bool) -> Iterator[dict[str, Any]]:
         yield {"payload": {"number": number}} | ({"reference": reference()} if referenced else {})
 
 
-def many(tasks: str, *, referenced: bool) -> Figures:
+def many(tasks: str, *, referenced: bool = True, on_duplicate: str = "error") -> Figures:
     """One ``enqueue_many`` from an iterator; the most memory its process had."""
     from django_dbtaskqueue import enqueue_many
 
-    enqueue_many("nothing", items(100, referenced=referenced), on_duplicate="ignore")
+    enqueue_many("nothing", items(100, referenced=referenced), on_duplicate=on_duplicate)
     began = monotonic()
-    report = enqueue_many(
-        "nothing", items(int(tasks), referenced=referenced), on_duplicate="ignore" if referenced else "error"
-    )
-    return {"tasks": report.enqueued, "began": began, "ended": monotonic(), "memory": _most_memory()}
-
-
-def _most_memory() -> float:
-    """Return the most memory this process has had, in MiB."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) / 1024 if found else 0.0
+    report = enqueue_many("nothing", items(int(tasks), referenced=referenced), on_duplicate=on_duplicate)
+    return {"tasks": report.enqueued, "began": began, "ended": monotonic(), "memory": memory(psutil.Process(), "VmHWM")}
 
 
 WAYS: dict[str, Callable[..., Figures]] = {
     "single": single,
     "create": create,
     "view": view,
-    "many": lambda tasks: many(tasks, referenced=True),
-    "many-plain": lambda tasks: many(tasks, referenced=False),
+    "many": many,
+    "many-ignore": partial(many, on_duplicate="ignore"),
+    "many-plain": partial(many, referenced=False),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -36,20 +37,40 @@ def _measured(verdict: Verdict) -> str:
 
 
 def _scenario(result: Result) -> str:
-    """A table for the cases that measure the same."""
-    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    """A table for the cases whose first figure is the same."""
+    groups: dict[str, list[str]] = {}
     for case in result.scenario.cases:
-        names = result.figures(case.name)
-        if names:
-            row = [case.name, *[spread(result.values(case.name, name)) for name in names]]
-            groups.setdefault(names, []).append(row)
-    tables = [table(["", *names], rows) for names, rows in groups.items()]
+        if names := result.figures(case.name):
+            groups.setdefault(names[0], []).append(case.name)
+    tables = []
+    for cases in groups.values():
+        names = tuple(dict.fromkeys(name for case in cases for name in result.figures(case)))
+        rows = [[case, *[spread(result.values(case, name)) for name in names]] for case in cases]
+        tables.append(table(["", *names], rows))
     missing = [f"{name}: {reason}." for name, reason in result.missing.items()]
     return "\n\n".join([f"### {result.scenario.title}", *tables, *missing])
 
 
+def picture(result: Result) -> str:
+    """Return the rates and the memory of a scenario's cases as bars, in SVG."""
+    figures = [
+        (name, [statistics.median(result.values(name, figure)) for figure in ("tasks/s", "MiB worker")])
+        for name in result.scenario.picture
+        if result.values(name, "tasks/s")
+    ]
+    longest, bars = max([rate for _, (rate, _) in figures], default=1.0), []
+    for index, (name, (rate, memory)) in enumerate(figures):
+        y, width = 32 * index, 330 * rate / longest
+        bars.append(f'<text x="300" y="{y + 21}" text-anchor="end">{name}</text>')
+        bars.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
+        bars.append(f'<text x="{width + 318:.0f}" y="{y + 21}">{number(rate)}/s, {number(memory)} MiB</text>')
+    size = f'viewBox="0 0 820 {32 * len(figures)}" font-family="sans-serif" font-size="14" fill="#777"'
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *bars, "</svg>", ""])
+
+
 def spread(values: Sequence[float]) -> str:
     """Return ``median (least to most)``."""
+    values = [value for value in values if not math.isnan(value)]
     if not values:
         return ""
     text = number(statistics.median(values))

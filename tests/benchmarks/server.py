@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,15 +23,32 @@ from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Durability is PostgreSQL's default. The rest keeps a checkpoint from falling into one run and not into another.
-SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+SETTINGS = {
+    "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "max_connections": "500"
+}  # fmt: skip
+COMMITS = 31  # that are timed before each reading
 COUNTED = """
 SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal,
-    (SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()) AS commits,
     (SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS updates,
     (SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS hot,
     (SELECT heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0) + coalesce(idx_blks_read, 0)
         FROM pg_statio_user_tables WHERE relname = %(table)s) AS buffers
 """
+
+
+@dataclass
+class Span:
+    """A stretch of time that is measured, and what says how noisy the machine was meanwhile."""
+
+    commit: float  # milliseconds that a commit took, just before
+    seconds: float = 0.0
+    cpu: float = 0.0  # seconds of PostgreSQL
+    others: float = 0.0  # seconds of all processes that are not ours
+
+    @property
+    def noise(self) -> dict[str, float]:
+        """The figures that stand beside every rate."""
+        return {"ms/commit": self.commit, "cores used by others": self.others / self.seconds}
 
 
 @dataclass(frozen=True)
@@ -53,14 +72,33 @@ class Server:
 
     def counted(self, table: str) -> dict[str, float]:
         """Return the server's counters, and those of one table; differences of two are what happened between."""
-        names = ("wal", "commits", "updates", "hot", "buffers")
+        names = ("wal", "updates", "hot", "buffers")
         return {n: float(v or 0) for n, v in zip(names, self.run(COUNTED, {"table": table})[0], strict=True)}
 
     def cpu(self) -> float:
         """Return the seconds of CPU that PostgreSQL has used in all its processes, ended ones included."""
-        times = self.postmaster.cpu_times()
-        total = times.user + times.system + times.children_user + times.children_system
-        return total + sum(map(cpu_of, self.postmaster.children(recursive=True)))
+        return cpu_of(self.postmaster, ended=True) + sum(map(cpu_of, self.postmaster.children(recursive=True)))
+
+    @contextmanager
+    def span(self) -> Iterator[Span]:
+        """Measure what goes on meanwhile. Before, see what a commit costs: an INSERT in a transaction of its own."""
+        times = []
+        with self.connect() as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS commits (number int)")
+            for number in range(COMMITS):
+                began = monotonic()
+                connection.execute("INSERT INTO commits VALUES (%s)", [number], prepare=True)
+                times.append(monotonic() - began)
+        span = Span(statistics.median(times) * 1000)
+        began, cpu, ours, all_of_it = monotonic(), self.cpu(), self._cpu_of_ours(), _cpu_of_all()
+        yield span
+        span.seconds, span.cpu = monotonic() - began, self.cpu() - cpu
+        span.others = max(0.0, (_cpu_of_all() - all_of_it) - (self._cpu_of_ours() - ours) - span.cpu)
+
+    def _cpu_of_ours(self) -> float:
+        """Return the seconds of CPU of this process and its children, ended ones included, without PostgreSQL's."""
+        me, servers = psutil.Process(), {self.postmaster, *self.postmaster.children(recursive=True)}
+        return sum(cpu_of(one, ended=True) for one in {me, *me.children(recursive=True)} - servers)
 
     def calm(self, *tables: str) -> None:
         """Leave no work of earlier runs for the next one."""
@@ -70,13 +108,19 @@ class Server:
             connection.execute("CHECKPOINT")
 
 
-def cpu_of(process: psutil.Process) -> float:
-    """Return the seconds of CPU a process has used; 0 when it has ended meanwhile."""
+def cpu_of(process: psutil.Process, *, ended: bool = False) -> float:
+    """Return the seconds of CPU a process has used, and its ended children; 0 when it has ended meanwhile."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
         return 0.0
-    return float(times.user + times.system)
+    return float(times.user + times.system + (times.children_user + times.children_system if ended else 0))
+
+
+def _cpu_of_all() -> float:
+    """Return the seconds of CPU that this machine has used since it started."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
 @contextmanager

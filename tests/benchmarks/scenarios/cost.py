@@ -7,17 +7,14 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from time import monotonic
 
-import psutil
-
-from tests.benchmarks.children import tree_cpu
+from tests.benchmarks.children import memory, tree_cpu
 from tests.benchmarks.drains import TABLE, Drain, empty, running
 from tests.benchmarks.measure import Case, Reading, Scenario, Target
 from tests.benchmarks.server import Server
 
-TWO = "7: ≤ 2 statements per batch (2.1, for some looks find nothing)"
+TWO = "≤ 2 statements per batch (2.1, for some looks find nothing)"
 IDLE, BATCHES = "idle", "under load"
 STATEMENT = re.compile(r"(?:execute [^:]*|statement): (.*)")
 
@@ -37,12 +34,6 @@ def statements(server: Server, start: int) -> Iterator[str]:
     with server.log.open(errors="replace") as lines:
         lines.seek(start)
         yield from (match[1] for line in lines if (match := STATEMENT.search(line)))
-
-
-def memory(process: psutil.Process, name: str = "VmRSS") -> float:
-    """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
-    text = Path(f"/proc/{process.pid}/status").read_text()
-    return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
 
 
 def idle(server: Server, seconds: float) -> Reading:
@@ -88,9 +79,9 @@ def scenario(server: Server, size: float) -> Scenario:
     ]
     targets = [
         Target(TWO, BATCHES, "statements/batch", 2.1, most=True),
-        Target("7: idle poller ≤ 80 MiB", IDLE, "MiB", 80, most=True),
-        Target("7: flat under load (at most a quarter more)", BATCHES, "MiB at most", 1.25, BATCHES, "MiB", most=True),
-        Target("7: idle poller ≤ 0.5 % CPU", IDLE, "% CPU", 0.5, most=True),
-        Target("7: idle poller ≤ 2 queries/s", IDLE, "queries/s", 2, most=True),
+        Target("idle poller ≤ 80 MiB", IDLE, "MiB", 80, most=True),
+        Target("flat under load (at most a quarter more)", BATCHES, "MiB at most", 1.25, BATCHES, "MiB", most=True),
+        Target("idle poller ≤ 0.5 % CPU", IDLE, "% CPU", 0.5, most=True),
+        Target("idle poller ≤ 2 queries/s", IDLE, "queries/s", 2, most=True),
     ]
     return Scenario("cost", "What a poller costs", cases, targets)
