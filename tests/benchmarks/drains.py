@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from time import monotonic
 from typing import Any
 
 import psutil
@@ -15,10 +15,10 @@ import psycopg
 from django.conf import settings
 from django.test import override_settings
 
-from tests.benchmarks import raw
-from tests.benchmarks.children import Worker, gone, manage, python, started, together, tree_cpu, wait_for
+from tests.benchmarks.children import Worker, gone, manage, memory, python, started, together, tree_cpu, wait_for
 from tests.benchmarks.measure import Reading
-from tests.benchmarks.server import Server
+from tests.benchmarks.raw import LOOPS, Loop
+from tests.benchmarks.server import Server, Span
 
 TABLE = "dbtaskqueue_task"
 # From the line's end, where whatever is left stands: its head is full of entries of rows that are done.
@@ -27,11 +27,12 @@ SELECT 1 FROM unnest(%s::text[]) AS q(name), generate_series(0, %s - 1) AS p(num
     SELECT id FROM {TABLE} WHERE queue_name = q.name AND priority = p.number AND ready_time <= now()
     ORDER BY ready_time DESC, id DESC LIMIT 1) AS x LIMIT 1
 """
-SPAN = f"""
-SELECT extract(epoch FROM max(finish_time) - min(start_time))::float8, count(*), count(DISTINCT start_time),
-    count(DISTINCT finish_time) FROM {TABLE} WHERE queue_name = ANY(%s) AND status = 'COMPLETED' AND start_time >= %s
+# When batches were checked out or settled, and how many tasks.
+BATCHES = f"""
+SELECT extract(epoch FROM {{0}} - %(clock)s)::float8, count(*) FROM {TABLE}
+WHERE queue_name = ANY(%(queues)s) AND status = 'COMPLETED' AND start_time >= %(clock)s GROUP BY {{0}} ORDER BY {{0}}
 """
-SIZE = f"SELECT pg_total_relation_size('{TABLE}'::regclass)"
+SIZE = "SELECT pg_total_relation_size(%s::regclass)"
 Around = Callable[[Server], AbstractContextManager[Any]]
 
 
@@ -93,47 +94,63 @@ class Drain:
         settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)} if self.settings else {}
         return running(self.processes, "--queue", names, *processes, *self.options, env={**self.env, **settings})
 
-    def resume(self) -> int:
-        """Let the poller begin, and wait until nothing is left; return how often that was looked at."""
+    def resume(self) -> None:
+        """Let the poller begin, and wait until nothing is left."""
         from django_dbtaskqueue.operations import queue_control
 
         queue_control.resume(self.queues)
         with self.server.connect() as connection:
             left = [list(self.queues), self.priorities]
-            looks = wait_for(
-                partial(_drained, connection, left), "that all is drained", every=0.05, patience=self.patience
-            )
-        return looks
+            wait_for(
+                partial(_drained, connection, left), "that all is drained", every=0.05,
+                patience=self.patience + self.tasks / 2000,
+            )  # fmt: skip
 
     def _measure(self, process: psutil.Process) -> Reading:
         server, before = self.server, self.server.counted(TABLE)
-        clock = server.run("SELECT now()")[0][0]
-        cpu, of_server = tree_cpu(process), server.cpu()
-        began = monotonic()
-        looks = self.resume()
-        took = monotonic() - began
-        cpu, of_server = tree_cpu(process) - cpu, server.cpu() - of_server
-        seconds, done, checkouts, settles = server.run(SPAN, [list(self.queues), clock])[0]
-        if not done:  # they left the table
-            seconds, done, checkouts, settles = took, self.tasks, 1, 1
-        elif done < self.tasks - self.tasks % len(self.queues):
-            raise RuntimeError(f"only {done} of {self.tasks} tasks were completed")
+        found = {"queues": list(self.queues), "clock": server.run("SELECT now()")[0][0]}
+        with server.span() as span:
+            cpu = tree_cpu(process)
+            self.resume()
+            cpu = tree_cpu(process) - cpu
+        checkouts, settles = (server.run(BATCHES.format(column), found) for column in ("start_time", "finish_time"))
+        most = max(memory(one, "VmHWM") for one in (process, *process.children(recursive=True)))
         process.terminate()  # what its connections counted is shown by the server when they end
         process.wait(30)
-        spent = {name: value - before[name] for name, value in server.counted(TABLE).items()}
-        reading = {
-            "tasks/s": done / seconds,
-            "µs CPU worker": cpu / done * 1e6,
-            "µs CPU PostgreSQL": of_server / done * 1e6,
-            "bytes WAL/task": spent["wal"] / done,
-            "HOT share": spent["hot"] / max(1, spent["updates"]),
-            "buffers/task": spent["buffers"] / done,
-            "MiB table": server.run(SIZE)[0][0] / 2**20,
-        }
-        if checkouts == 1 < done:
-            return reading
-        batches = {"tasks/checkout": done / checkouts, "tasks/settle": done / settles}
-        return reading | batches | {"commits/batch": (spent["commits"] - looks) / checkouts}
+        done = sum(count for _, count in settles) or self.tasks  # or they left the table
+        if done < self.tasks - self.tasks % len(self.queues):
+            raise RuntimeError(f"only {done} of {self.tasks} tasks were completed")
+        seconds = settles[-1][0] - checkouts[0][0] if settles else span.seconds
+        rate = {"tasks/s": done / seconds, "µs CPU worker": cpu / done * 1e6}
+        batches = {"ms lost at the start": math.nan, "tasks/checkout": math.nan, "tasks/settle": math.nan}
+        if settles:
+            lost = lost_at_the_start(checkouts[0][0], settles)
+            batches = dict(zip(batches, (lost, done / len(checkouts), done / len(settles)), strict=True))
+        return rate | _of_server(server, span, before, TABLE, done) | batches | {"MiB worker": most}
+
+
+def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> float:
+    """Return how many milliseconds later the first half was settled than at the second half's rate."""
+    total, done = sum(count for _, count in settles), 0
+    for at, count in settles:
+        done += count
+        if done >= total / 2:
+            per_task = (settles[-1][0] - at) / (total - done) if total > done else math.nan
+            return 1000 * (at - began - per_task * done)
+    raise ValueError("no settles")
+
+
+def _of_server(server: Server, span: Span, before: dict[str, float], table: str, done: float) -> dict[str, float]:
+    """Return what so many tasks cost PostgreSQL, and how noisy the machine was."""
+    spent = {name: value - before[name] for name, value in server.counted(table).items()}
+    return {
+        "µs CPU PostgreSQL": span.cpu / done * 1e6,
+        **span.noise,
+        "bytes WAL/task": spent["wal"] / done,
+        "HOT share": spent["hot"] / max(1, spent["updates"]),
+        "buffers/task": spent["buffers"] / done,
+        "MiB table": server.run(SIZE, [table])[0][0] / 2**20,
+    }
 
 
 def _drained(connection: psycopg.Connection[Any], left: list[Any]) -> bool:
@@ -159,26 +176,28 @@ def running(processes: int, *options: str, env: Mapping[str, str] | None = None)
         yield process
 
 
-def raw_drain(server: Server, tasks: int, *, processes: int = 1, way: str = "batch") -> Reading:
-    """The same by the bare loop."""
-    server.run(raw.CREATE)
-    server.run(f"TRUNCATE {raw.TABLE}")
-    server.run(raw.FILL, {"tasks": tasks})
-    server.calm(raw.TABLE)
-    workers = [Worker(*python("raw", way)) for _ in range(processes)]
-    before, cpu = server.counted(raw.TABLE), server.cpu()
-    found = together(workers)
-    cpu = server.cpu() - cpu
-    spent = {name: value - before[name] for name, value in server.counted(raw.TABLE).items()}
+def raw_table(server: Server, loop: Loop, tasks: int = 0) -> None:
+    """Make a loop's table anew, with so many tasks."""
+    server.run(f"DROP TABLE IF EXISTS {loop.table}")
+    for statement in loop.create.split(";"):
+        server.run(statement)
+    server.run(loop.fill, {"tasks": tasks})
+    server.calm(loop.table)
+
+
+def raw_drain(
+    server: Server, tasks: int, name: str = "simple", *, batch: int = 500, processes: int = 1, way: str = "drain"
+) -> Reading:
+    """The same by a loop without a library."""
+    loop = LOOPS[name]
+    raw_table(server, loop, tasks)
+    workers = [Worker(*python("raw", way, *((name, str(batch)) if way == "drain" else ()))) for _ in range(processes)]
+    before = server.counted(loop.table)
+    with server.span() as span:
+        found = together(workers)
     done = sum(one["tasks"] for one in found)
     if done < tasks:
-        raise RuntimeError(f"the bare loop did {done} of {tasks} tasks")
+        raise RuntimeError(f"the loop did {done} of {tasks} tasks")
     seconds = max(one["ended"] for one in found) - min(one["began"] for one in found)
-    return {
-        "tasks/s": done / seconds,
-        "µs CPU worker": sum(one["cpu"] for one in found) / done * 1e6,
-        "µs CPU PostgreSQL": cpu / done * 1e6,
-        "bytes WAL/task": spent["wal"] / done,
-        "HOT share": spent["hot"] / max(1, spent["updates"]),
-        "buffers/task": spent["buffers"] / done,
-    }
+    rate = {"tasks/s": done / seconds, "µs CPU worker": sum(one["cpu"] for one in found) / done * 1e6}
+    return rate | _of_server(server, span, before, loop.table, done)

@@ -7,6 +7,8 @@ import threading
 from time import monotonic, perf_counter
 from typing import Any
 
+from django.contrib.auth.models import Group
+
 from django_dbtaskqueue import processor, registry
 
 BUSY = 0.00002  # seconds
@@ -30,6 +32,12 @@ def nothing_atomic(task: Any) -> None:
 @processor("nothing-atomic-100", mode="atomic", batch=100)
 def nothing_atomic_100(tasks: list[Any]) -> None:
     """Do nothing, a hundred tasks to a transaction."""
+
+
+@processor("insert", mode="atomic")
+def insert(task: Any) -> None:
+    """Insert one row by the ORM, in the transaction that settles the task."""
+    Group.objects.create(name=f"group {task.id}")
 
 
 @processor("busy")
