@@ -8,12 +8,13 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
 from tests.benchmarks.measure import Case, Result, Scenario, take
-from tests.benchmarks.report import BEGIN, END, markdown, put_into
+from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.benchmarks.server import SETTINGS, Server, serving
 
 NAMES = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers")
@@ -50,9 +51,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
     parser.add_argument("--quick", action="store_true", help=f"One run of a size of {QUICK}.")
-    parser.add_argument("--only", default="", metavar="TEXT", help="Only cases whose names hold TEXT, and bare loops.")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="Only cases whose names hold TEXT, and the simplest loop."
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="Write the tables there, too.")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of ``volume`` there, in SVG.")
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put them into a page, between {BEGIN} and {END}.")
     options = parser.parse_args(arguments)
     for name in options.names:
@@ -65,10 +69,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _chosen(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     def wanted(case: Case) -> bool:
-        return options.only in case.name or case.name.startswith("raw")
+        return options.only in case.name or case.name.startswith("simplest")
 
     cases = [case for case in scenario.cases if wanted(case)]
-    return Scenario(scenario.name, scenario.title, cases, scenario.targets)
+    return replace(scenario, cases=cases)
 
 
 def _setting(server: Server, options: argparse.Namespace) -> str:
@@ -84,6 +88,9 @@ def _write(options: argparse.Namespace, server: Server, results: Sequence[Result
     if options.json:
         facts = {"setting": _setting(server, options), "results": [result.json() for result in results]}
         options.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
+    for result in results:
+        if options.picture and result.scenario.picture:
+            options.picture.write_text(picture(result))
     if options.markdown:
         options.markdown.write_text(markdown(results, _setting(server, options)))
 

@@ -78,8 +78,8 @@ class Pinned:
             self.churned(self.server)
             self.server.calm(TABLE)
             with running(1, "--queue", QUEUE):
-                pick_ups(10, 0.05)
-                return pick_ups(number, 0.05)
+                pick_ups(self.server, 10, 0.05)
+                return pick_ups(self.server, number, 0.05)
 
     def behind(self) -> Reading:
         """While a drain goes on, put tasks where it has passed; return how long they waited."""
@@ -124,10 +124,10 @@ def scenario(server: Server, size: float) -> Scenario:
         Case(BEHIND_PINNED, pinned.behind),
     ]
     targets = [
-        Target("6: pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),
-        Target("6: pinned drain ≥ 0.8 times unpinned, five priorities", FIVE_PINNED, "tasks/s", 0.8, FIVE),
-        Target("6: pinned pick-up p50 ≤ 2 ms", PICK_PINNED, "ms p50", 2, most=True),
-        Target("6: behind the bound ≤ 0.2 s unpinned", BEHIND, "ms most", 200, most=True),
-        Target("6: behind the bound ≤ 1.5 s pinned", BEHIND_PINNED, "ms most", 1500, most=True),
+        Target("pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),
+        Target("pinned drain ≥ 0.8 times unpinned, five priorities", FIVE_PINNED, "tasks/s", 0.8, FIVE),
+        Target("pinned pick-up p50 ≤ 2 ms", PICK_PINNED, "ms p50", 2, most=True),
+        Target("behind the bound ≤ 0.2 s unpinned", BEHIND, "ms most", 200, most=True),
+        Target("behind the bound ≤ 1.5 s pinned", BEHIND_PINNED, "ms most", 1500, most=True),
     ]
     return Scenario("pinned", "Under an open snapshot, after a churn of 200,000", cases, targets)

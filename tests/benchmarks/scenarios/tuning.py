@@ -86,6 +86,7 @@ def scenario(server: Server, size: float) -> Scenario:
         *[Case(f"without {name}", replace(plain, around=partial(without, name))) for name in spare],
         Case("with an index on (status)", replace(plain, around=partial(more, "(status)"))),
         Case("with an index on (finish_time)", replace(plain, around=partial(more, "(finish_time)"))),
+        Case("without orjson", replace(plain, env={"BENCHMARK_WITHOUT_ORJSON": "1"})),
         Case("PREPARE: False", replace(plain, settings={"PREPARE": False})),
     ]
     return Scenario("tuning", "What one can turn", cases)

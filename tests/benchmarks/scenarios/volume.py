@@ -1,4 +1,4 @@
-"""What else lies in the table: finished, scheduled and sleeping tasks, other queues, other priorities."""
+"""What grows: the backlog, other rows of the table, queues, groups, pollers. ``--size 10``: ten million tasks wait."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tests.benchmarks.server import Server
 EMPTY, FINISHED, LATER = "nothing else", "1,000,000 finished", "1,000,000 for later, ten priorities"
 SLEEPING = "1,000,000 that sleep or wait for a signal"
 QUEUES, SPREAD, FIVE = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues", "five priorities"
+GROUPS, POLLERS = "10,000 groups, ten tasks of each at a time", "50 pollers"
 FINISHED_SQL = f"""
 INSERT INTO {TABLE} (queue_name, reference_number, payload, status, final_status, attempt, total_attempt,
     ready_time, start_time, finish_time)
@@ -49,6 +50,9 @@ def scenario(server: Server, size: float) -> Scenario:
     plain = Drain(server, tasks)
     names = [f"queue-{number}" for number in range(1000)]
     thousand = Drain(server, tasks, queues=names, env={"BENCHMARK_QUEUES": "1000"})
+    limit = {"QUEUES": {"nothing": {"max_running_per_group": 10}}}
+    backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, tasks, 10 * tasks)}
+    growth = [*backlogs, SPREAD, GROUPS, POLLERS]
     cases = [
         Case(EMPTY, plain),
         Case(FINISHED, replace(plain, prepare=partial(rows, FINISHED_SQL, others))),
@@ -57,14 +61,18 @@ def scenario(server: Server, size: float) -> Scenario:
         Case(QUEUES, replace(thousand, queues=names[:1], polled=names)),
         Case(SPREAD, thousand),
         Case(FIVE, replace(plain, priorities=5)),
+        *[Case(name, drain) for name, drain in backlogs.items()],
+        Case(GROUPS, replace(plain, keys=10_000, settings=limit)),
+        Case(POLLERS, replace(plain, processes=max(2, int(50 * min(1, 2 * size))))),
     ]
     rate = "tasks/s"
     targets = [
-        Target("5: 1,000,000 finished rows ≥ 0.95 times none", FINISHED, rate, 0.95, EMPTY),
-        Target("5: 1,000,000 scheduled for later ≥ 0.9 times none", LATER, rate, 0.9, EMPTY),
+        Target("1,000,000 finished rows ≥ 0.95 times none", FINISHED, rate, 0.95, EMPTY),
+        Target("1,000,000 scheduled for later ≥ 0.9 times none", LATER, rate, 0.9, EMPTY),
         Target("1,000,000 that sleep or wait ≥ 0.95 times none", SLEEPING, rate, 0.95, EMPTY),
-        Target("5: 1,000 queues, tasks in one ≥ 0.9 times one queue", QUEUES, rate, 0.9, EMPTY),
-        Target("5: 1,000 queues, tasks in all ≥ 0.9 times one queue", SPREAD, rate, 0.9, EMPTY),
-        Target("5: five priorities ≥ 0.8 times one", FIVE, rate, 0.8, EMPTY),
+        Target("1,000 queues, tasks in one ≥ 0.9 times one queue", QUEUES, rate, 0.9, EMPTY),
+        Target("1,000 queues, tasks in all ≥ 0.9 times one queue", SPREAD, rate, 0.9, EMPTY),
+        Target("five priorities ≥ 0.8 times one", FIVE, rate, 0.8, EMPTY),
     ]
-    return Scenario("volume", f"Drain beside other rows (times {size:g})", cases, targets)
+    title = f"Growth: drains of {tasks:,} tasks, unless the row says otherwise, beside other rows (times {size:g})"
+    return Scenario("volume", title, cases, targets, picture=growth)
