@@ -90,10 +90,12 @@ class Server:
                 connection.execute("INSERT INTO commits VALUES (%s)", [number], prepare=True)
                 times.append(monotonic() - began)
         span = Span(statistics.median(times) * 1000)
-        began, cpu, ours, all_of_it = monotonic(), self.cpu(), self._cpu_of_ours(), _cpu_of_all()
+        cpu, ours = self.cpu(), self._cpu_of_ours()
+        began, used = monotonic(), _cpu_of_all()
         yield span
-        span.seconds, span.cpu = monotonic() - began, self.cpu() - cpu
-        span.others = max(0.0, (_cpu_of_all() - all_of_it) - (self._cpu_of_ours() - ours) - span.cpu)
+        span.seconds, used = monotonic() - began, _cpu_of_all() - used
+        span.cpu = self.cpu() - cpu
+        span.others = max(0.0, used - (self._cpu_of_ours() - ours) - span.cpu)
 
     def _cpu_of_ours(self) -> float:
         """Return the seconds of CPU of this process and its children, ended ones included, without PostgreSQL's."""

@@ -9,7 +9,7 @@ from tests.benchmarks.drains import TABLE, Drain
 from tests.benchmarks.measure import Case, Scenario, Target
 from tests.benchmarks.server import Server
 
-EMPTY, FINISHED, LATER = "nothing else", "1,000,000 finished", "1,000,000 for later, ten priorities"
+EMPTY, FINISHED, LATER = "as many as the title says", "1,000,000 finished", "1,000,000 for later, ten priorities"
 SLEEPING = "1,000,000 that sleep or wait for a signal"
 QUEUES, SPREAD, FIVE = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues", "five priorities"
 GROUPS, POLLERS = "10,000 groups, ten tasks of each at a time", "50 pollers"
@@ -51,8 +51,8 @@ def scenario(server: Server, size: float) -> Scenario:
     names = [f"queue-{number}" for number in range(1000)]
     thousand = Drain(server, tasks, queues=names, env={"BENCHMARK_QUEUES": "1000"})
     limit = {"QUEUES": {"nothing": {"max_running_per_group": 10}}}
-    backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, tasks, 10 * tasks)}
-    growth = [*backlogs, SPREAD, GROUPS, POLLERS]
+    backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, 10 * tasks)}
+    growth = [EMPTY, *backlogs, SPREAD, GROUPS, POLLERS]
     cases = [
         Case(EMPTY, plain),
         Case(FINISHED, replace(plain, prepare=partial(rows, FINISHED_SQL, others))),
