@@ -64,6 +64,7 @@ def picture(result: Result) -> str:
         bars.append(f'<text x="300" y="{y + 21}" text-anchor="end">{name}</text>')
         bars.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
         bars.append(f'<text x="{width + 318:.0f}" y="{y + 21}">{number(rate)}/s, {number(memory)} MiB</text>')
+    # Read on light and on dark pages alike.
     size = f'viewBox="0 0 820 {32 * len(figures)}" font-family="sans-serif" font-size="14" fill="#777"'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *bars, "</svg>", ""])
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.drains import lost_at_the_start
 from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target, take
-from tests.benchmarks.report import BEGIN, END, markdown, put_into
+from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.conftest import REPOSITORY
 
 SMALL = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers", "tuning")
@@ -59,6 +60,19 @@ def test_a_report_is_put_between_its_marks() -> None:
     assert put_into(page, "new\n") == f"before\n{BEGIN}\nnew\n{END}\nafter\n"
     with pytest.raises(ValueError, match="no <!-- benchmarks -->"):
         put_into("page", "new")
+
+
+def test_the_time_lost_at_the_start_is_what_the_first_half_took_longer() -> None:
+    steady = [(at / 100, 500) for at in range(1, 21)]
+    assert lost_at_the_start(0.0, steady) == pytest.approx(0)
+    assert lost_at_the_start(-0.15, steady) == pytest.approx(150)
+
+
+def test_a_picture_shows_the_rate_and_the_memory_of_each_case() -> None:
+    cases = [Case(name, lambda: {"tasks/s": 4321.0, "MiB worker": 72.0}) for name in ("few", "many")]
+    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1, lambda text: None))
+    assert text.count(">4,321/s, 72 MiB<") == 2
+    assert ">few<" in text
 
 
 @pytest.mark.bench

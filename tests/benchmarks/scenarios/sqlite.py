@@ -19,7 +19,7 @@ WHERE status = 'COMPLETED'
 """
 
 
-def drain(tasks: int) -> Reading:
+def drain(server: Server, tasks: int) -> Reading:
     """Fill a new file and drain it by one process."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tasks.sqlite3"
@@ -28,13 +28,13 @@ def drain(tasks: int) -> Reading:
         together([Worker(*python("producer", "many", str(tasks)), env=env)])
         with sqlite3.connect(file, timeout=20) as connection:
             waiting = connection.execute(f"SELECT count(*) FROM {TABLE}").fetchone()[0]
-            with started(manage("runtaskpoller", "--queue", "nothing", "--drain"), env):
+            with server.span() as span, started(manage("runtaskpoller", "--queue", "nothing", "--drain"), env):
                 wait_for(lambda: connection.execute(SPAN).fetchone()[1] == waiting, "that all is drained", every=0.2)
             seconds, done = connection.execute(SPAN).fetchone()
-    return {"tasks/s": done / seconds}
+    return {"tasks/s": done / seconds, **span.noise}
 
 
 def scenario(server: Server, size: float) -> Scenario:
     """Return it."""
-    cases = [Case("ours", lambda: drain(int(20_000 * size)))]
+    cases = [Case("ours", lambda: drain(server, int(20_000 * size)))]
     return Scenario("sqlite", "SQLite, drain", cases, [Target("SQLite ≥ 5,000/s", "ours", "tasks/s", 5000)])
