@@ -235,7 +235,8 @@ def _new_template(server_url: str) -> Iterator[str]:
 
 @contextmanager
 def _postgres_copy(server_url: str, template: str) -> Iterator[ProcessDatabase]:
-    with _created(server_url, f'TEMPLATE "{template}"') as name:
+    # The files are copied: to log each block, as is the default, takes twice the time.
+    with _created(server_url, f'TEMPLATE "{template}" STRATEGY FILE_COPY') as name:
         yield ProcessDatabase("postgresql", _url_of(server_url, name))
 
 
