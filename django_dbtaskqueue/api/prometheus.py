@@ -25,6 +25,7 @@ from django_dbtaskqueue.models import Metric, Queue, Schedule, UsageCount
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, overview
 from django_dbtaskqueue.operations.schedules import listed
 from django_dbtaskqueue.operations.visibility import narrow, visible_queues
@@ -62,6 +63,7 @@ def exposition(actor: Actor) -> Exposition:
             limits.enter_context(statement_timeout(alias))
         stats = overview(only=visible_queues(actor))
         _add_queues(found, stats)
+        _add_limits(found, limits_by_queue(row.queue for row in stats.queues))
         _add_counts(found, aliases, stats.as_of, actor)
         if actor.user is None or actor.user.has_perm(f"{Schedule._meta.app_label}.view_schedule"):
             _add_schedules(found, listed(actor))
@@ -79,6 +81,20 @@ def _add_queues(found: Exposition, stats: Overview) -> None:
         found.add("dbtaskqueue_queue_paused", row.paused, row.queue)
         found.add("dbtaskqueue_queue_pollers", row.pollers, row.queue)
         _add_percentiles(found, row)
+
+
+def _add_limits(found: Exposition, limits: Mapping[str, Iterable[LimitUse]]) -> None:
+    for queue, use in [(queue, use) for queue, uses in limits.items() for use in uses]:
+        place, settings = (queue, use.database), use.settings
+        if settings.max_running is not None:
+            found.add("dbtaskqueue_limited_running_tasks", use.running, *place)
+            found.add("dbtaskqueue_limit_max_running", settings.max_running, *place)
+        if settings.rate is not None:
+            found.add("dbtaskqueue_limit_rate_tokens", use.tokens, *place)
+        for limit, value in (("max_running", settings.max_running), ("rate", settings.rate)):
+            if value is not None:
+                held_back = use.held_back.number if use.reached == limit else 0
+                found.add("dbtaskqueue_held_back_tasks", held_back, *place, limit)
 
 
 def _add_percentiles(found: Exposition, row: QueueStats) -> None:

@@ -47,6 +47,20 @@ DATABASE_METRICS = (
     Definition("dbtaskqueue_queue_pollers", "gauge", "Pollers alive that serve the queue", ("queue",)),
     Definition("dbtaskqueue_pollers", "gauge", "Pollers alive"),
     Definition(
+        "dbtaskqueue_limited_running_tasks", "gauge", "Tasks that count under the queue's max_running",
+        ("queue", "database"),
+    ),
+    Definition("dbtaskqueue_limit_max_running", "gauge", "The queue's max_running", ("queue", "database")),
+    Definition(
+        "dbtaskqueue_limit_rate_tokens", "gauge", "Tasks that the queue's rate allows to start now",
+        ("queue", "database"),
+    ),
+    Definition(
+        "dbtaskqueue_held_back_tasks", "gauge",
+        "Due tasks that wait because the limit is reached; at most 1,000 of each priority are counted",
+        ("queue", "database", "limit"),
+    ),
+    Definition(
         "dbtaskqueue_enqueued_tasks_total", "counter", "Tasks enqueued since midnight UTC; starts again each day",
         ("queue",),
     ),

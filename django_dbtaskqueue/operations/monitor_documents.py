@@ -8,6 +8,7 @@ from typing import TypedDict
 
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding
 from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
@@ -51,6 +52,7 @@ class LimitsDocument(TypedDict):
     """The limits of a queue over all pollers in one database, and their use; None: no such limit.
 
     ``tokens``: tasks that may start now. ``next_seconds``: until the rate allows the next start; None: it allows one.
+    ``reached``: the setting that holds tasks back now, max_running or rate, or "". ``held_back``: these tasks.
     """
 
     database: str
@@ -60,6 +62,8 @@ class LimitsDocument(TypedDict):
     burst: int | None
     tokens: int | None
     next_seconds: float | None
+    reached: str
+    held_back: CountDocument
     max_running_per_group: int
     rate_per_group: str | None
     burst_per_group: int | None
@@ -133,6 +137,8 @@ def limits_document(use: LimitUse) -> LimitsDocument:
         "burst": limits.burst,
         "tokens": use.tokens if limits.rate else None,
         "next_seconds": use.next_seconds,
+        "reached": use.reached,
+        "held_back": _count(use.held_back),
         "max_running_per_group": limits.max_running_per_group,
         "rate_per_group": None if limits.rate_per_group is None else str(limits.rate_per_group),
         "burst_per_group": limits.burst_per_group,
@@ -157,7 +163,7 @@ def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueSt
         "run_seconds": {"p50": row.run.p50, "p95": row.run.p95},
         "wait_seconds": {"p50": row.wait.p50, "p95": row.wait.p95},
         "stale": row.stale,
-        "tasks": {name: {"count": one.number, "exact": one.exact} for name, one in row.statuses.items()},
+        "tasks": {name: _count(one) for name, one in row.statuses.items()},
         "limits": [limits_document(use) for use in limits],
     }
 
@@ -323,6 +329,10 @@ class FindingDocument(TypedDict):
 def finding_document(finding: Finding) -> FindingDocument:
     """Return a finding."""
     return {"level": finding.level, "id": finding.id, "words": finding.words, "remedy": finding.remedy}
+
+
+def _count(value: ApproxCount) -> CountDocument:
+    return {"count": value.number, "exact": value.exact}
 
 
 def _seconds(value: timedelta | None) -> float | None:

@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from django.utils.translation import gettext as _
@@ -95,6 +95,7 @@ class LimitUse:
     running: int  # tasks
     tokens: int  # tasks that may start now
     next_seconds: float | None  # until the rate allows the next start; None: it allows one now
+    held_back: ApproxCount = NONE_COUNTED  # due tasks that wait because of the limit that is ``reached``
 
     @property
     def reached(self) -> str:
@@ -129,7 +130,8 @@ def limit_use(place: Location, queue: str) -> LimitUse | None:
         return None
     running, tokens = limiter.used(Session.on(*place))
     wait = (1 - tokens) / limiter.rate if limiter.rate and tokens < 1 else None
-    return LimitUse(place[0], settings, running, int(tokens), wait)
+    use = LimitUse(place[0], settings, running, int(tokens), wait)
+    return replace(use, held_back=ready_position(place, queue, 0).waiting) if use.reached else use
 
 
 def limits_of(queue: str) -> list[LimitUse]:

@@ -19,6 +19,7 @@ from django.utils import timezone
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
+from django_dbtaskqueue import enqueue_many, queue
 from django_dbtaskqueue.api.prometheus import exposition, metrics
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS, Exposition, text_of
@@ -30,7 +31,7 @@ from tests.operations.test_api import TOKEN, client, user
 urlpatterns = [path("metrics", metrics)]
 pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 VIEWS = "view_queue", "view_schedule"
-LABELS = "schedule", "queue", "status", "outcome", "percentile", "le"  # in the order of our keys
+LABELS = "schedule", "queue", "database", "limit", "status", "outcome", "percentile", "le"  # in the order of our keys
 Samples = dict[tuple[str, ...], float]
 
 
@@ -41,7 +42,8 @@ def only_claims(user: Any, queue: str) -> bool:
 @pytest.fixture(autouse=True)
 def _queues(settings: Any) -> None:
     digest = hashlib.sha256(TOKEN.encode()).hexdigest()
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}, "API_TOKENS": {"robot": digest}}
+    limits = {"max_running": 2, "rate": "9/h", "burst": 9}
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "calls": limits}, "API_TOKENS": {"robot": digest}}
 
 
 def scraped(text: str) -> Samples:
@@ -94,6 +96,24 @@ def test_a_scrape_says_how_the_queues_are() -> None:
     assert found["dbtaskqueue_recent_run_seconds", QUEUE, "50"] == pytest.approx(0.01, rel=0.3)
     assert found["dbtaskqueue_schedule_next_timestamp_seconds", "nightly", QUEUE] > timezone.now().timestamp()
     assert found["dbtaskqueue_schedule_paused", "nightly", QUEUE] == 1
+
+
+def test_a_scrape_says_what_a_limit_holds_back() -> None:
+    a_busy_site()
+    enqueue_many("calls", [{"payload": number} for number in range(5)])
+    place = "calls", "default"
+    ada = client(*VIEWS)
+    found = scraped(scrape(ada))
+    assert found["dbtaskqueue_limit_max_running", *place] == 2
+    assert found["dbtaskqueue_limited_running_tasks", *place] == 0
+    assert found["dbtaskqueue_held_back_tasks", *place, "max_running"] == 0, "no limit is reached: a poller is missing"
+    queue("calls").take()
+    queue("calls").take()
+    found = scraped(scrape(ada))
+    assert found["dbtaskqueue_limited_running_tasks", *place] == 2
+    assert found["dbtaskqueue_limit_rate_tokens", *place] == 7
+    assert found["dbtaskqueue_held_back_tasks", *place, "max_running"] == 3
+    assert found["dbtaskqueue_held_back_tasks", *place, "rate"] == 0
 
 
 def test_every_metric_is_as_it_is_defined() -> None:
