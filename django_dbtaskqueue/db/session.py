@@ -104,27 +104,35 @@ class Session:
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
         # Where the queries are logged (DEBUG, a test, a tracer), use Django's slower cursor.
-        watched = (self.connection.execute_wrappers and self._wrapped()) or self.connection.queries_logged
+        watched = self.watched()
         if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall()) if cursor.description else []
-        cursor = self._shown(self._cursor()) if watched else self._cursor()
+        cursor = self._cursor()
+        if watched:  # wrapped as Django wraps its own, which cannot work beside the loader of an owned connection
+            connection = self.connection
+            cursor = (connection.make_debug_cursor if connection.queries_logged else connection.make_cursor)(cursor)
         with self.connection.wrap_database_errors, self._deadline:
             return _rows(cursor.execute(sql, params))
 
     def count(self, sql: str, params: Params) -> int:
         """Execute one statement; return how many rows it wrote."""
-        if self._watched() or not self.postgresql:
+        if self.watched() or not self.postgresql:
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return int(cursor.rowcount)
         with self.connection.wrap_database_errors, self._deadline:
             return int(self._cursor().execute(sql, params).rowcount)
 
+    def copy(self, sql: str, rows: str) -> None:
+        """Send ``rows`` to a COPY, on PostgreSQL; one that is ``watched`` would not see it."""
+        with self.connection.wrap_database_errors, self._deadline, self._cursor().copy(sql) as copy:
+            copy.write(rows)
+
     def repeat(self, sql: str, params: Params) -> list[Row]:
         """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
-        if self.owned or not self.postgresql or self._watched():
+        if self.owned or not self.postgresql or self.watched():
             return self.run(sql, params)
         self._raw()  # connects, so that the connection can be asked
         if not should_prepare(self.connection):
@@ -136,9 +144,7 @@ class Session:
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
-        if len(batch) == 1 and self.owned:
-            return [self.run(*batch[0])]
-        if len(batch) == 1 and self.connection.in_atomic_block:
+        if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
             return [self.repeat(*batch[0])]
         if not (self.owned and self.postgresql):
             with self.atomic():
@@ -203,21 +209,13 @@ class Session:
         sql = f"SELECT {dialect.time('%(value)s')} <= {dialect.now}"
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
 
-    def _watched(self) -> bool:
+    def watched(self) -> bool:
         """Whether the queries are logged (DEBUG, a test, a tracer): then Django's slower cursor is used."""
-        return bool((self.connection.execute_wrappers and self._wrapped()) or self.connection.queries_logged)
-
-    def _wrapped(self) -> bool:
-        """Whether something watches the statements besides the poller, which only wants to know of the first one."""
-        if self.connection.execute_wrappers != liveness.FIRST_STATEMENT:
-            return True
-        liveness.begin_first_statement(self.connection)
-        return False
-
-    def _shown(self, cursor: Any) -> Any:
-        """Wrap our cursor as Django does its own, which cannot work beside the loader of an owned connection."""
-        connection = self.connection
-        return connection.make_debug_cursor(cursor) if connection.queries_logged else connection.make_cursor(cursor)
+        watched = bool(self.connection.execute_wrappers)
+        if watched and self.connection.execute_wrappers == liveness.FIRST_STATEMENT:  # the poller's own
+            liveness.begin_first_statement(self.connection)
+            watched = False
+        return watched or bool(self.connection.queries_logged)
 
     def _cursor(self) -> Any:
         raw = self._raw()

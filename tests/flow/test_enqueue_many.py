@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -98,6 +99,54 @@ def test_twelve_thousand_from_a_generator(alias: str, django_assert_max_num_quer
     assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
 
 
+ODD_TEXTS = [
+    "\t",
+    "\n",
+    "\r",
+    "\\",
+    "\\N",
+    "\\.",
+    "null",
+    "NULL",
+    '"',
+    "'",
+    "{",
+    ",",
+    "é",
+    "\U0001f600",
+    "\x01",
+    "a\\tb",
+]
+
+
+@pytest.mark.parametrize("form", [lambda text, n: f"{text}{n}", lambda text, n: f"{n:05}{text}", lambda text, n: None])
+def test_any_text_of_many_is_stored_as_it_is_in_the_order_given(alias: str, form: Callable[[str, int], str]) -> None:
+    items = [(form(text, n), {text: [text, n, None]}) for n in range(20) for text in ODD_TEXTS]
+    items[7:9] = [(form("null", 100), None), (form("\\N", 101), "null")]
+    assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=320)
+    rows = Task.objects.using(alias).due()
+    assert [(row.reference, row.payload) for row in rows] == items
+    assert rows.filter(payload__isnull=True).count() == 1
+    times = ("create_time", "last_update_time", "next_process_time", "ready_time")
+    assert len({time for row in rows for time in operator.attrgetter(*times)(row)}) == 1
+    assert {(row.status, row.max_attempts, row.attempt, row.queue) for row in rows} == {("CREATED", 4, 0, "parcels")}
+
+
+def test_many_are_stored_under_row_level_security() -> None:
+    """Given policies, under which PostgreSQL refuses COPY, then the tasks are stored all the same."""
+    with transaction.atomic(), connections["default"].cursor() as cursor:
+        for sql in (
+            "CREATE ROLE tenant", "GRANT ALL ON ALL TABLES IN SCHEMA public TO tenant",
+            "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO tenant",
+            "ALTER TABLE dbtaskqueue_task ENABLE ROW LEVEL SECURITY",
+            "CREATE POLICY own ON dbtaskqueue_task USING (queue_name = 'parcels')", "SET LOCAL ROLE tenant",
+        ):  # fmt: skip
+            cursor.execute(sql)
+        assert enqueue_many("parcels", [(f"r-{n}", n) for n in range(400)]) == EnqueueReport(enqueued=400)
+        assert enqueue_many("parcels", [(None, n) for n in range(400)]) == EnqueueReport(enqueued=400)
+        transaction.set_rollback(True)
+
+
 def test_nothing_is_an_empty_report(alias: str, django_assert_max_num_queries: Any) -> None:
     queue_settings("parcels", alias)  # the queue's row is read once a second
     with django_assert_max_num_queries(2, using=alias):  # the savepoint
@@ -175,11 +224,12 @@ def test_unknown_queues_and_words_are_refused(alias: str) -> None:
 # -- duplicates ------------------------------------------------------------------------------------------------------
 
 
-def test_a_taken_reference_is_an_error_that_names_it_and_its_holder(alias: str) -> None:
+@pytest.mark.parametrize("others", [1, 300])
+def test_a_taken_reference_is_an_error_that_names_it_and_its_holder(alias: str, others: int) -> None:
     holder = make_task("COMPLETED", reference="taken", using=alias)
     with transaction.atomic(using=alias):
         with pytest.raises(DuplicateTask, match=rf"'taken'.*task {holder.pk} \(COMPLETED\)"):
-            enqueue_many("parcels", [("new", 1), ("taken", 2)], using=alias)
+            enqueue_many("parcels", [*((f"new-{n}", n) for n in range(others)), ("taken", 2)], using=alias)
         assert references(alias) == []
         enqueue_many("parcels", [("after", 1)], using=alias)
     assert references(alias) == ["after"]

@@ -121,6 +121,21 @@ class EnqueueStatements(Group):
             f" {self._conflict(on_duplicate, keep_due=keep_due, bounded=bounded, own=own)}"
         )
 
+    @lru_cache(maxsize=64)  # noqa: B019 -- as above
+    @renamed
+    def copy_uniform(self, names: tuple[str, ...]) -> str:
+        """Insert tasks due now by COPY; an error if a reference is taken. The times are the columns' defaults."""
+        return f"COPY {self.tables.task} ({', '.join(names)}) FROM STDIN"
+
+    @cached_property
+    def reserve_ids(self) -> str:
+        """Take ``number`` ids for a COPY whose rows are not in the order of the items, as text."""
+        return f"SELECT string_agg(nextval({self._sequence})::text, ',') FROM generate_series(1, %(number)s)"
+
+    @property
+    def _sequence(self) -> str:
+        return f"(SELECT pg_get_serial_sequence('{self.tables.task}', 'id'))::regclass"
+
     def _counted(self, insert: str) -> str:
         """Let PostgreSQL count: a row for each task would cost as much as the rest of the answer."""
         returning = f"{insert} RETURNING id, last_update_time = create_time"
@@ -138,8 +153,7 @@ class EnqueueStatements(Group):
         """
         if self.dialect.vendor != "postgresql":
             return "", f"{rows} WHERE true"
-        sequence = f"(SELECT pg_get_serial_sequence('{self.tables.task}', 'id'))::regclass"
-        numbered = f"(SELECT nextval({sequence}) AS id, u.* FROM {rows}) AS u"
+        numbered = f"(SELECT nextval({self._sequence}) AS id, u.* FROM {rows}) AS u"
         return "id, ", f'{numbered} ORDER BY {reference} COLLATE "C"'
 
     def _due(self, delay: str, run_at: str) -> str:

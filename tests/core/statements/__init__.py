@@ -40,6 +40,7 @@ VARIANTS: dict[str, Variants] = {
     ],
     "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
+    "Statements.copy_uniform": _all(names=[("queue_name", "payload", "reference_number", "id")]),
     "Statements.insert_many": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
@@ -70,8 +71,8 @@ PARTS = {
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
-    "insert_uniform", "counts", "first_tasks", "estimates", "remove_old", "lock_table", "lock_groups_of",
-    "ArchiveStatements.lock",
+    "insert_uniform", "copy_uniform", "reserve_ids", "counts", "first_tasks", "estimates", "remove_old", "lock_table",
+    "lock_groups_of", "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
 

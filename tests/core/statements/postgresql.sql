@@ -339,6 +339,10 @@ AND t.total_attempt = u.token
 AND t.status IN ('PROCESSING')
 RETURNING id, watched;
 
+-- Statements.copy_uniform
+COPY "dbtaskqueue_task" (queue_name, payload, reference_number, id)
+FROM STDIN;
+
 -- Statements.count_deleted
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT x.q, count(*)
@@ -1811,6 +1815,12 @@ WHERE id = ANY(ARRAY(
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ))
 RETURNING id;
+
+-- Statements.reserve_ids
+SELECT string_agg(nextval((
+    SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+)::regclass)::text, ',')
+FROM generate_series(1, %(number)s);
 
 -- Statements.running_of
 SELECT id, total_attempt, extract(epoch FROM next_process_time - statement_timestamp())::float8
