@@ -21,7 +21,7 @@ def idle(server: Server, number: int, every: float, taskqueue: str = "{}") -> Re
 
 def scenario(server: Server, size: float) -> Scenario:
     """Return it."""
-    number = max(40, int(600 * size))
+    number = max(40, int(400 * size))
     cases = [
         Case(RAW, lambda: raw_pick_ups(server, number, 0.05)),
         Case(OURS, lambda: idle(server, number, 0.05)),
