@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -122,11 +121,14 @@ class Drain:
             raise RuntimeError(f"only {done} of {self.tasks} tasks were completed")
         seconds = settles[-1][0] - checkouts[0][0] if settles else span.seconds
         rate = {"tasks/s": done / seconds, "µs CPU worker": cpu / done * 1e6}
-        batches = {"ms lost at the start": math.nan, "tasks/checkout": math.nan, "tasks/settle": math.nan}
-        if settles:
-            lost = lost_at_the_start(checkouts[0][0], settles)
-            batches = dict(zip(batches, (lost, done / len(checkouts), done / len(settles)), strict=True))
-        return rate | _of_server(server, span, before, TABLE, done) | batches | {"MiB worker": most}
+        reading = rate | _of_server(server, span, before, TABLE, done) | {"MiB worker": most}
+        if not settles:
+            return reading
+        return reading | {
+            "ms lost at the start": lost_at_the_start(checkouts[0][0], settles),
+            "tasks/checkout": done / len(checkouts),
+            "tasks/settle": done / len(settles),
+        }
 
 
 def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> float:
@@ -135,7 +137,7 @@ def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> flo
     for at, count in settles:
         done += count
         if done >= total / 2:
-            per_task = (settles[-1][0] - at) / (total - done) if total > done else math.nan
+            per_task = (settles[-1][0] - at) / max(1, total - done)
             return 1000 * (at - began - per_task * done)
     raise ValueError("no settles")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Sequence
 
@@ -71,7 +70,6 @@ def picture(result: Result) -> str:
 
 def spread(values: Sequence[float]) -> str:
     """Return ``median (least to most)``."""
-    values = [value for value in values if not math.isnan(value)]
     if not values:
         return ""
     text = number(statistics.median(values))
