@@ -37,6 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _write(options, server, results)
         report = markdown(results, _setting(server, options))
     print(report)
+    if options.into and options.picture:
+        place = os.path.relpath(options.picture, options.into.parent)
+        report += f"\n![Bars: tasks per second and most memory of a worker, as what waits or polls grows]({place})\n"
     if options.into:
         options.into.write_text(put_into(options.into.read_text(), report))
     if any(result.failed for result in results):
@@ -56,7 +59,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="Write the tables there, too.")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of ``volume`` there, in SVG.")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of volume there; --into shows it.")
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put them into a page, between {BEGIN} and {END}.")
     options = parser.parse_args(arguments)
     for name in options.names:
