@@ -18,9 +18,9 @@ from tests.benchmarks.server import Server
 
 PYTHON = {  # peer -> (package that has to be there, tasks of a drain)
     "pgqueuer": ("pgqueuer", 50_000),
-    "procrastinate": ("procrastinate", 3_000),
-    "django_tasks_db": ("django_tasks_db", 2_000),
-    "django_q2": ("django_q", 2_000),
+    "procrastinate": ("procrastinate", 1_500),
+    "django_tasks_db": ("django_tasks_db", 1_000),
+    "django_q2": ("django_q", 1_000),
 }
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}
 SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
