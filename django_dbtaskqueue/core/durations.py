@@ -166,6 +166,6 @@ def jittered(seconds: float) -> float:
     return seconds * random.uniform(0.5, 1.5)
 
 
-def smoothed(mean: float | None, latest: float) -> float:
-    """Return an exponentially smoothed mean."""
-    return latest if mean is None else mean + MEAN_SMOOTHING_SHARE * (latest - mean)
+def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
+    """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
+    return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)

@@ -88,6 +88,7 @@ class QueueState:
     idle_pause: float = 0.0  # seconds; grows while the queue is empty
     full_scan_awaited: bool = False  # a poll was planned for the full scan that is due after the last task
     run_seconds: float | None = None  # mean run time of one task, smoothed
+    timed: int = 0  # tasks of the latest measurement of ``run_seconds``
     probed: bool = False  # tasks were taken
     taken_at: float = field(default_factory=monotonic)  # when a fetch last gave a task; at first, the poller's start
     likely_ready: int = 0  # tasks that are probably left, because the last fetch got all it asked for

@@ -169,7 +169,9 @@ class Settler:
         self.metrics.add(queue.port.alias, queue.name, ran)
         seconds = sum(map(SECONDS, ran))
         with self._lock:
-            queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran))
+            before, queue.timed = queue.timed, len(ran)
+            share = len(ran) / (len(ran) + before) if len(ran) > before else 0.0  # a few slow first calls say little
+            queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran), share)
             self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
             self._counts.finished += len(ran)
         watched, wakes = observe.watched() or queue.port.log_level, False

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from time import perf_counter
 from typing import Any
 
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import enqueue, processor
+from django_dbtaskqueue import enqueue, enqueue_many, processor
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import TaskQueueKit
 
@@ -29,3 +30,22 @@ def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
         pass
     rows = dict(Task.objects.using(alias).values_list("pk", "status"))
     assert rows == {ours.pk: "COMPLETED", blue.pk: "CREATED", planned.pk: "CREATED"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_slow_first_calls_do_not_keep_batches_small(taskqueue: TaskQueueKit) -> None:
+    calls: list[Any] = []
+
+    @processor("cold")
+    def cold(task: Any) -> None:
+        calls.append(task.id)
+        if len(calls) <= 4:  # as a call that imports and connects
+            end = perf_counter() + 0.05
+            while perf_counter() < end:
+                pass
+
+    enqueue_many("cold", ({} for _ in range(1500)))
+    with taskqueue.run_poller("cold"):
+        pass
+    assert len(calls) == 1500
+    assert Task.objects.values("start_time").distinct().count() <= 18
