@@ -1,7 +1,8 @@
 """Enqueue many: one statement per 5,000 rows, one transaction for all of them.
 
 PostgreSQL takes plain tasks by COPY, in half the time of an INSERT. COPY has no ON CONFLICT: it fails at a reference
-that is taken, and an INSERT of the same rows then says which one it is.
+that is taken, and an INSERT of the same rows then says which one it is. To ignore such references, a query looks first
+whether there are any.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def enqueue_many(
     rule = settings.unique if unique is None else checked_rule(unique, None)
     chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
     done = Counter(enqueued=0, ignored=0, replaced=0)
-    savepoints = Counter(dict.fromkeys(sessions, MAX_SAVEPOINTS if on_duplicate == "error" and not related else 0))
+    savepoints = Counter(dict.fromkeys(sessions, MAX_SAVEPOINTS if on_duplicate not in REPLACE and not related else 0))
     with ExitStack() as stack:
         for alias in sessions:
             stack.enter_context(transaction.atomic(using=alias))
@@ -123,7 +124,7 @@ def enqueue_many(
                     share = without_spent(sessions[alias], queue, rows, on_duplicate)
                     done["ignored"] += len(rows) - len(share)
                 with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
-                    if not _copy(sessions[alias], queue, share, savepoints, done):
+                    if not _copy(sessions[alias], queue, share, on_duplicate, savepoints, done):
                         one = _insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due, related=related)
                         done.update(one)
                 if related is not None:
@@ -295,7 +296,9 @@ def _insert(
     return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
 
 
-def _copy(session: Session, queue: str, share: Batch, savepoints: Counter[str], done: Counter[str]) -> bool:
+def _copy(
+    session: Session, queue: str, share: Batch, on_duplicate: str, savepoints: Counter[str], done: Counter[str]
+) -> bool:
     """Write and count one chunk by COPY. False: nothing was written, because COPY cannot or a reference is taken."""
     alias = session.connection.alias
     if not (isinstance(share, UniformRows) and len(share) >= MIN_ROWS_TO_COPY and savepoints[alias]):
@@ -303,6 +306,8 @@ def _copy(session: Session, queue: str, share: Batch, savepoints: Counter[str], 
     if not session.postgresql or session.watched() or usage.watched():  # the signal names ids: COPY does not return any
         return False
     referenced = any(share.references)
+    if referenced and on_duplicate == "ignore" and _some_taken(session, queue, share.references):
+        return False
     risky = referenced or savepoints[alias] == MAX_SAVEPOINTS  # the first chunk shows whether COPY is allowed at all
     savepoints[alias] -= risky
     try:
@@ -320,6 +325,15 @@ def _copy(session: Session, queue: str, share: Batch, savepoints: Counter[str], 
     usage.after_commit(session.connection, {(queue, "put"): len(share)})
     done["enqueued"] += len(share)
     return True
+
+
+def _some_taken(session: Session, queue: str, references: list[str | None]) -> bool:
+    """Whether an item has the reference of another item or of a task."""
+    named = [reference for reference in references if reference is not None]
+    if len(set(named)) < len(named):
+        return True
+    params = {"queue_name": queue, "references": session.sql.dialect.text_array(named)}
+    return bool(session.run(session.sql.some_taken, params)[0][0])
 
 
 def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str, *, want_ids: bool) -> _Written:

@@ -243,12 +243,19 @@ def test_a_reference_that_stands_twice_among_the_items_is_an_error(alias: str, a
     assert not Task.objects.using(alias).exists()
 
 
-def test_ignore_counts_what_it_leaves(alias: str) -> None:
+@pytest.mark.parametrize("others", [1, 300])
+def test_ignore_counts_what_it_leaves(alias: str, others: int) -> None:
     make_task("ERROR", reference="old", payload=0, using=alias)
-    items = [("old", 1), ("new", 2), ("new", 3), (None, 4), (None, 4)]
-    assert enqueue_many("parcels", items, on_duplicate="ignore", using=alias) == EnqueueReport(enqueued=3, ignored=2)
+    more = [(None, 4)] * others
+    for items, report in (
+        ([("old", 1), ("new", 2), *more], EnqueueReport(enqueued=1 + others, ignored=1)),
+        ([("new", 3), ("later", 3), *more], EnqueueReport(enqueued=1 + others, ignored=1)),
+        ([("twice", 5), ("twice", 6), *more], EnqueueReport(enqueued=1 + others, ignored=1)),
+        ([("none", 7), ("of-these", 7), *more], EnqueueReport(enqueued=2 + others)),
+    ):
+        assert enqueue_many("parcels", items, on_duplicate="ignore", using=alias) == report
     stored = dict(Task.objects.using(alias).exclude(reference=None).values_list("reference", "payload"))
-    assert stored == {"old": 0, "new": 2}
+    assert stored == {"old": 0, "new": 2, "later": 3, "twice": 5, "none": 7, "of-these": 7}
 
 
 @pytest.mark.parametrize("apart", [1, 5_500])

@@ -124,8 +124,16 @@ class EnqueueStatements(Group):
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
     def copy_uniform(self, names: tuple[str, ...]) -> str:
-        """Insert tasks due now by COPY; an error if a reference is taken. The times are the columns' defaults."""
+        """Insert tasks due now by COPY; an error where a reference is taken. The times are the columns' defaults."""
         return f"COPY {self.tables.task} ({', '.join(names)}) FROM STDIN"
+
+    @statement
+    def some_taken(self) -> str:
+        """Whether tasks hold some of the ``references``."""
+        return (
+            f"SELECT EXISTS (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND {self.dialect.one_of('reference_number', 'references')})"
+        )
 
     @cached_property
     def reserve_ids(self) -> str:

@@ -71,8 +71,8 @@ PARTS = {
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
-    "insert_uniform", "copy_uniform", "reserve_ids", "counts", "first_tasks", "estimates", "remove_old", "lock_table",
-    "lock_groups_of", "ArchiveStatements.lock",
+    "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks", "estimates",
+    "remove_old", "lock_table", "lock_groups_of", "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
 

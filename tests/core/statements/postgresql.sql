@@ -1843,6 +1843,14 @@ AND t.ready_time <= statement_timestamp()
 AND t.attempt >= t.max_attempts
 AND t.status IN ('PROCESSING');
 
+-- Statements.some_taken
+SELECT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = %(queue_name)s
+    AND reference_number = ANY(%(references)s::text[])
+);
+
 -- Statements.soon
 SELECT 1
 FROM "dbtaskqueue_task"
