@@ -2,7 +2,7 @@
 counted; ``operations``: what operators did and do; ``workflows``: what waits for what, and batches; ``archive``: what
 the data pipeline keeps."""
 
-from django_dbtaskqueue.models.archive import ArchiveBatch, PipelineReport, StreamLedger
+from django_dbtaskqueue.models.archive import ArchiveBatch, FinishEvent, PipelineReport, StreamLedger, StreamPosition
 from django_dbtaskqueue.models.control import (
     DeletedTasks,
     Doctor,
@@ -54,6 +54,7 @@ __all__ = [
     "Doctor",
     "FailureCount",
     "FailureGroup",
+    "FinishEvent",
     "GroupLimit",
     "Hold",
     "Metric",
@@ -69,6 +70,7 @@ __all__ = [
     "Signal",
     "Step",
     "StreamLedger",
+    "StreamPosition",
     "Task",
     "TaskChange",
     "TaskColumns",

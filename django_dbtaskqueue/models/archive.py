@@ -79,6 +79,48 @@ class StreamLedger(models.Model):
         return f"{self.query} #{self.batch}: {self.rows}"
 
 
+class StreamPosition(models.Model):
+    """A stream that reads finished tasks by their events. ``location``: the task table, as in other tables.
+
+    ``position``: the stream has read what transactions below it finished, and has the events of the others. NULL: it
+    may have missed events, and reads the whole table once.
+    """
+
+    id = models.BigAutoField(primary_key=True)
+    location = models.CharField(_("location"), max_length=200)
+    name = models.CharField(_("stream"), max_length=200)
+    position = models.BigIntegerField(_("position"), null=True, blank=True)
+    read_time = models.DateTimeField(_("last read"), db_default=Now())
+
+    class Meta:
+        verbose_name = _("stream")
+        verbose_name_plural = _("streams")
+        default_permissions = ()
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["location", "name"], name="dbtaskqueue_streamposition_name")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.location} {self.name}: {self.position}"
+
+
+class FinishEvent(models.Model):
+    """A transaction finished a task. A trigger writes it on PostgreSQL, while a stream is registered."""
+
+    pk = models.CompositePrimaryKey("location", "transaction_id", "task_id")
+    location = models.CharField(_("location"), max_length=200)
+    transaction_id = models.BigIntegerField(_("transaction"))
+    task_id = models.BigIntegerField(_("task"))
+
+    class Meta:
+        verbose_name = _("finish of a task")
+        verbose_name_plural = _("finishes of tasks")
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.location} {self.task_id}: {self.transaction_id}"
+
+
 class PipelineReport(models.Model):
     """The figures that ``report``, ``forecast`` or ``whatif`` found; the admin shows them as a page."""
 

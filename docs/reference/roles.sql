@@ -82,6 +82,10 @@ GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO 
 GRANT SELECT, INSERT ON dbtaskqueue_deletedtasks TO dbtaskqueue_archiver;
 GRANT SELECT, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_archiver; -- they leave with their task
 GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_archiver; -- a parent stays while a task waits
+-- Streams of finished tasks and their events. The owner of the tables registers the first stream.
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_streamposition TO dbtaskqueue_archiver;
+GRANT SELECT, UPDATE (position) ON dbtaskqueue_streamposition TO dbtaskqueue_poller; -- its retention
+GRANT SELECT, DELETE ON dbtaskqueue_finishevent TO dbtaskqueue_archiver, dbtaskqueue_poller;
 
 -- A reader sees how things stand, and no payload, result, context or error text.
 CREATE OR REPLACE VIEW dbtaskqueue_task_overview AS

@@ -11,7 +11,9 @@ from django.db import connection
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import QueueFull
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, Tables
+from django_dbtaskqueue.core.sql.finish_events import FinishEventStatements
+from django_dbtaskqueue.models import FinishEvent, Task
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reference" / "roles.sql"
 ROLES = ("producer", "poller", "archiver", "reader")
@@ -109,6 +111,18 @@ def test_a_poller_takes_and_settles_through_the_api(roles: None) -> None:
     first, second = Task.objects.checkout("work", poller_instance="p", limit=2)
     first.complete("done")
     second.fail("no")
+
+
+def test_a_poller_writes_the_events_of_a_stream(roles: None) -> None:
+    """Without any right to write them: the trigger has those of the owner."""
+    task = enqueue("work", "a")
+    events = FinishEventStatements(Tables('"dbtaskqueue_task"'), DIALECTS["postgresql"])
+    with connection.cursor() as cursor:
+        for text in events.create_trigger("public", "dbtaskqueue.task"):
+            cursor.execute(text)
+        cursor.execute("SET LOCAL ROLE dbtaskqueue_poller")
+    Task.objects.checkout("work", poller_instance="p")[0].complete("done")
+    assert list(FinishEvent.objects.values_list("location", "task_id")) == [("dbtaskqueue.task", task.pk)]
 
 
 def test_the_script_may_be_run_again(roles: None) -> None:

@@ -160,23 +160,10 @@ class StagingStatements(Group):
         )
 
 
-HORIZON_SQL = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+XMIN_SQL = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+HORIZON_SQL = f"SELECT {XMIN_SQL}"
 XMAX_SQL = "pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
 XID_EPOCH = 2**32  # a row holds the low half of its writer's transaction id
-
-
-def window(since: int, until: int, *, finished: bool) -> str:
-    """Return the test for rows last written by transactions from ``since`` to below ``until``, both 64 bits wide.
-
-    With ``since`` 0: all rows that are in no later window. ``finished``: rows of TASKS that are terminal. Where another
-    task waits for the end, these are those that are told to have ended: telling it writes to the row once more.
-    """
-    tests = [f"status IN ({TERMINAL_SQL}) AND watched IS NOT TRUE"] if finished else []
-    if since:
-        tests.append(f"{_distance(since)} < {until - since}")
-    else:  # ids are reused after 2**32 transactions: a row that is so old is in no later window for a long time
-        tests.append(f"{_distance(until)} >= {XMAX_SQL} - {until}")
-    return " AND ".join(tests)
 
 
 def older(horizon: int) -> str:
@@ -184,10 +171,10 @@ def older(horizon: int) -> str:
 
     It fails for all rows when, after many later transactions, a younger row could look like an older one.
     """
-    return f"{XMAX_SQL} - {horizon} < {XID_EPOCH // 2} AND {_distance(horizon)} >= {XID_EPOCH // 2}"
+    return f"{XMAX_SQL} - {horizon} < {XID_EPOCH // 2} AND {distance(horizon)} >= {XID_EPOCH // 2}"
 
 
-def _distance(start: int) -> str:
+def distance(start: int) -> str:
     """Return how many transactions after ``start`` a row was written, modulo 2**32."""
     return f"mod(xmin::text::bigint - {start % XID_EPOCH} + {XID_EPOCH}, {XID_EPOCH})"
 

@@ -17,7 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL, window
+from django_dbtaskqueue.core.sql.finish_events import window
+from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
 from django_dbtaskqueue.pipeline.database import Database, Params
 from django_dbtaskqueue.pipeline.schema import arrow_schema
 

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from django_dbtaskqueue.core.sql import Statements, pipeline, stats
+from django_dbtaskqueue.core.sql import Statements, finish_events, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.erase import EraseStatements
 from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
@@ -63,11 +63,12 @@ VARIANTS: dict[str, Variants] = {
     "ArchiveStatements.lock": _all(source=["task", "history"]),
     "ArchiveStatements.remove": _all(source=["task", "history"]),
     "ArchiveStatements.remove_locked": _all(source=["task", "history"]),
+    "FinishEventStatements.drop_trigger": _all(schema=["public"]),
     "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
 PARTS = {
     "returned", "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
-    "tables_of_people", "about",
+    "tables_of_people", "about", "finished_in", "create_trigger",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
@@ -129,8 +130,19 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":
         yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL
-        yield "pipeline.window", pipeline.window(1000, 2000, finished=True)
-        yield "pipeline.window (from the beginning)", pipeline.window(0, 2000, finished=False)
+        yield "finish_events.window", finish_events.window(1000, 2000, finished=True)
+        yield "finish_events.window (from the beginning)", finish_events.window(0, 2000, finished=False)
+        for name in ("RESET_ABSENT_SQL", "ABSENT_LOCATIONS_SQL", "ABSENT_STREAMS_SQL", "EVENT_SCHEMA_SQL"):
+            yield f"finish_events.{name}", getattr(finish_events, name)
+        events = finish_events.FinishEventStatements(TABLES, dialect)
+        yield from _of(events, "FinishEventStatements")
+        for case, since, complete_from in (
+            ("by events", 1000, 900),
+            ("a scan", 1000, 1500),
+            ("the first scan", 0, 1500),
+        ):
+            sql = events.finished_in(since, 2000, "dbtaskqueue.task", complete_from)
+            yield f"FinishEventStatements.finished_in ({case})", sql
         yield "pipeline.older", pipeline.older(1000)
 
 

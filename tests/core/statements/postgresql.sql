@@ -3975,14 +3975,157 @@ VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s
 -- pipeline.HORIZON_SQL
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
--- pipeline.window
+-- finish_events.window
 status IN ('COMPLETED', 'ERROR', 'POISON')
 AND watched IS NOT TRUE
 AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) < 1000;
 
--- pipeline.window (from the beginning)
+-- finish_events.window (from the beginning)
 mod(xmin::text::bigint - 2000 + 4294967296, 4294967296) >=
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2000;
+
+-- finish_events.RESET_ABSENT_SQL
+UPDATE "dbtaskqueue_streamposition"
+SET position = NULL
+WHERE position IS NOT NULL
+AND read_time < statement_timestamp() - interval '7 days';
+
+-- finish_events.ABSENT_LOCATIONS_SQL
+SELECT DISTINCT location
+FROM "dbtaskqueue_streamposition"
+WHERE read_time < statement_timestamp() - interval '7 days';
+
+-- finish_events.ABSENT_STREAMS_SQL
+SELECT location, name, extract(epoch FROM statement_timestamp() - read_time)::int
+FROM "dbtaskqueue_streamposition"
+WHERE read_time < statement_timestamp() - interval '7 days'
+ORDER BY read_time
+LIMIT 10;
+
+-- finish_events.EVENT_SCHEMA_SQL
+SELECT relnamespace::regnamespace::text
+FROM pg_class
+WHERE oid = to_regclass('"dbtaskqueue_finishevent"');
+
+-- FinishEventStatements.advance
+UPDATE "dbtaskqueue_streamposition"
+SET position = greatest(position, %(position)s)
+WHERE location = %(location)s
+AND name = %(name)s
+AND position IS NOT NULL;
+
+-- FinishEventStatements.begin
+UPDATE "dbtaskqueue_streamposition"
+SET position = pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+WHERE location = %(location)s
+AND position IS NULL
+AND NOT read_time < statement_timestamp() - interval '7 days';
+
+-- FinishEventStatements.clear
+DELETE
+FROM "dbtaskqueue_finishevent"
+WHERE location = %(location)s;
+
+-- FinishEventStatements.drop_trigger (public)
+DROP FUNCTION IF EXISTS public.dbtaskqueue_finish_31417f7f() CASCADE;
+
+-- FinishEventStatements.has_trigger
+SELECT EXISTS (
+    SELECT 1
+    FROM pg_trigger
+    WHERE tgrelid = to_regclass('"dbtaskqueue_task"')
+    AND tgname = 'dbtaskqueue_finish'
+    AND tgenabled = 'A'
+);
+
+-- FinishEventStatements.lock_positions
+SELECT name
+FROM "dbtaskqueue_streamposition"
+WHERE location = %(location)s
+ORDER BY id
+FOR UPDATE;
+
+-- FinishEventStatements.read_position
+UPDATE "dbtaskqueue_streamposition"
+SET read_time = statement_timestamp()
+WHERE location = %(location)s
+AND name = %(name)s
+RETURNING CASE WHEN EXISTS (
+    SELECT 1
+    FROM pg_trigger
+    WHERE tgrelid = to_regclass('"dbtaskqueue_task"')
+    AND tgname = 'dbtaskqueue_finish'
+    AND tgenabled = 'A'
+) THEN position END;
+
+-- FinishEventStatements.register
+INSERT INTO "dbtaskqueue_streamposition" (location, name)
+VALUES (%(location)s, %(name)s)
+ON CONFLICT (location, name) DO UPDATE
+SET read_time = statement_timestamp();
+
+-- FinishEventStatements.trim
+DELETE
+FROM "dbtaskqueue_finishevent"
+WHERE ctid = ANY(ARRAY(
+    SELECT ctid
+    FROM "dbtaskqueue_finishevent"
+    WHERE location = %(location)s
+    AND transaction_id < coalesce((
+        SELECT min(position)
+        FROM "dbtaskqueue_streamposition"
+        WHERE location = %(location)s
+    ), pg_snapshot_xmin(pg_current_snapshot())::text::bigint)
+    ORDER BY transaction_id
+    LIMIT %(limit)s::bigint
+));
+
+-- FinishEventStatements.unknown_positions
+UPDATE "dbtaskqueue_streamposition"
+SET position = NULL
+WHERE location = %(location)s;
+
+-- FinishEventStatements.unregister
+DELETE
+FROM "dbtaskqueue_streamposition"
+WHERE location = %(location)s
+AND name = %(name)s;
+
+-- FinishEventStatements.finished_in (by events)
+status IN ('COMPLETED', 'ERROR', 'POISON')
+AND id = ANY(ARRAY(
+    SELECT e.task_id
+    FROM "dbtaskqueue_finishevent" AS e
+    WHERE e.location = 'dbtaskqueue.task'
+    AND e.transaction_id >= 1000
+    AND e.transaction_id < 2000 EXCEPT
+    SELECT e.task_id
+    FROM "dbtaskqueue_finishevent" AS e
+    WHERE e.location = 'dbtaskqueue.task'
+    AND e.transaction_id >= 2000
+));
+
+-- FinishEventStatements.finished_in (a scan)
+status IN ('COMPLETED', 'ERROR', 'POISON')
+AND (mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) <
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 OR watched)
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_finishevent" AS e
+    WHERE e.location = 'dbtaskqueue.task'
+    AND e.task_id = "dbtaskqueue_task".id
+    AND e.transaction_id >= 2000
+);
+
+-- FinishEventStatements.finished_in (the first scan)
+status IN ('COMPLETED', 'ERROR', 'POISON')
+AND NOT EXISTS (
+    SELECT 1
+    FROM "dbtaskqueue_finishevent" AS e
+    WHERE e.location = 'dbtaskqueue.task'
+    AND e.task_id = "dbtaskqueue_task".id
+    AND e.transaction_id >= 2000
+);
 
 -- pipeline.older
 pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
