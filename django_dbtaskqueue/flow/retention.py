@@ -18,6 +18,7 @@ from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import LessThanOrEqual
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.sql.finish_events import ABSENT_LOCATIONS_SQL, RESET_ABSENT_SQL, FinishEventStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
@@ -219,6 +220,20 @@ def delete_past_periods(alias: str) -> int:
     Return how many rows there were.
     """
     return sum(_delete_past(model._base_manager.using(alias), column) for model, column in PERIODS)
+
+
+def delete_unread_events(session: Session) -> int:
+    """Delete a batch of the events of finished tasks that only a stream waits for that has not read for long.
+
+    Return how many there were. Streams that read delete the others themselves. PostgreSQL only.
+    """
+    session.run(RESET_ABSENT_SQL, {})
+    deleted, sql = 0, FinishEventStatements(session.sql.tables, session.sql.dialect)
+    for (location,) in session.run(ABSENT_LOCATIONS_SQL, {}):
+        with session.atomic():
+            session.run(sql.lock_positions, {"location": location})
+            deleted += session.count(sql.trim, {"location": location, "limit": ROWS_PER_BATCH})
+    return deleted
 
 
 def _delete_past(rows: QuerySet[Any], column: str) -> int:

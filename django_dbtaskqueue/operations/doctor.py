@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
-from django_dbtaskqueue.operations import checks, schedules
+from django_dbtaskqueue.operations import checks, housekeeping, schedules
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import waits_by_priority
 from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, overview
@@ -81,7 +81,7 @@ def examine(using: str | None = None) -> list[Finding]:
     """
     alias = using or router.db_for_write(Task)
     found: list[Finding] = []
-    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _schedules, _server):
+    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _faults, _server):
         found += _answers(check, alias)
         if check is _unmigrated and found:
             return found
@@ -276,8 +276,8 @@ def _parked(alias: str) -> Iterator[Finding]:
             )
 
 
-def _schedules(alias: str) -> Iterator[Finding]:
-    return (Finding(*fault) for fault in schedules.faults(alias))
+def _faults(alias: str) -> Iterator[Finding]:
+    return (Finding(*fault) for fault in (*schedules.faults(alias), *housekeeping.absent_streams(alias)))
 
 
 # -- the PostgreSQL server ---------------------------------------------------------------------------------------------

@@ -16,10 +16,13 @@ from time import monotonic
 from django.db import DatabaseError, connections, transaction
 from django.db.models import TextField, Value
 from django.db.models.functions import Cast, Concat
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
@@ -106,12 +109,12 @@ class Housekeeper:
         clock = _TurnTime(within)
         report = RetentionReport()
         places = list(locations(using))
-        for alias in sorted({alias for alias, _ in places}):
+        for alias in sorted({alias for alias, _model in places}):
             report.partitions += _months_ahead(alias)
         for place in places:
             self._tasks(place, policy, report, clock, queues, to)
             self._steps(place, clock)
-        for alias in sorted({alias for alias, _ in places}):
+        for alias in sorted({alias for alias, _model in places}):
             _delete_old(alias, policy, report, clock)
         report.over = not clock.late
         return report
@@ -119,7 +122,7 @@ class Housekeeper:
     def _steps(self, place: Location, clock: _TurnTime) -> None:
         """Delete steps and signals of tasks that have left the table. The next turn goes on behind the rows read."""
         for rows in (Step, Signal):
-            for _ in range(MAX_STEP_WINDOWS):
+            for _window in range(MAX_STEP_WINDOWS):
                 if not clock.is_left():
                     return
                 after = self._steps_read.get((place, rows), 0)
@@ -230,6 +233,8 @@ def _months_ahead(alias: str) -> list[str]:
 def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
     session = Session.on(alias)
     _repeat(clock, partial(retention.delete_past_periods, alias))
+    if session.postgresql:
+        _repeat(clock, partial(retention.delete_unread_events, session))
     if policy.history is not None:
         tables = [model for place, model in locations(alias) if place == alias]
         _repeat(clock, partial(retention.delete_empty_batches, alias, tables, older_than=policy.history))
@@ -240,6 +245,17 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, cl
         report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
     if policy.audit is not None:
         report.audit += _repeat(clock, partial(retention.delete_audit, alias, older_than=policy.audit))
+
+
+def absent_streams(alias: str) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Yield the streams of a database that have not read for so long that no events are kept for them."""
+    session = Session.on(alias)
+    for location, name, seconds in session.run(ABSENT_STREAMS_SQL, {}) if session.postgresql else ():
+        words = _("Stream %(name)s of %(table)s has not read for %(time)s; finished tasks still write events for it.")
+        command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias}"
+        remedy = _("Start the stream again, or run as the tables' owner: %(command)s") % {"command": command}
+        given = {"name": name, "table": location, "time": format_seconds(seconds)}
+        yield "warning", "stream.absent", words % given, remedy, ()
 
 
 def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
