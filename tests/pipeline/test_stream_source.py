@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from django.core.management import call_command
+from django.db import connection
+from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
+from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.lake.copy_jobs import Stream
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import stream_tasks
-from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskStreamReader
+from django_dbtaskqueue.pipeline.source import register_stream, stream_tasks, unregister_stream
+from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
+from django_dbtaskqueue.pipeline.source.task_reader import Selection
 from tests.patience import Deadline
+from tests.support import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,10 +38,10 @@ SETTLE = (
 class Follower:
     """A reader that Spark would drive, driven by hand."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, name: str | None = None) -> None:
         selection = Selection(database.tables.task, schema_of("task", ["reference_number"]))
-        self.reader = TaskStreamReader(database, selection, "task")
-        self.offset = self.reader.initialOffset()
+        self.reader = TaskStreamReader(database, selection, "task", name)
+        self.offset = self.begin = self.reader.initialOffset()
 
     def read_until(self, *references: str) -> None:
         """Read on until these have come, and see that no others have."""
@@ -45,23 +53,29 @@ class Follower:
 
     def read(self) -> list[str]:
         """The references of the next micro-batch."""
-        end = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
-        parts = self.reader.partitions(self.offset, end)
-        self.offset = end
+        self.reader.commit(self.offset)
+        self.begin = self.offset
+        self.offset = self.reader.latestOffset(self.offset, self.reader.getDefaultReadLimit())
+        return self.read_again()
+
+    def read_again(self) -> list[str]:
+        """The references of the last micro-batch, as Spark reads it after a kill."""
+        parts = self.reader.partitions(self.begin, self.offset)
         batches = [batch for part in parts for batch in self.reader.read(part)]
         return sorted(name for batch in batches for name in batch.column(0).to_pylist())
 
 
-def finish(database: Database, *references: str) -> Any:
+def finish(database: Database, *references: str, more: str = "") -> Any:
     """Settle tasks on a connection of its own, in a transaction that stays open; return the connection."""
     other = database.connect()
     other.autocommit = False
-    for reference in references:
-        other.execute(
-            f"{SETTLE} WHERE reference_number = %s",
-            [reference],
-        )
+    other.execute(f"{SETTLE} WHERE reference_number = ANY(%s){more}", [list(references)])
     return other
+
+
+def unregister_if_known(database: Database, name: str) -> None:
+    if StreamPosition.objects.filter(name=name).exists():
+        unregister_stream(database, name)
 
 
 def commit(*open_connections: Any) -> None:
@@ -70,14 +84,140 @@ def commit(*open_connections: Any) -> None:
         other.close()
 
 
-@pytest.fixture
-def follower(pg: Database) -> Follower:
+@pytest.fixture(params=["events", "scan"])
+def follower(pg: Database, request: pytest.FixtureRequest) -> Follower:
     enqueue_many("other", [(name, None) for name in "abcdefgh"])
-    return Follower(pg)
+    return registered(pg) if request.param == "events" else Follower(pg)
 
 
-def test_an_end_that_others_wait_for_comes_once(pg: Database, follower: Follower) -> None:
+@pytest.fixture
+def events(pg: Database) -> Follower:
+    """A registered stream only."""
+    enqueue_many("other", [(name, None) for name in "abcdefgh"])
+    return registered(pg)
+
+
+def registered(database: Database, name: str = "a stream") -> Follower:
+    register_stream(database, name)
+    return Follower(database, name)
+
+
+def blocks_read() -> int:
+    """How many blocks of the task table have been read. A session counts before it leaves the list of sessions."""
+    with connection.cursor() as cursor:
+
+        def sessions() -> int:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'dbtaskqueue-pipeline'")
+            return int(cursor.fetchone()[0])
+
+        until(lambda: sessions() == 0)
+        cursor.execute("SELECT pg_stat_force_next_flush()")
+        cursor.execute(
+            "SELECT heap_blks_read + heap_blks_hit FROM pg_statio_user_tables WHERE relname = 'dbtaskqueue_task'"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> None:
+    enqueue_many("other", [(f"old {number}", None) for number in range(5_000)])
+    commit(finish(pg, "old 0", more=" OR true"))
+    enqueue_many("other", [(name, None) for name in "abc"])
+    follower = registered(pg)
+    follower.read_until(*(f"old {number}" for number in range(5_000)))
+    commit(finish(pg, *"abc"))
+    found: list[str] = []
+    deadline = Deadline()
+    while not found and not deadline.passed:
+        before = blocks_read()
+        found = follower.read()
+    assert (found, blocks_read() - before < 20) == (["a", "b", "c"], True)
+
+
+def test_a_micro_batch_that_is_read_again_after_a_kill(pg: Database, events: Follower) -> None:
+    """It has the same rows, without those that a later one will have."""
+    commit(finish(pg, "a", "b"))
+    events.read_until("a", "b")
+    while not (found := events.read()):
+        commit(finish(pg, "c", "d"))
+    assert (found, events.read_again()) == (["c", "d"], ["c", "d"])
+    commit(finish(pg, "d"))
+    assert events.read_again() == ["c"]
+    events.read_until("d")
+
+
+def test_telling_of_an_end_brings_no_task_twice(pg: Database, events: Follower) -> None:
+    Task.objects.filter(reference="a").update(watched=True)
+    commit(finish(pg, "a", "b"))
+    events.read_until("a", "b")
+    for value in (False, True, None):  # a batch asks again for the ends of its failed tasks
+        Task.objects.filter(reference="a").update(watched=value)
+        assert events.read() == []
+    Task.objects.filter(reference="b").mark_poison()
+    events.read_until("b")
+
+
+def test_a_stream_that_is_registered_later_goes_on(pg: Database, follower: Follower) -> None:
+    """So does one whose events were deleted. Neither skips a task, or reads one twice."""
+    commit(finish(pg, "a"))
+    follower.read_until("a")
+    unregister_if_known(pg, "a stream")
+    commit(finish(pg, "b"))
+    late = finish(pg, "c")
+    with pytest.raises(PipelineError, match="could not be registered: canceling statement due to lock timeout"):
+        register_stream(pg, "a stream")
+    commit(late)
+    register_stream(pg, "a stream")
+    follower.reader.name = "a stream"
+    commit(finish(pg, "d"))
+    follower.read_until("b", "c", "d")
+    commit(finish(pg, "e"))
+    follower.read_until("e")
+    assert FinishEvent.objects.count() <= 1
+
+
+def test_events_wait_for_the_slowest_stream(pg: Database, events: Follower) -> None:
+    slow = registered(pg, "a slow one")
+    commit(finish(pg, "a"))
+    events.read_until("a")
+    assert events.read() == []
+    assert FinishEvent.objects.count() == 1
+    slow.read_until("a")
+    until(lambda: (slow.read(), events.read(), FinishEvent.objects.exists()) == ([], [], False))
+    unregister_stream(pg, "a stream")
+    commit(finish(pg, "b"))
+    slow.read_until("b")
+    Stream().run(Stream.context(database=pg, unregister="a slow one"))
+    assert not FinishEvent.objects.exists()
+    commit(finish(pg, "c"))
+    assert not FinishEvent.objects.exists(), "without a stream nothing is written"
+    with pytest.raises(PipelineError, match=r"No stream 'a stream' is registered .*Registered: none"):
+        unregister_stream(pg, "a stream")
+
+
+def test_a_stream_that_never_comes_back_keeps_no_events(pg: Database, events: Follower) -> None:
+    commit(finish(pg, "a"))
+    events.read_until("a")
+    commit(finish(pg, "b"))
+    assert "stream.absent" not in {finding.id for finding in examine()}
+    StreamPosition.objects.update(read_time=Now() - timedelta(days=8))
+    (absent,) = (finding for finding in examine() if finding.id == "stream.absent")
+    assert "Stream a stream of dbtaskqueue.task has not read for 8d" in absent.words
+    assert "runtaskpipeline stream --unregister a stream --database default" in absent.remedy
+
+    def kept() -> int:
+        call_command("housekeeptasks", verbosity=0)
+        return FinishEvent.objects.count()
+
+    until(lambda: kept() == 0)
+    register_stream(pg, "a stream")  # it does come back
+    commit(finish(pg, "c"))
+    events.read_until("b", "c")
+
+
+def test_an_end_that_others_wait_for_comes_once(pg: Database) -> None:
     """Telling it writes to the row a second time."""
+    enqueue_many("other", [(name, None) for name in "ab"])
+    follower = Follower(pg)
     Task.objects.filter(reference="a").update(watched=True)
     commit(finish(pg, "a", "b"))
     follower.read_until("b")

@@ -20,7 +20,7 @@ from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
-from django_dbtaskqueue.pipeline.source import stream_tasks, write_tasks
+from django_dbtaskqueue.pipeline.source import stream_tasks, unregister_stream, write_tasks
 from django_dbtaskqueue.pipeline.source.enqueue_job import only
 from django_dbtaskqueue.pipeline.spark import put
 
@@ -72,6 +72,11 @@ class Stream(Job):
     With --once it copies what has finished since the last time, and ends. Each micro-batch is one change of the lake.
     After a kill the next start continues: no finish is missing or copied twice. A task that is reprocessed and finishes
     again is copied again, with another total_attempt. Nothing is deleted: only `archive` archives tasks.
+
+    The first start registers the stream: a trigger on the task table writes an event for each task that finishes, and
+    a micro-batch reads only these tasks. The first micro-batch reads the whole table, and so does one after 7 days
+    without any. Only the owner of the table can make the trigger: without it each micro-batch reads the whole table.
+    A stream that will not come back is removed with --unregister NAME, which drops the trigger with the last stream.
     """
 
     name = "stream"
@@ -80,19 +85,31 @@ class Stream(Job):
         Argument("once", "end when all that has finished by now is copied", bool, False),
         Argument("checkpoint", "a local folder that holds how far the copy is; default: below a lake in a folder"),
         Argument("interval", "time between two micro-batches", parse_length, timedelta(seconds=10)),
+        Argument("unregister", "remove the registered stream of this name, which `manage.py taskqueue doctor` shows"),
     )
 
     def run(self, context: Context) -> Result:
-        """Return how many ``rows`` this run copied in how many ``files``."""
-        database, path = context.need_database(), context.need_lake()
+        """Return how many ``rows`` this run copied in how many ``files``; ``whole_table``: why it read all rows."""
+        database = context.need_database()
         if not database.postgresql:
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only. With SQLite, use `archive`.")
+        if context.options["unregister"]:
+            if not context.dry_run:
+                unregister_stream(database, context.options["unregister"])
+            return {"unregistered": context.options["unregister"], **({"dry_run": True} if context.dry_run else {})}
+        path = context.need_lake()
         lake = Lake.at(path, create=not context.dry_run)
         if context.dry_run:
             return {"rows": 0, "files": 0, "dry_run": True}
         place, name = checkpoint(lake, database.location, context.options["checkpoint"])
         before = {one.path for one in lake.files("finished")}
-        rows = stream_tasks(context.spark, database)
+        reason = ""
+        try:
+            rows = stream_tasks(context.spark, database, name=name)
+        except PipelineError as error:
+            reason = str(error)
+            context.progress(f"each micro-batch reads the whole table: {reason}", 0, 0)
+            rows = stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(LakeSink(lake.root, name, database.location))
         writer = writer.option("checkpointLocation", str(place))
         interval = f"{context.options['interval'].total_seconds()} seconds"
@@ -104,7 +121,8 @@ class Stream(Job):
         finally:
             query.stop()
         added = [one for one in lake.files("finished") if one.path not in before]
-        return {"rows": sum(one.rows for one in added), "files": len(added)}
+        result = {"rows": sum(one.rows for one in added), "files": len(added)}
+        return {**result, "whole_table": reason} if reason else result
 
 
 def per_second(text: str) -> float:

@@ -17,20 +17,24 @@ from pyspark.sql.types import StructType
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import task_reader
+from django_dbtaskqueue.pipeline.source import stream_reader, task_reader
+from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, Value, open_snapshot
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWriter, plan_of, write_tasks
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "stream_tasks", "write_tasks"]
+__all__ = [
+    "Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "register_stream", "stream_tasks",
+    "unregister_stream", "write_tasks",
+]  # fmt: skip
 
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
-    "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once",
+    "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
     "max_attempts", "priority", "path", "checkpointlocation", "queryname",
 )  # fmt: skip
 
@@ -72,7 +76,8 @@ class TaskSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         self._check_options()
-        return task_reader.TaskStreamReader(self.database, self._selection(schema), self._table)
+        name = self.options.get("name")
+        return stream_reader.TaskStreamReader(self.database, self._selection(schema), self._table, name)
 
     def writer(self, schema: StructType, overwrite: object) -> DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
@@ -168,13 +173,22 @@ def stream_tasks(
     table: str = "task",
     *,
     queue: str | Iterable[str] | None = None,
+    name: str | None = None,
 ) -> DataFrame:
     """Return a streaming DataFrame of finished tasks (``task``), the history or failed attempts. PostgreSQL only.
 
     It starts with all rows, and returns a row once for each change that left it finished. A transaction that commits
     late delays the stream and is never skipped. See `TaskStreamReader`.
+
+    Give a stream of tasks a ``name``, and keep it as long as the checkpoint: then a micro-batch reads only what
+    finished, and not the whole table. The stream is registered; `register_stream` says what that needs.
     """
     options = _options(spark, database, table, _conditions({"queue_name": queue}, {}))
+    if name is not None:
+        if table != "task":
+            raise PipelineError(f"name={name!r}: only a stream of tasks has a name, not one of table={table!r}.")
+        register_stream(database, name)
+        options["name"] = name
     return spark.readStream.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
 
 

@@ -13,11 +13,9 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark import TaskContext
 from pyspark.sql import datasource
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql.finish_events import window
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
 from django_dbtaskqueue.pipeline.database import Database, Params
 from django_dbtaskqueue.pipeline.schema import arrow_schema
@@ -41,7 +39,6 @@ SQLITE_BATCH_ROWS = 10_000
 ADBC_BATCH_BYTES = 4 * 2**20
 READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 BOUNDS_SCHEMA = pa.schema([("first", pa.int64()), ("last", pa.int64())])
-STREAM_START = 0  # before every transaction
 Value = bool | int | str | datetime | list[str]
 Condition = tuple[str, str, Value]  # column, operator, value
 
@@ -251,69 +248,3 @@ def open_snapshot(database: Database) -> Iterator[Snapshot]:
         link.run(f"SET TRANSACTION {READ_ONE_STATE}")
         link.run("SET LOCAL idle_in_transaction_session_timeout = 0")
         yield Snapshot(link.run("SELECT pg_export_snapshot()")[0][0], link.run(HORIZON_SQL)[0][0], link)
-
-
-# -- streams of what finishes ------------------------------------------------------------------------------------------
-
-
-class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Finished tasks, rows of the history, or failed attempts, in the order their transactions ended.
-
-    An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
-    greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
-    oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
-
-    A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
-    ``total_attempt``, one that is marked as poison is read again as POISON.
-    """
-
-    def __init__(self, database: Database, selection: Selection, table: str) -> None:
-        if not database.postgresql:
-            raise PipelineError("Finished tasks can be streamed from PostgreSQL only: read SQLite in batches.")
-        self.database = database
-        self.selection = selection
-        self.finished = table == "task"
-        self.last: int | None = None
-
-    def initialOffset(self) -> dict[str, int]:
-        return {"transaction": STREAM_START}
-
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the oldest transaction that still runs."""
-        return {"transaction": max(start["transaction"], self.last or self._horizon())}
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Take all rows: a transaction cannot be split."""
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """End with the transactions that have ended now."""
-        self.last = self._horizon()
-
-    def _horizon(self) -> int:
-        with self.database.open() as link:
-            return int(link.run(HORIZON_SQL)[0][0])
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[datasource.InputPartition]:
-        """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""
-        since, until = start["transaction"], end["transaction"]
-        if since == until:
-            return []
-        if since != STREAM_START:
-            return [Window(None, None, since, until)]
-        first, last = self.selection.bounds(self.database) or (0, 0)
-        edges = [*range(first, last + 1, PARTITION_IDS), last + 1]
-        return [Window(low, high, since, until) for low, high in pairwise(edges)]
-
-    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
-        test = window(partition.since, partition.until, finished=self.finished)
-        return read_slice(self.database, self.selection, partition, None, also=test)
-
-
-@dataclass
-class Window(Slice):
-    """Rows last written by transactions from ``since`` to below ``until``."""
-
-    since: int = STREAM_START
-    until: int = STREAM_START

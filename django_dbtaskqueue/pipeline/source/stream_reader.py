@@ -1,0 +1,204 @@
+"""The reader behind ``spark.readStream``, and the registration of streams that read the events of finished tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import psycopg
+from pyspark.sql import datasource
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.core.sql import finish_events
+from django_dbtaskqueue.core.sql.finish_events import EVENT_SCHEMA_SQL, FinishEventStatements
+from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
+from django_dbtaskqueue.pipeline.source.task_reader import PARTITION_IDS, Slice, read_slice
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from django_dbtaskqueue.pipeline.database import Database, Link
+    from django_dbtaskqueue.pipeline.source.task_reader import Selection
+
+STREAM_START = 0  # before every transaction
+
+
+@dataclass
+class Window(Slice):
+    """Rows last written by transactions from ``since`` to below ``until``; by events if ``complete_from`` allows it."""
+
+    since: int = STREAM_START
+    until: int = STREAM_START
+    complete_from: int | None = None
+
+    @property
+    def events_from(self) -> int | None:
+        """The transaction from which on the events must be complete; None if none are read."""
+        edges = (self.since, self.until)
+        return next((edge for edge in edges if self.complete_from is not None and self.complete_from <= edge), None)
+
+
+class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Finished tasks, rows of the history, or failed attempts, in the order their transactions ended.
+
+    An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
+    greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
+    oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
+
+    A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
+    ``total_attempt``, one that is marked as poison is read again as POISON.
+
+    With the ``name`` of a registered stream (`register_stream`) a micro-batch reads only the tasks that finished.
+    Without it, or while events may be missing, it compares all rows.
+    """
+
+    def __init__(self, database: Database, selection: Selection, table: str, name: str | None = None) -> None:
+        if not database.postgresql:
+            raise PipelineError("Finished tasks can be streamed from PostgreSQL only: read SQLite in batches.")
+        self.database = database
+        self.selection = selection
+        self.finished = table == "task"
+        self.name = name if self.finished else None
+        self.last: int | None = None
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"transaction": STREAM_START}
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        """Return the oldest transaction that still runs."""
+        return {"transaction": max(start["transaction"], self.last or self._horizon())}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Take all rows: a transaction cannot be split."""
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """End with the transactions that have ended now."""
+        self.last = self._horizon()
+
+    def _horizon(self) -> int:
+        with self.database.open() as link:
+            return int(link.run(HORIZON_SQL)[0][0])
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[datasource.InputPartition]:
+        """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""
+        since, until = start["transaction"], end["transaction"]
+        if since == until:
+            return []
+        complete_from = self._complete_from()
+        if since != STREAM_START:
+            return [Window(None, None, since, until, complete_from)]
+        first, last = self.selection.bounds(self.database) or (0, 0)
+        edges = [*range(first, last + 1, PARTITION_IDS), last + 1]
+        return [Window(low, high, since, until, complete_from) for low, high in pairwise(edges)]
+
+    def _complete_from(self) -> int | None:
+        if self.name is None:
+            return None
+        with self.database.open() as link:
+            found = link.run(_statements(self.database).read_position, _key(self.database, self.name))
+        return found[0][0] if found else None
+
+    def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
+        part = partition
+        if self.finished:
+            test = _statements(self.database).finished_in(
+                part.since, part.until, self.database.location, part.complete_from
+            )
+        else:
+            test = finish_events.window(part.since, part.until, finished=False)
+        yield from read_slice(self.database, self.selection, part, None, also=test)
+        # Events are deleted after their stream's position is changed: if it has not changed, all were there.
+        if part.events_from is not None:
+            now = self._complete_from()
+            if now is None or now > part.events_from:
+                raise PipelineError(
+                    f"The events of the stream {self.name!r} were deleted while it read: start it again."
+                )
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Delete the events that this stream and all others have passed."""
+        if self.name is None:
+            return
+        statements, key = _statements(self.database), _key(self.database, self.name)
+        with self.database.open() as link, link.transaction():
+            link.run(statements.lock_positions, key)
+            link.run(statements.advance, {**key, "position": end["transaction"]})
+            link.run(statements.trim, {**key, "limit": None})
+
+
+# -- registered streams ------------------------------------------------------------------------------------------------
+
+
+def register_stream(database: Database, name: str) -> None:
+    """Register a stream of finished tasks under a name, so that a micro-batch reads only what finished.
+
+    The first stream makes a trigger, which writes an event for each task that finishes. That needs the owner of the
+    task table, and waits at most 2 seconds for open transactions that wrote to it. Raises PipelineError.
+    """
+    statements, key = _statements(database), _key(database, name)
+    try:
+        with database.open() as link:
+            with link.transaction():
+                _make_trigger(link, statements, database.location)
+                link.run(statements.register, key)
+            # In its own transaction: the stream has the events of transactions that run now or later.
+            with link.transaction():
+                link.run(statements.lock_positions, key)
+                link.run(statements.begin, key)
+    except psycopg.Error as error:
+        raise PipelineError(f"The stream {name!r} could not be registered: {_first_line(error)}.") from None
+
+
+def _make_trigger(link: Link, statements: FinishEventStatements, location: str) -> None:
+    if link.run(statements.has_trigger)[0][0]:
+        return
+    schema = _prepare_ddl(link)
+    for text in statements.create_trigger(schema, location):
+        link.run(text)
+    link.run(statements.unknown_positions, {"location": location})
+
+
+def unregister_stream(database: Database, name: str) -> None:
+    """Forget a stream that will not come back. The last one of a task table drops the trigger and its events.
+
+    Needs the owner of the task table. Raises PipelineError, also for an unknown name.
+    """
+    statements, key = _statements(database), _key(database, name)
+    try:
+        with database.open() as link, link.transaction():
+            names = {found for (found,) in link.run(statements.lock_positions, key)}
+            if name not in names:
+                known = ", ".join(sorted(names)) or "none"
+                raise PipelineError(f"No stream {name!r} is registered for {database.location}. Registered: {known}.")
+            link.run(statements.unregister, key)
+            if names == {name}:
+                link.run(statements.drop_trigger(_prepare_ddl(link)))
+                link.run(statements.clear, key)
+    except psycopg.Error as error:
+        raise PipelineError(f"The stream {name!r} could not be unregistered: {_first_line(error)}.") from None
+
+
+def _prepare_ddl(link: Link) -> str:
+    """Bound the wait for the lock of the task table; return the schema of the events, quoted."""
+    link.run(f"SET LOCAL lock_timeout = '{finish_events.TRIGGER_LOCK_TIMEOUT}'")
+    found = link.run(EVENT_SCHEMA_SQL)
+    if not found:
+        raise PipelineError("The database has no table of events: run `manage.py migrate`.")
+    return str(found[0][0])
+
+
+def _statements(database: Database) -> FinishEventStatements:
+    return FinishEventStatements(database.tables, database.dialect)
+
+
+def _key(database: Database, name: str) -> dict[str, str]:
+    return {"location": database.location, "name": name}
+
+
+def _first_line(error: psycopg.Error) -> str:
+    return str(error).strip().partition("\n")[0]
