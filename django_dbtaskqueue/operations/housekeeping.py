@@ -252,7 +252,7 @@ def absent_streams(alias: str) -> Iterator[tuple[str, str, str, str, tuple[str, 
     session = Session.on(alias)
     for location, name, seconds in session.run(ABSENT_STREAMS_SQL, {}) if session.postgresql else ():
         words = _("Stream %(name)s of %(table)s has not read for %(time)s; finished tasks still write events for it.")
-        command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias}"
+        command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias} --task-table {location}"
         remedy = _("Start the stream again, or run as the tables' owner: %(command)s") % {"command": command}
         given = {"name": name, "table": location, "time": format_seconds(seconds)}
         yield "warning", "stream.absent", words % given, remedy, ()

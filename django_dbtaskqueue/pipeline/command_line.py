@@ -46,8 +46,8 @@ class Face:
     """How a command line was started: its name, its streams, and how it names a database."""
 
     program: str
-    database: jobs.Argument
-    find_database: Callable[[str | None], Database | None]
+    place: tuple[jobs.Argument, ...]
+    find_database: Callable[..., Database | None]  # takes the text of each argument of ``place``, or None
     out: SupportsWrite[str]
     err: TextIO
     defaults: Callable[[str, jobs.Options], jobs.Options] = lambda name, given: {}
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     """Run one command line of ``python -m django_dbtaskqueue.pipeline`` and return its exit code."""
     url = jobs.Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
     program = "python -m django_dbtaskqueue.pipeline"
-    return perform(argv, Face(program, url, database_of_url, sys.stdout, sys.stderr))
+    return perform(argv, Face(program, (url,), database_of_url, sys.stdout, sys.stderr))
 
 
 def database_of_url(url: str | None) -> Database | None:
@@ -155,7 +155,8 @@ def parser(found: jobs.Job, face: Face) -> Parser:
     common.add_argument(
         "--lake", metavar="PATH", help="the folder of the archive's tables: a path, or s3://BUCKET/FOLDER"
     )
-    _add(common, face.database)
+    for argument in face.place:
+        _add(common, argument)
     common.add_argument(
         "--master",
         help="Spark's master, such as local[4] or spark://HOST:7077. Default: that of "
@@ -183,11 +184,12 @@ def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
 
 def _context_of(found: jobs.Job, asked: jobs.Options, face: Face) -> jobs.Context:
     own = {one.name: asked[one.name] for one in found.arguments if asked[one.name] is not None}
+    place = {one.name: asked[one.name] for one in face.place}
     session = {name: asked[name] for name in ("master", "memory") if asked[name]}
     conf = dict(jobs.Argument("conf", "", type=jobs.pair, many=True).value(asked["conf"]))
     return jobs.Context(
-        options=jobs.complete(found.arguments, {**face.defaults(found.name, own), **own}),
-        database=face.find_database(asked[face.database.name]),
+        options=jobs.complete(found.arguments, {**face.defaults(found.name, {**place, **own}), **own}),
+        database=face.find_database(*place.values()),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
         render_page=face.render_page,

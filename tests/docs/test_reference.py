@@ -154,7 +154,8 @@ def test_every_option_of_every_job_is_documented(name: str) -> None:
     section = page("reference/commands.md").split("\n## runtaskpipeline\n", 1)[1].split("\n## ", 1)[0]
     common, *parts = section.split("\n### ")
     documented = {part.partition("\n")[0]: options_of(part) for part in parts}
-    face = Face("", Argument("database", ""), lambda alias: None, sys.stdout, sys.stderr)
+    place = (Argument("database", ""), Argument("task_table", ""))
+    face = Face("", place, lambda alias, table: None, sys.stdout, sys.stderr)
     known = {word for action in parser(job(name), face)._actions for word in action.option_strings}
     own = known - {one.flag for one in job(name).arguments if one.type is bool and one.default}
     assert set(documented) == set(JOBS)

@@ -82,7 +82,7 @@ def run(*words: str) -> tuple[int, str, str]:
     """Return exit code, output and errors of a command line."""
     out, err = io.StringIO(), io.StringIO()
     url = Argument("database_url", "the database", metavar="URL")
-    code = perform(words, Face("run", url, command_line.database_of_url, out, err))
+    code = perform(words, Face("run", (url,), command_line.database_of_url, out, err))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -161,7 +161,7 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(
     pg: Database, settings: SettingsWrapper
 ) -> None:
     settings.DBTASKQUEUE = {
-        "QUEUES": {"claims": {"max_attempts": 3, "priority": 4}},
+        "QUEUES": {"claims": {"max_attempts": 3, "priority": 4}, "parcels": {"model": "testapp.Parcel"}},
         "OBJECTIVES": {"claims": "50%/1h"},
     }
     Queue.objects.create(name="mails")
@@ -173,6 +173,9 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(
     with pytest.raises(CommandError, match=r"unknown queue 'claim'\. Did you mean 'claims'") as caught:
         call_command("runtaskpipeline", "enqueue", "--queue", "claim", "--input", "nowhere")
     assert caught.value.returncode == 2
+    with pytest.raises(CommandError, match="the tasks of queue 'parcels' are in another table: give --task-table test"):
+        call_command("runtaskpipeline", "enqueue", "--queue", "parcels", "--input", "nowhere")
+    assert "--queue parcels" in explained("enqueue", "--queue", "parcels", "--task-table", "testapp.parcel")
     with pytest.raises(CommandError, match="'replica' is not in DATABASES"):
         call_command("runtaskpipeline", "report", "--database", "replica")
 

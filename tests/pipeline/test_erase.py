@@ -34,9 +34,11 @@ from django_dbtaskqueue.pipeline.source import read_tasks
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
 from tests.pipeline.test_lake import lake_of, rows
+from tests.testapp.models import Parcel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pytest_django.fixtures import SettingsWrapper
 
     from django_dbtaskqueue.pipeline.database import Database
 
@@ -107,6 +109,22 @@ def names_in_tables() -> set[str]:
     for values in (Step.objects.values_list("result", flat=True), Signal.objects.values_list("data", flat=True)):
         found |= {value["email"] for value in values}
     return {str(name) for name in found}
+
+
+def test_each_task_table_has_a_run_of_its_own(database: Database, settings: SettingsWrapper) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
+    enqueue("parcels", "ada")
+    Parcel.objects.checkout("parcels", poller_instance="p")[0].complete()
+
+    wanted = ("--reference", "ada", "--json", "-")
+    proof = json.loads(erase(*wanted))
+    assert (proof["before"]["tasks"], proof["other_tables"]) == (0, ["testapp.parcel in default"])
+    proof = json.loads(erase(*wanted, "--task-table", "testapp.Parcel"))
+    assert (proof["before"]["tasks"], proof["after"]["tasks"]) == (1, 0)
+    assert proof["other_tables"] == ["dbtaskqueue.task in default"]
+    assert not Parcel.objects.exists()
+    with pytest.raises(CommandError, match=r"'testapp.parcl' is no task table of 'default'\. Did you mean"):
+        erase(*wanted, "--task-table", "testapp.parcl")
 
 
 def test_a_person_s_tasks_leave_every_place_with_a_proof(spark: SparkSession, database: Database, folder: Path) -> None:

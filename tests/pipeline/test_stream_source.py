@@ -12,21 +12,26 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import Stream
 from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import register_stream, stream_tasks, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from django_dbtaskqueue.pipeline.source.task_reader import Selection
 from tests.patience import Deadline
+from tests.pipeline.lakes import archive
 from tests.support import until
+from tests.testapp.models import Parcel
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+    from pytest_django.fixtures import SettingsWrapper
 
 
 SETTLE = (
@@ -260,6 +265,28 @@ def test_a_task_that_finishes_again_comes_again(pg: Database, follower: Follower
     assert follower.read() == []
     commit(finish(pg, "a"))
     follower.read_until("a")
+
+
+def test_a_table_of_one_s_own_is_streamed_and_archived(
+    spark: SparkSession, pg: Database, settings: SettingsWrapper, tmp_path: Path
+) -> None:
+    """Its columns have other names."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
+    own = database_of_alias(None, "testapp.parcel")
+    enqueue_many("parcels", [(name, None) for name in "abc"])
+    enqueue_many("other", [("x", None)])
+    follower = registered(own)
+    for name in "ab":
+        Parcel.objects.checkout("parcels", poller_instance="p", limit=1)[0].complete()
+        follower.read_until(name)
+    commit(finish(pg, "x"))
+    assert follower.read() == []
+    assert archive(spark, own, tmp_path, queue=["parcels"])["tasks"] == 2
+    assert sorted((row.location, row.reference_number) for row in read_lake(spark, tmp_path).collect()) == [
+        ("testapp.parcel", "a"),
+        ("testapp.parcel", "b"),
+    ]
+    assert (Parcel.objects.count(), Task.objects.count()) == (1, 1)
 
 
 def test_a_query_restarted_goes_on_where_it_was(

@@ -23,8 +23,10 @@ except ImportError as error:  # a bare install, and no libpq
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, model_for
+from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.models import Queue as QueueRow
+from django_dbtaskqueue.operations.lookup import locations, locations_on
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
@@ -57,10 +59,13 @@ class Command(BaseCommand):
         if options["job"] == PAGE_COMMAND:
             self.stdout.write(f"page: {write_page(options['arguments'])}")
             return
-        alias = Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS")
+        place = (
+            Argument("database", "the tasks' database, an alias of DATABASES", metavar="ALIAS"),
+            Argument("task_table", "the model of a queue's own task table, such as shipping.parcel", metavar="MODEL"),
+        )
         errors = io.StringIO()
         err = sys.stderr if self._own_process else errors
-        face = Face("manage.py runtaskpipeline", alias, database_of_alias, self.stdout, err, defaults, html_file)
+        face = Face("manage.py runtaskpipeline", place, database_of_alias, self.stdout, err, defaults, html_file)
         code = perform([options["job"], *options["arguments"]], face)
         if code and self._own_process:
             sys.exit(code)
@@ -74,8 +79,16 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
         rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
         known = sorted({*conf.known_queues(), *rows})
         queue = conf.queue_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
+        table = model_for(given["queue"])._meta.label_lower if queue else ""
+        if queue and table != (given["task_table"] or Task._meta.label).lower():
+            reason = f"the tasks of queue {given['queue']!r} are in another table: give --task-table {table}"
+            raise JobOptionError("--task-table", reason)
         of_queue = {name: getattr(queue, name) for name in ("max_attempts", "priority", "ttl")} if queue else {}
         return {"known_queue": known, **of_queue}
+    if job == "erase":
+        here = (given["database"] or conf.settings().database, (given["task_table"] or Task._meta.label).lower())
+        places = {(alias, model._meta.label_lower) for alias, model in locations()} - {here}
+        return {"other_table": tuple(f"{table} in {alias}" for alias, table in sorted(places))}
     objectives = conf.settings().objectives
     if job == "report" and objectives:
         return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}
@@ -96,8 +109,15 @@ def write_page(files: Sequence[str]) -> Path:
     return file.with_suffix(".html")
 
 
-def database_of_alias(alias: str | None) -> Database:
-    """Return a database of ``DATABASES`` for the pipeline. Raises JobOptionError for one it cannot use."""
+def _task_tables(alias: str) -> dict[str, type[AbstractTask]]:
+    return {model._meta.label_lower: model for _alias, model in locations_on(alias)} | {Task._meta.label_lower: Task}
+
+
+def database_of_alias(alias: str | None, table: str | None = None) -> Database:
+    """Return a database of ``DATABASES`` for the pipeline, with the task table of a model.
+
+    ``table`` is the label of the model; None is the default table. Raises JobOptionError for what it cannot use.
+    """
     alias = alias or conf.settings().database
     if alias not in list(connections):
         near = near_match(alias, connections)
@@ -105,6 +125,12 @@ def database_of_alias(alias: str | None) -> Database:
     connection = connections[alias]
     settings = connection.settings_dict
     session = Session.on(alias)
+    if table is not None:
+        known = _task_tables(alias)
+        if table.lower() not in known:
+            near, names = near_match(table.lower(), known), ", ".join(known)
+            raise JobOptionError("--task-table", f"{table!r} is no task table of {alias!r}.{near} Known: {names}")
+        session = Session.on(alias, known[table.lower()])
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":

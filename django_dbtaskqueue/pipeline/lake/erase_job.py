@@ -58,6 +58,7 @@ class Erase(Job):
         Argument("reference_file", "file with one reference in each line", metavar="FILE"),
         Argument("queue", "only tasks of this queue; may be given again", many=True),
         Argument("reason", "why, for the audit, such as the number of the request", default=""),
+        Argument("other_table", "a task table that needs a run of its own, which the result names", many=True),
     )
 
     def run(self, context: Context) -> Result:
@@ -66,14 +67,15 @@ class Erase(Job):
         lake = Lake.at(context.lake) if context.lake else None
         with Batches.locked(database) as batches:
             erasure = Erasure(context, database, batches.link, lake, wanted)
-            other = erasure.other_lakes()
+            other = {"erase_here_too": erasure.other_lakes(), "other_tables": [*context.options["other_table"]]}
+            other = {name: places for name, places in other.items() if places}
             if lake is not None and not context.dry_run:
                 Run(context, lake, batches).resume()
             before = erasure.found()
             erasure.refuse_unfinished(before)
             if context.dry_run:
-                return {"references": len(wanted.references), "before": before.counts, "dry_run": True}
-            proof = {**erasure.performed(before), **({"erase_here_too": other} if other else {})}
+                return {"references": len(wanted.references), "before": before.counts, "dry_run": True, **other}
+            proof = {**erasure.performed(before), **other}
         if left := [place for place, number in proof["after"].items() if number]:
             raise CheckFailed(f"Rows are left ({', '.join(left)}), which were written meanwhile. Run it again.", proof)
         if proof["files_not_deleted"]:

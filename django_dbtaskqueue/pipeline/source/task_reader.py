@@ -65,7 +65,7 @@ class Selection:
         params: dict[str, object] = {}
         bounds = [("id", sign, edge) for sign, edge in ((">=", part.low), ("<", part.high)) if edge is not None]
         for column, operator, value in (*self.conditions, *bounds):
-            name = f"p{len(tests)}"
+            name, column = f"p{len(tests)}", self.named(column, database)
             if operator == "known":
                 tests.append(f"{column} IS {'NOT ' if value else ''}NULL")
             elif isinstance(value, list):
@@ -78,10 +78,15 @@ class Selection:
                 tests.append(f"{column} {operator} %({name})s")
         return f" WHERE {' AND '.join(tests)}" if tests else "", params
 
+    def named(self, column: str, database: Database) -> str:
+        """Return the name that a column has in the table; a model may give its columns other names."""
+        return database.tables.rename(column) if self.table == database.tables.task else column
+
     def bounds(self, database: Database, snapshot: str | None = None) -> tuple[int, int] | None:
         """Return the first and last id, or None if there is no row. PostgreSQL only."""
         where, params = self.where(database, Slice())
-        query = f"SELECT min(id) AS first, max(id) AS last FROM {self.table}{where}"
+        key = self.named("id", database)
+        query = f"SELECT min({key}) AS first, max({key}) AS last FROM {self.table}{where}"
         (batch,) = copied(database, query, params, BOUNDS_SCHEMA, snapshot)
         first, last = (column[0].as_py() for column in batch.columns)
         return None if first is None else (first, last)
@@ -160,11 +165,12 @@ def read_slice(
     if database.postgresql:
         # Text and JSON are read as PostgreSQL prints them.
         texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
-        columns = [f"{name}::text" if name in texts else name for name in selection.schema.names]
+        columns = [f"{selection.named(name, database)}{'::text' * (name in texts)}" for name in selection.schema.names]
         query = f"SELECT {', '.join(columns)} FROM {selection.table}{where}"
         yield from copied(database, query, params, arrow_schema(selection.schema), snapshot)
         return
-    query = f"SELECT {', '.join(selection.schema.names)} FROM {selection.table}{where}"
+    names = ", ".join(selection.named(name, database) for name in selection.schema.names)
+    query = f"SELECT {names} FROM {selection.table}{where}"
     schema = arrow_schema(selection.schema)
     with closing(database.connect()) as connection:
         cursor = connection.execute(query % {name: f":{name}" for name in params}, params)
