@@ -19,14 +19,14 @@ from tests.poller.processes import lines
 TASKS = 20_000
 
 
-@pytest.mark.slow
+# In a plain run four pollers of one process race by each strategy, in tests/concurrency/test_drain.py.
 @pytest.mark.parametrize(
     ("database", "strategy"),
     [
-        ("postgres_process_database", "skip_locked"),
-        ("postgres_process_database", "optimistic"),
-        ("sqlite_process_database", "optimistic"),
-        ("sqlite_process_database", "auto"),
+        pytest.param("postgres_process_database", "skip_locked", marks=pytest.mark.slow),
+        pytest.param("postgres_process_database", "optimistic", marks=pytest.mark.soak),
+        pytest.param("sqlite_process_database", "optimistic", marks=pytest.mark.soak),
+        pytest.param("sqlite_process_database", "auto", marks=pytest.mark.slow),
     ],
 )
 def test_no_task_is_started_twice(
