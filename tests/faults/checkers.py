@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from tests.faults.history import Change
@@ -20,6 +20,7 @@ LIVE = {"CREATED", "PROCESSING"}
 RETURN_S = 3.0  # from the return of the database to the next checkout
 DRAINED_S = 20.0  # from the last fault until all is done
 RESTART_S = 1.2 * LEASE_S  # from the death of a process until half of its tasks run again
+MAX_INNOCENT_RATIO = 1.5  # of the time until half of them end, to the time that they must take
 WARM_S, LIVED_S = 30.0, 60.0  # of a process whose needs are compared: not counted, and at least
 SLOPE_S = 120.0  # the time over which memory is compared, at least
 SPREAD = 2  # threads or files by which a process may grow
@@ -399,6 +400,14 @@ def slow_restart(evidence: Evidence) -> Iterator[str]:
         yield f"half of {len(waits)} tasks waited {waits[len(waits) // 2]:.1f} s or more, more than {limit:.1f} s"
 
 
+@checker("slow innocents")
+def slow_innocents(evidence: Evidence) -> Iterator[str]:
+    """Half of the tasks of killed processes end in 1.5 times a lease and their own run time: none waits for others."""
+    ratios, limit = sorted(innocents(evidence)), MAX_INNOCENT_RATIO * evidence.slowness
+    if ratios and ratios[len(ratios) // 2] > limit:
+        yield f"half of {len(ratios)} tasks took {ratios[len(ratios) // 2]:.1f} times as long as they must, or more"
+
+
 @checker("growth")
 def growth(evidence: Evidence) -> Iterator[str]:
     """A process that lives long needs no more threads, files (so connections) and memory at its end than before."""
@@ -427,13 +436,35 @@ def restarts(evidence: Evidence) -> list[float]:
 
     Times without a database are not counted.
     """
+    return [_seconds(evidence, died, change.clock) for change, died in _taken_again(evidence)]
+
+
+def innocents(evidence: Evidence) -> list[float]:
+    """Return, for each of these tasks that ended in its next run, how much longer that took than it must.
+
+    It must take the lease of the dead process, and the time of the run itself.
+    """
+    ratios = []
+    for change, died in _taken_again(evidence):
+        run = change.task, change.new_fence
+        if run in evidence.starts and run in evidence.ends:
+            must = LEASE_S + evidence.ends[run] - evidence.starts[run]
+            ratios.append(_seconds(evidence, died, evidence.ends[run]) / must)
+    return ratios
+
+
+def _taken_again(evidence: Evidence) -> Iterator[tuple[Change, float]]:
+    """Yield the checkouts of what dead processes left, with the time of the death."""
     starts = {(event.values["task"], event.values["fence"]): event for event in evidence.of("start")}
-    waits: list[Any] = []
     for change in evidence.history:
         if change.is_checkout and change.old_status == "PROCESSING":
             start = starts.get((change.task, change.fence))
             deaths = [] if start is None else [one for one in evidence.died.get(start.pid, ()) if one >= start.clock]
-            if deaths and change.clock > (began := min(deaths)):
-                away = sum(max(0.0, min(end, change.clock) - max(start, began)) for start, end in evidence.outages)
-                waits.append(change.clock - began - away)
-    return waits
+            if deaths and change.clock > min(deaths):
+                yield change, min(deaths)
+
+
+def _seconds(evidence: Evidence, began: float, ended: float) -> float:
+    """Return the seconds between two times in which all had a database."""
+    away = sum(max(0.0, min(back, ended) - max(gone, began)) for gone, back in evidence.outages)
+    return ended - began - away
