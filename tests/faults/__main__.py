@@ -18,27 +18,40 @@ from tests.faults.mutations import NAMES
 from tests.faults.runner import Run
 from tests.faults.sizes import CI, MUTATED, SMALL, SOAK, Size
 
+SHARES = 0.4, 1.0  # of the size of a run with a mutation: the second one only if the first noticed nothing
 
-def size_of(minutes: float | None, share: float) -> Size:
-    """Return the size of CI, or that of the soak for so many minutes; ``share`` makes it smaller."""
-    size = CI if minutes is None else replace(SOAK, seconds=60 * minutes)
-    counts = {field.name: max(1, round(getattr(size, field.name) * share)) for field in fields(Size)}
-    return Size(**counts)
+
+def scaled(size: Size, share: float) -> Size:
+    """Return a part of a size. What it has none of stays out of it."""
+    counts = {field.name: getattr(size, field.name) for field in fields(Size)}
+    return Size(**{name: count and max(1, round(count * share)) for name, count in counts.items()})
+
+
+def size_of(options: argparse.Namespace) -> Size:
+    """Return the size that the command line asks for."""
+    soak = None if options.minutes is None else replace(SOAK, seconds=60 * options.minutes)
+    return scaled(MUTATED if options.mutation else SMALL if options.small else soak or CI, options.share)
+
+
+def noticed(name: str, options: list[str]) -> list[str]:
+    """Run with a mutation, in a process of its own; return the promises that it was seen to break."""
+    with tempfile.NamedTemporaryFile() as file:
+        command = [sys.executable, "-m", "tests.faults", *options, "--mutation", name, "--json", file.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        text = Path(file.name).read_text()
+    if not text:
+        print(f"{name}: no run: {done.stderr.strip().splitlines()[-1:]}")
+        return []
+    return [promise for promise, broken in json.loads(text)["violations"].items() if broken]
 
 
 def survivors(options: list[str]) -> list[str]:
-    """Run once with each mutation, each in a process of its own; print what noticed it, return what nobody noticed."""
+    """Run with each mutation, until a run notices it; print what noticed it, return what nobody noticed."""
     survived = []
     for name in NAMES:
-        with tempfile.NamedTemporaryFile() as file:
-            command = [sys.executable, "-m", "tests.faults", *options, "--mutation", name, "--json", file.name]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            text = Path(file.name).read_text()
-        if not text:
-            found = [f"no run: {done.stderr.strip().splitlines()[-1:]}"]
-        else:
-            found = [promise for promise, broken in json.loads(text)["violations"].items() if broken]
-        if not text or not found:
+        runs = (noticed(name, [*options, f"--share={share}"]) for share in SHARES)
+        found = next(filter(None, runs), [])
+        if not found:
             survived.append(name)
         print(f"{name:<50} {', '.join(found) or 'SURVIVED'}", flush=True)
     print(f"{len(NAMES) - len(survived)} of {len(NAMES)} mutations were noticed")
@@ -59,8 +72,7 @@ def main() -> int:
     if options.mutations:
         return len(survivors([f"--seed={options.seed}"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with it
-    size = MUTATED if options.mutation else SMALL if options.small else size_of(options.minutes, options.share)
-    report = Run(size, options.seed, mutation=options.mutation).run()
+    report = Run(size_of(options), options.seed, mutation=options.mutation).run()
     print(report.table())
     if options.json is not None:
         options.json.write_text(report.json())

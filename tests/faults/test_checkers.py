@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.faults.__main__ import scaled
 from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, innocents, restarts
 from tests.faults.history import Change
 from tests.faults.ledger import Event
+from tests.faults.sizes import MUTATED
 
 PID = 77
 
@@ -194,3 +196,8 @@ def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
 def test_needs_that_come_and_go_are_no_growth() -> None:
     needs = [SMALL._replace(clock=5.0 * n, files=20 + n % 5, memory=MIB * (50 + n % 5)) for n in range(40)]
     assert check(replace(GOOD, needs=needs))["growth"] == []
+
+
+def test_a_part_of_a_size_has_some_of_each_of_its_faults_and_none_of_others() -> None:
+    part = scaled(MUTATED, 0.1)
+    assert (part.kills, part.restarts, part.promotions, part.seconds) == (1, 1, 0, 4)
