@@ -14,12 +14,13 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from time import monotonic
 from typing import Any
 from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DataError, Error, IntegrityError, OperationalError
+from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError
 
 from django_dbtaskqueue.core.durations import format_seconds
 
@@ -138,14 +139,33 @@ class _Outages:
 outages = _Outages()
 
 
-class _FirstStatement(threading.local):
-    """What is known of a thread's present task."""
+class _Call:
+    """What is known of a call of a processor."""
 
     dead: bool | None = None  # its connection was dead before its first statement; None: it has made none
 
 
-_first = _FirstStatement()
-_CONNECT = inspect.unwrap(BaseDatabaseWrapper.connect).__code__
+class _OfThread(threading.local):
+    """The present call of a thread."""
+
+    def __init__(self) -> None:
+        self.call = _Call()
+
+
+_of_thread = _OfThread()
+# The call of a coroutine. Django's thread for the statements of all coroutines sees that of the one it works for.
+_of_coroutine: ContextVar[_Call | None] = ContextVar("dbtaskqueue_call", default=None)
+# Where a database error is about the connection: no statement has been sent.
+_CONNECTS = {inspect.unwrap(method).__code__ for method in (BaseDatabaseWrapper.connect, BaseDatabaseWrapper._cursor)}
+
+
+def _present() -> _Call:
+    return _of_coroutine.get() or _of_thread.call
+
+
+def begin_coroutine() -> None:
+    """A coroutine begins a call. Others use the same connections before it has ended."""
+    _of_coroutine.set(_Call())
 
 
 def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
@@ -155,42 +175,52 @@ def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
 
 
 def unwatch_first_statement(connection: BaseDatabaseWrapper) -> None:
-    """Take back ``watch_first_statement``."""
-    if connection.execute_wrappers and _execute_first in connection.execute_wrappers:
+    """Take back ``watch_first_statement``. A connection that coroutines share stays watched for the others."""
+    if connection.execute_wrappers and _of_coroutine.get() is None and _execute_first in connection.execute_wrappers:
         connection.execute_wrappers.remove(_execute_first)
 
 
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
     """The statement is about to be sent."""
-    unwatch_first_statement(connection)
-    _first.dead = _first.dead or has_input(connection)
+    call = _of_coroutine.get()
+    if call is None:
+        unwatch_first_statement(connection)
+        _of_thread.call.dead = _of_thread.call.dead or has_input(connection)
+    elif call.dead is None:
+        call.dead = has_input(connection)
 
 
-def connected() -> None:
-    """This thread has made a connection: what its task does with it is not watched."""
-    _first.dead = _first.dead or False
+def connected(connection: BaseDatabaseWrapper) -> None:
+    """The present call has made a connection: what it does with it is not watched."""
+    call = _present()
+    call.dead = call.dead or False
+    if call is not _of_thread.call and connection.vendor != "sqlite":
+        watch_first_statement(connection)  # of the other coroutines
 
 
 def fail_before_first_statement() -> None:
     """There was no connection for the task's transaction, so its processor was not called."""
-    _first.dead = True
+    _present().dead = True
 
 
 def note_failed_connect(error: BaseException, alias: str) -> None:
-    """Note it if the task ended because its first use of the database ``alias`` found no server to connect to.
+    """Note it if the task ended because its first use of the database ``alias`` found no connection, and made none.
 
     Another database is not waited for: the poller goes on without it, and would take the task again at once.
     """
-    trace = error.__traceback__ if _first.dead is None and isinstance(error, OperationalError) else None
+    call = _present()
+    ours = call.dead is None and isinstance(error, OperationalError | InterfaceError)
+    trace = error.__traceback__ if ours else None
     while trace is not None:
-        if trace.tb_frame.f_code is _CONNECT and trace.tb_frame.f_locals["self"].alias == alias:
-            _first.dead = True
+        if trace.tb_frame.f_code in _CONNECTS and trace.tb_frame.f_locals["self"].alias == alias:
+            call.dead = True
         trace = trace.tb_next
 
 
 def began_dead() -> bool | None:
-    """Whether there was no live connection for the first statement of this thread's task, which has just ended."""
-    dead, _first.dead = _first.dead, None
+    """Whether there was no live connection for the first statement of the present call, which has just ended."""
+    call = _present()
+    dead, call.dead = call.dead, None
     return dead
 
 

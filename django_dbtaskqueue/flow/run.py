@@ -276,6 +276,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
     """``perform`` for an async processor; a cancellation is left to the caller."""
     if processor.batch is not None:
         return (await perform_batch_async([lease], processor))[0]
+    liveness.begin_coroutine()
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
@@ -323,6 +324,7 @@ def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome
 
 async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
     """``perform_batch`` for an async processor; a cancellation is left to the caller."""
+    liveness.begin_coroutine()
     unreadable, readable = _sorted_out(leases, processor)
     if readable:
         outcomes: Iterable[Outcome | Suspend | None]

@@ -22,11 +22,12 @@ from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
+from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
-from django_dbtaskqueue.poller.executors.thread_connections import tidy
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -167,7 +168,9 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
             "worker, though its poller has one. Give the cluster the same code and settings as the poller."
         )
         return decide_all(leases, [Fail(reason)] * len(leases))
-    return run_all(leases, processor)
+    check()
+    outcomes = run_all(leases, processor)
+    return unless_dead(outcomes) if began_dead() else outcomes
 
 
 def _summary(outcome: Settlement, queue: str) -> Settlement:

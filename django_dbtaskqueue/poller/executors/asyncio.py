@@ -22,7 +22,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.run import run_all_async, run_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
-from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy
+from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy_async, unless_dead_async
 
 logger = logging.getLogger(__name__)
 
@@ -140,6 +140,8 @@ class AsyncExecutor(Executor):
         observe.started(lease, job.processor)
         try:
             settlement: Settlement | None = await run_async(lease, job.processor)
+            if liveness.began_dead():
+                (settlement,) = await unless_dead_async([settlement])
         except BaseException as error:
             settlement = decide(lease, _ended_by(task, error))
         del self._runs[task]
@@ -147,7 +149,7 @@ class AsyncExecutor(Executor):
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
         if settlement is not None and settlement.facts.error is not None:
-            await _tidy()
+            await tidy_async()
         return ended
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
@@ -161,12 +163,14 @@ class AsyncExecutor(Executor):
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
+            if liveness.began_dead():
+                settlements = await unless_dead_async(settlements)
         except BaseException as error:
             settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
         self._end(current, settlements, monotonic() - started)
         if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):
-            await _tidy()
+            await tidy_async()
 
 
 def _close_connections() -> None:
@@ -181,9 +185,3 @@ def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:
         task.uncancel()
         return Fail("Cancelled while the poller was stopping")
     return Fail(error)
-
-
-async def _tidy() -> None:
-    """Close broken connections of Django's async ORM thread: they may be the reason for the failure."""
-    with suppress(Exception):
-        await sync_to_async(tidy)()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -36,9 +38,9 @@ _opened = _Opened()
 
 
 @receiver(connection_created)
-def _note(**_: object) -> None:
+def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.changed = True
-    liveness.connected()
+    liveness.connected(connection)
 
 
 def must_check() -> bool:
@@ -48,6 +50,8 @@ def must_check() -> bool:
 
 def check() -> None:
     """Before a task: watch the first statement on each connection, and close those that died in an idle time."""
+    if _opened.changed:
+        _list_connections()
     if not _opened.connections:
         return
     ask, _opened.outages = must_check(), liveness.outages.seen
@@ -61,12 +65,34 @@ def check() -> None:
 
 def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     """Return what is to be written of a call that had no live connection for its first statement."""
-    spared = [Release() if _lost_database(one) else one for one in outcomes]
-    if any(after is not before for after, before in zip(spared, outcomes, strict=True)):
-        liveness.outages.report()  # other threads may have such connections, too
-        if not any(connection.connection for connection in connections.all(initialized_only=True)):
-            threading.Event().wait(RECONNECT_PAUSE_S)
+    spared, number = _spared(outcomes)
+    if number and not any(connection.connection for connection in connections.all(initialized_only=True)):
+        threading.Event().wait(RECONNECT_PAUSE_S)
     return spared
+
+
+async def unless_dead_async(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
+    """``unless_dead`` for a call on an event loop, whose other calls go on meanwhile."""
+    spared, number = _spared(outcomes)
+    if number:
+        await tidy_async()
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), RECONNECT_PAUSE_S)
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:  # the poller stops: the tasks are given back all the same
+            task = asyncio.current_task()
+            assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
+            task.uncancel()
+    return spared
+
+
+def _spared(outcomes: Sequence[Outcome | Settlement | None]) -> tuple[list[Any], int]:
+    """Release the tasks that failed by their dead connection; return what is to be written, and how many they are."""
+    lost = [_lost_database(one) for one in outcomes]
+    if any(lost):
+        liveness.outages.report()  # other threads may have such connections, too
+    return [Release() if dead else one for one, dead in zip(outcomes, lost, strict=True)], sum(lost)
 
 
 def _lost_database(outcome: Outcome | Settlement | None) -> bool:
@@ -77,7 +103,7 @@ def tidy() -> None:
     """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
     _opened.tidied_at = monotonic()
     if _opened.changed:
-        _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
+        _list_connections()
     for connection in _opened.connections:
         liveness.unwatch_first_statement(connection)
         if connection.connection is None:
@@ -90,6 +116,16 @@ def tidy() -> None:
             connection.close()  # back to the pool, which may hold fewer connections than there are threads
         elif connection.errors_occurred or _aged(connection):
             connection.close_if_unusable_or_obsolete()
+
+
+async def tidy_async() -> None:
+    """``tidy`` the connections of Django's async ORM thread: they may be the reason for a failure."""
+    with suppress(Exception):
+        await sync_to_async(tidy)()
+
+
+def _list_connections() -> None:
+    _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
 
 
 def _aged(connection: BaseDatabaseWrapper) -> bool:
