@@ -104,7 +104,7 @@ class Session:
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
         # Where the queries are logged (DEBUG, a test, a tracer), use Django's slower cursor.
-        watched = self.watched()
+        watched = (self.connection.execute_wrappers or self.connection.queries_logged) and self.watched()
         if not self.postgresql or (watched and not self.owned):
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
@@ -145,7 +145,7 @@ class Session:
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
         if len(batch) == 1 and (self.owned or self.connection.in_atomic_block):
-            return [self.repeat(*batch[0])]
+            return [self.run(*batch[0]) if self.owned else self.repeat(*batch[0])]
         if not (self.owned and self.postgresql):
             with self.atomic():
                 return [self.repeat(sql, params) for sql, params in batch]
