@@ -12,6 +12,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import queue as rules
+from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import near_match
 
 MIN_SECRET_BYTES = 32
@@ -32,6 +33,7 @@ class Peer:
     url: str = ""  # of its view; "": nothing is sent to it
     queues: Allowed = field(default_factory=dict)  # what it may send
     queue_names: Mapping[str, str] | str = "{queue}"  # what our queues are called there
+    rate: Rate | None = None  # the most messages that each of our web processes takes from it in a time
     accept_priority: bool = False  # else a received task has the priority of its queue
     allow_private: bool = False  # whether its address may be a private one
     ca_file: str | None = None  # certificates that vouch for it; None: those of the system
@@ -101,6 +103,7 @@ PEER_RULES: dict[str, rules.Rule] = {
     ),
     "queues": (_are_allowed, "a list of queues, or a dict of queue to a list of payload types (None: any)"),
     "queue_names": (_are_queue_names, 'a dict of our queue to its name there, or text such as "shop-{queue}"'),
+    "rate": (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s"'),
     **dict.fromkeys(("accept_priority", "allow_private"), rules.SWITCH),
     "ca_file": (lambda v: v is None or isinstance(v, str), "None or the path of a file with certificates"),
     "timeout": rules.POSITIVE,
@@ -131,6 +134,8 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
     values = _keys(given, PEER_KEYS, where)
     if "timeout" in values:
         values["timeout"] = rules.duration(values["timeout"], where=f'{where}["timeout"]')
+    if "rate" in values:
+        values["rate"] = rules.parse("rate", values["rate"], where=f'{where}["rate"]')
     if _are_types(values.get("queues")):
         values["queues"] = dict.fromkeys(values["queues"])
     if not _are_secrets(values.get("secrets")):

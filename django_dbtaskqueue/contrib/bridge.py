@@ -15,7 +15,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from http.client import HTTPException
-from time import time
+from math import ceil
+from threading import Lock
+from time import monotonic, time
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -32,6 +34,7 @@ from django_dbtaskqueue.contrib.checked_https import AddressRefused, post
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
+from django_dbtaskqueue.core.durations import jittered
 from django_dbtaskqueue.core.exceptions import (
     DuplicateTask,
     EnqueueError,
@@ -40,7 +43,7 @@ from django_dbtaskqueue.core.exceptions import (
     UnknownQueue,
 )
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_stored
 from django_dbtaskqueue.models import ReceivedTransfer, UsedReference
@@ -53,6 +56,8 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 FORMAT_VERSION = 1
 FINAL_REFUSALS = (403, 409, 422)  # statuses; with a signature
+TOO_MANY = 429  # a status; with a signature the task waits, and its attempts begin again
+MAX_PEER_WAIT_S = 3600  # a peer cannot let a task wait longer
 MAX_ENVELOPE_BYTES = 4096
 NONCE_LIFETIME = timedelta(minutes=15)  # a message is valid for 5 minutes before and after its time
 MESSAGE_ID = re.compile(r"msg_[0-9a-f]{32}")
@@ -110,8 +115,9 @@ def send_to(peer: str) -> Callable[[Lease], Outcome]:
     """Return a processor that sends each task to a peer of ``DBTASKQUEUE["BRIDGE"]``.
 
     Register it: ``processor("invoices", max_attempts=20)(send_to("billing"))``. A task is completed when the peer has
-    acknowledged it with a valid signature. A signed refusal ends it in ERROR. Every other answer, and none, is a failed
-    attempt, which the retry policy of the queue sends again.
+    acknowledged it with a valid signature. A signed refusal ends it in ERROR. After a signed 429 it waits, and its
+    attempts begin again. Every other answer, and none, is a failed attempt, which the retry policy of the queue sends
+    again.
     """
 
     def send(task: Lease) -> Outcome:
@@ -143,6 +149,9 @@ def _send(task: Lease, name: str) -> Outcome:
     document = json.loads(answer.body)
     if answer.status == 200:
         return Complete({"peer": name, **document})
+    if answer.status == TOO_MANY:
+        wait_s = min(document["retry_after"], MAX_PEER_WAIT_S)
+        return Reenqueue(timedelta(seconds=jittered(2 * wait_s)))  # not all at once
     final = answer.status in FINAL_REFUSALS
     return Fail(f"Peer {name!r} refused the task ({answer.status}): {document.get('error')}", retry=not final)
 
@@ -205,9 +214,14 @@ def _not_genuine(source: str, reason: str) -> HttpResponse:
 
 def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> HttpResponse:
     message_id = request.headers["webhook-id"]
-    status, document = 200, {}
+    status, document, headers = 200, {}, {"Cache-Control": "no-store"}
     try:
-        document = _receive(peer, source, message_id, body)
+        if wait_s := _seconds_over_rate(peer, source):
+            status, headers["Retry-After"] = TOO_MANY, str(wait_s)
+            document = {"error": f"This peer may send {peer.rate}.", "retry_after": wait_s}
+            logger.info("The bridge lets a task of %s wait %d s: its rate is %s", source, wait_s, peer.rate)
+        else:
+            document = _receive(peer, source, message_id, body)
     except _Replayed:
         return _not_genuine(source, "it was received before")
     except Refused as refusal:
@@ -217,8 +231,26 @@ def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> Htt
         logger.warning("The bridge could not store a task of %s: %s", source, error)
         return HttpResponse(status=503, headers={"Retry-After": "10"})
     answer = json.dumps(document).encode()
-    headers = _signed(peer, message_id, f"ANSWER {status} {request.path}", answer)
-    return HttpResponse(answer, "application/json", status, headers=headers | {"Cache-Control": "no-store"})
+    headers |= _signed(peer, message_id, f"ANSWER {status} {request.path}", answer)
+    return HttpResponse(answer, "application/json", status, headers=headers)
+
+
+_counted_until: dict[str, float] = {}  # by peer: the monotonic time that its messages so far fill at its rate
+_counting = Lock()
+
+
+def _seconds_over_rate(peer: Peer, source: str) -> int:
+    """Return how long a peer must wait; 0: the message is counted. As many as in a second may come at once."""
+    if peer.rate is None:
+        return 0
+    now, gap_s = monotonic(), 1 / peer.rate.per_second
+    with _counting:
+        until = max(_counted_until.get(source, 0.0), now) + gap_s
+        over_s = until - now - max(1.0, gap_s)
+        if over_s > 1e-9:  # a rounding error is not a message
+            return ceil(over_s)
+        _counted_until[source] = until
+    return 0
 
 
 class _Replayed(Exception):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from threading import Event
@@ -17,10 +18,12 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
 from django.test import Client
+from django.utils import timezone
 from standardwebhooks import Webhook
 
 from django_dbtaskqueue import enqueue, processor
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.contrib import bridge
 from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.models import ReceivedTransfer, Task, UsedReference
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
@@ -159,6 +162,15 @@ def test_a_replay_is_refused_and_a_resend_stores_nothing(
     fresh = [signed(body) for _ in range(6)]
     assert at_once(6, lambda index: attempt(fresh[index])) == [200] * 6
     assert sorted(Task.objects.values_list("reference", flat=True)) == ["r1", "r2"]
+
+
+@pytest.mark.django_db
+def test_of_a_thousand_replays_none_is_accepted(site: Callable[..., None]) -> None:
+    body = body_of()
+    same = signed(body)
+    answers = Counter(post(body, same).status_code for _ in range(1001))
+    assert answers == {200: 1, 401: 1000}
+    assert list(Task.objects.values_list("reference", flat=True)) == ["r1"]
 
 
 @pytest.mark.django_db
@@ -347,7 +359,7 @@ def test_only_a_signed_answer_to_this_message_ends_a_task(
 ) -> None:
     def reply(status: int, secret: str = SECRET, *, what: str = "", sent: int = 0) -> Callable[[Any], None]:
         def answer(handler: Any) -> None:
-            name, body = handler.headers["webhook-id"], b'{"task":5,"duplicate":false,"error":"no"}'
+            name, body = handler.headers["webhook-id"], b'{"task":5,"duplicate":false,"error":"no","retry_after":30}'
             moment = datetime.fromtimestamp(int(time()), UTC)
             told = f"{what or f'ANSWER {status} {PATH}'}\n{body.decode()}"
             signature = Webhook(secret).sign(name, moment, told)
@@ -360,6 +372,7 @@ def test_only_a_signed_answer_to_this_message_ends_a_task(
     for wrong in (
         reply(200, STRANGE),
         reply(503),
+        reply(429, STRANGE),
         reply(403, what="x"),
         reply(403, sent=200),
         reply(200, what="POST"),
@@ -367,6 +380,11 @@ def test_only_a_signed_answer_to_this_message_ends_a_task(
         report = outbox(answering(wrong)[0], **trusted)
         assert report.completed == 0
     assert not Task.objects.exclude(status="CREATED").exists()
+    before = timezone.now()
+    assert outbox(answering(reply(429))[0], **trusted).reenqueued == 1
+    (waits,) = Task.objects.filter(reenqueue_attempt=1)
+    assert (waits.attempt, waits.status) == (0, "CREATED")
+    assert timedelta(seconds=30) <= waits.next_process_time - before <= timedelta(seconds=120)
     assert outbox(answering(reply(403))[0], **trusted).failed == 1
     assert outbox(answering(reply(200))[0], **trusted).completed == 1
     assert Task.objects.get(status="COMPLETED").result["task"] == 5
@@ -404,6 +422,28 @@ def test_a_peer_sets_no_more_than_a_task_s_content(site: Callable[..., None]) ->
     site(accept_priority=True)
     assert status(reference="r2") == 200
     assert Task.objects.get(reference="r2").priority == 7
+
+
+@pytest.mark.django_db
+def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(
+    site: Callable[..., None], django_assert_num_queries: Any
+) -> None:
+    site(rate="2/h")
+    for _ in range(5):
+        assert is_refused(body_of(), signed(body_of(), secret=STRANGE))
+    assert post(body_of()).status_code == 200
+    body = body_of(reference="r2")
+    headers = signed(body)
+    with django_assert_num_queries(0):
+        answer = post(body, headers)
+    assert answer.status_code == 429
+    assert 1790 <= int(answer.headers["Retry-After"]) == answer.json()["retry_after"] <= 1800
+    told = f"ANSWER 429 {PATH}\n{answer.content.decode()}"
+    Webhook(SECRET).verify(told, dict(answer.headers), json_parse=False)
+    site(rate="1000/s")  # the message was refused, not received: the same one is accepted later
+    bridge._counted_until.clear()
+    assert post(body, headers).status_code == 200
+    assert {post(body).status_code for _ in range(20)} == {200}
 
 
 @pytest.mark.django_db
@@ -458,6 +498,7 @@ def test_a_queue_with_shards_receives_in_its_first_and_sqlite_keeps_the_text(
         ({"peers": {"shop": {"secrets": [SECRET], "queues": "inbox"}}}, "'queues'"),
         ({"peers": {"shop": {"secrets": [SECRET], "queue_names": "inbox"}}}, "'queue_names'"),
         ({"peers": {"shop": {"secrets": [SECRET], "timeout": "soon"}}}, '"timeout"'),
+        ({"peers": {"shop": {"secrets": [SECRET], "rate": "many"}}}, "\"rate\"]: 'many' is not a rate"),
         ({"remember": "-1d"}, "'remember'"),
     ],
 )
