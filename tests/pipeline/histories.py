@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 from django_dbtaskqueue.pipeline.reports.transforms import REPORT_COLUMNS
 from django_dbtaskqueue.pipeline.schema import TASKS, schema_of
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def office(first: datetime, days: int) -> dict[datetime, int]:
+    """Return 100 arrivals at nine each day and one at ten, by the clocks of Berlin."""
+    nine = [first.replace(tzinfo=BERLIN) + timedelta(days=day, hours=9) for day in range(days)]
+    return {
+        (one.astimezone(UTC) + HOUR * later): count for one in nine for later, count in ((0, 100), (1, 1))
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
