@@ -53,6 +53,7 @@ def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
             "wait_p95": lines(90.0),
             "run_p95": [],
             "backlog": lines(400.0),
+            "budget_spent": lines(0.4),
             "failure_rate": lines(0.02),
         },
         **changes,
@@ -61,20 +62,32 @@ def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
 
 def forecast_figures() -> dict[str, Any]:
     """Return the figures of a forecast that misses pollers on Sunday."""
+    edges = {"expected": 4, "arrivals_least": 1.0, "arrivals_most": 900.0}
     hours = [
-        {"hour": hour, "arrivals": wave(300, hour), "servers": round(wave(6, hour)), "least": 1, "most": 40}
+        {"hour": hour, "arrivals": wave(300, hour), "servers": round(wave(6, hour)), **edges}
         for hour in range(len(HOURS) - 5)
     ]
     return {
         "kind": "forecast",
         **PERIOD,
         "summary": "Add 2 pollers Sunday 10-14 UTC.",
+        "time_zone": "Europe/Berlin",
+        "target_wait": 30.0,
+        "share": 0.95,
         "pollers": 6,
         "slots": 4,
         "run_seconds": 20.0,
         "unevenness_of_arrivals": 1.7,
         "unevenness_of_run_times": 1.0,
-        "stretches": [{"when": "Sunday 10-14", "start": 154, "end": 158, "pollers": 8, "least": 7, "most": 9}],
+        "model": "last week without unusual days",
+        "errors": [
+            {"model": "last week without unusual days", "error": 1.36},
+            {"model": "same hour last week", "error": 1.55},
+        ],
+        "coverage": 0.912,
+        "weeks": 8,
+        "weeks_tested": 7,
+        "stretches": [{"when": "Sunday 10-14", "start": 154, "end": 158, "pollers": 8, "expected": 7}],
         "hours": hours,
         "anomalies": [
             {"queue": "mail", "hour": HOURS[8], "measure": "arrivals", "value": 9000.0, "usual": 31.5, "score": 12.3}

@@ -161,12 +161,14 @@ def report_context(figures: Figures) -> Mapping[str, object]:
     times = _times(found["times"])
     ended = [Line("completed", "--dbtq-good", found["completed"]), Line("failed", "--dbtq-bad", found["failed"])]
     wait, run, backlog, failures = (_lines(found[name]) for name in ("wait_p95", "run_p95", "backlog", "failure_rate"))
+    budget = _lines(found.get("budget_spent", ()))  # a report of an earlier version has none
     return {
         "charts": _drawn(
             Chart("ended", "Tasks ended", times, ended, number, bars=True),
             Chart("wait", "Wait, p95", times, wait, seconds, "duration"),
             Chart("run", "Run, p95", times, run, seconds, "duration"),
             Chart("backlog", "Backlog", times, backlog, number),
+            Chart("budget", "Error budget spent; 100 % is all of it", times, budget, percent, " %"),
             Chart("failures", "Failures, share of what ended", times, failures, percent, " %"),
         )
     }

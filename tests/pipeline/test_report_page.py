@@ -58,7 +58,7 @@ def test_numbers(value: float, text: str) -> None:
 
 
 def level(hour: int, **columns: Any) -> dict[str, Any]:
-    counts = {"ended": 2, "completed": 1, "errors": 1, "poisoned": 0, "wait_p95": None, "run_p95": None}
+    counts = {"ended": 2, "good": 1, "completed": 1, "errors": 1, "poisoned": 0, "wait_p95": None, "run_p95": None}
     return {"queue": "claims", "hour": MONDAY + HOUR * hour, "failure_rate": 0.5, **counts, **columns}
 
 
@@ -69,7 +69,7 @@ def backlog_of(values: dict[int, int]) -> pd.DataFrame:
 
 def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
     levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
-    found = over_time(pd.DataFrame(levels), backlog_of({}))
+    found = over_time(pd.DataFrame(levels), backlog_of({}), {})
     assert len(found["times"]) <= MAX_CHART_STEPS
     assert found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
     assert (found["completed"][0], sum(found["completed"]), sum(found["failed"])) == (24, 2400, 2400)
@@ -78,11 +78,17 @@ def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() ->
     assert found["run_p95"] == found["backlog"] == []
 
 
+def test_the_line_of_an_error_budget_shows_how_much_was_spent_until_then() -> None:
+    levels = [level(0), level(2, ended=4, good=1), {**level(1), "queue": "exact"}]
+    found = over_time(pd.DataFrame(levels), backlog_of({}), {"claims": 2.0, "exact": 0.0})
+    assert found["budget_spent"] == [{"name": "claims", "values": [0.5, 0.5, 2.0]}]
+
+
 def test_the_steps_of_a_short_span_are_those_of_its_rows() -> None:
     levels = [{**level(0), "hour": MONDAY + timedelta(seconds=10 * number)} for number in range(4)]
     second, minute = timedelta(seconds=1), timedelta(minutes=1)
-    assert len(over_time(pd.DataFrame(levels), backlog_of({}), shortest=second)["times"]) == 31
-    assert len(over_time(pd.DataFrame(levels), backlog_of({}), shortest=minute)["times"]) == 1
+    assert len(over_time(pd.DataFrame(levels), backlog_of({}), {}, shortest=second)["times"]) == 31
+    assert len(over_time(pd.DataFrame(levels), backlog_of({}), {}, shortest=minute)["times"]) == 1
     figures = report_figures()
     _, *later = figures["over_time"]["times"]
     figures["over_time"]["times"] = ["2026-01-05T00:00:07+00:00", *later]
@@ -93,7 +99,7 @@ def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
     quiet = pd.DataFrame([level(0), level(4)])
 
     def shown(backlog: dict[int, int]) -> list[Any]:
-        return [line["values"] for line in over_time(quiet, backlog_of(backlog))["backlog"]]
+        return [line["values"] for line in over_time(quiet, backlog_of(backlog), {})["backlog"]]
 
     assert shown({-9: 30, -8: 5, 1: 7, 3: 2}) == [[5, 7, 7, 2, 2]]
     assert shown({}) == []
@@ -114,7 +120,9 @@ def test_a_page_has_the_figures_as_people_write_them() -> None:
     assert '<p class="quiet">None.</p>' in page
     assert '<time datetime="2026-01-05T01:00:00+00:00">2026-01-05 01:00</time>' in page
     assert re.search('<td class="number" data-value="2.4[0-9]*">2.4[0-9]* %</td>', page)
-    assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["ended", "wait", "backlog", "failures"], "none is empty"
+    assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["ended", "wait", "backlog", "budget", "failures"], (
+        "none is empty"
+    )
 
 
 def test_a_forecast_is_a_map_of_the_week() -> None:

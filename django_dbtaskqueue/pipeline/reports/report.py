@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 import pandas as pd
@@ -130,7 +130,7 @@ def _fine(context: Context, period: reports.Period, tasks: DataFrame, step_s: in
 def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest: timedelta) -> reports.Figures:
     """Return the report as JSON can hold it: the ``top`` of each list, and of the hours what the charts show."""
     shown = CHART_TABLES if CHART_TABLES[0] in tables else HOURLY_TABLES
-    steps = [tables[name].to_pandas() for name in shown]
+    levels, backlog = (tables[name].to_pandas() for name in shown)
     rows = {name: table.to_pylist() for name, table in tables.items() if name not in (*HOURLY_TABLES, *CHART_TABLES)}
     (everything,) = rows["everything"]
     found = {
@@ -143,7 +143,9 @@ def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest
         "never_succeeding": _most(rows["never_succeeding"], top, "ended"),
         "noisy": _most(rows["noisy"], top, "unsuccessful_attempts"),
         "retry_waste": _most(rows["retry_waste"], top, "wasted_seconds"),
-        "over_time": over_time(*steps, shortest=shortest),
+        "over_time": over_time(
+            levels, backlog, {row["queue"]: row["allowed"] for row in rows["budgets"]}, shortest=shortest
+        ),
     }
     return {"summary": summary(found), **found}
 
@@ -171,11 +173,16 @@ def summary(found: reports.Figures) -> str:
 
 
 def over_time(
-    levels: pd.DataFrame, backlog: pd.DataFrame, *, shortest: timedelta = reports.ONE_HOUR
+    levels: pd.DataFrame,
+    backlog: pd.DataFrame,
+    allowed: Mapping[str, float],
+    *,
+    shortest: timedelta = reports.ONE_HOUR,
 ) -> reports.Figures:
     """Return what the charts show, in equal steps of time: sums of the tasks that ended, lines of the busiest queues.
 
-    A line shows the highest value of each step. A step without arrivals and ends keeps the backlog before it.
+    A line shows the highest value of each step. A step without arrivals and ends keeps the backlog before it. A line of
+    the error budget shows the share of ``allowed``, the tasks that may miss the objective, that is spent until then.
     """
     first, last = levels["hour"].min(), levels["hour"].max()
     fit = (one for one in CHART_STEPS if one >= shortest and (last - first) / one < MAX_CHART_STEPS)
@@ -197,10 +204,13 @@ def over_time(
 
     ended = backlog.assign(step=backlog["step"].clip(lower=-1)).groupby(["step", "queue"])["backlog"].last().unstack()
     ended = ended.reindex(range(-1, len(steps))).ffill()
+    bad = levels.assign(bad=levels["ended"] - levels["good"]).groupby(["step", "queue"])["bad"].sum().unstack()
+    spent = bad.reindex(steps).fillna(0).cumsum() / pd.Series(allowed, dtype=float).replace(0, math.nan)
     return {
         "times": [(first + step * number).to_pydatetime() for number in steps],
         "completed": sums["completed"].tolist(),
         "failed": (sums["errors"] + sums["poisoned"]).tolist(),
         **{column: lines(peaks(levels, column)) for column in ("wait_p95", "run_p95", "failure_rate")},
+        "budget_spent": lines(spent),
         "backlog": lines(peaks(backlog, "backlog").reindex_like(ended).fillna(ended)),
     }
