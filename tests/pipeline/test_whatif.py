@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from django_dbtaskqueue.pipeline.database import Database
@@ -109,8 +112,31 @@ def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSessio
         WhatIf().run(WhatIf.context(spark=spark, database=database, priority="mails=-1"))
 
 
+def test_the_pollers_that_a_forecast_advises_are_replayed_hour_by_hour(
+    spark: SparkSession, sqlite: Database, tmp_path: Path
+) -> None:
+    """Ten tasks of five minutes come at ten o'clock in Berlin: one slot until then, ten from then on."""
+    ten = MONDAY + timedelta(hours=9)
+    for early, count in ((timedelta(minutes=10), 2), (timedelta(0), 10)):
+        for _ in range(count):
+            at = ten - early
+            make_task("COMPLETED", create_time=at, start_time=at, finish_time=at + timedelta(minutes=5))
+    hours = [{"hour": hour, "servers": 10 if hour == 10 else 0} for hour in range(168)]
+    figures = {"slots": 1, "hours": hours, "time_zone": "Europe/Berlin", "target_wait": 30.0, "share": 0.95}
+    file = tmp_path / "forecast.json"
+    file.write_text(json.dumps(figures))
+    found = WhatIf().run(WhatIf.context(spark=spark, database=sqlite, forecast=str(file)))
+    assert (found["slots_then"], found["then"]["max"]) == (10, 300)
+    assert found["summary"].endswith("Started within 30s, as the forecast promises for 95 %: 91.67 %.")
+    with pytest.raises(JobOptionError, match="give --slots or --forecast"):
+        WhatIf().run(WhatIf.context(forecast=str(file), slots=3))
+    file.write_text("{}")
+    with pytest.raises(JobOptionError, match=r"is not the forecast\.json of this version's job forecast"):
+        WhatIf.context(forecast=str(file))
+
+
 def test_what_is_to_be_other_must_be_said() -> None:
-    with pytest.raises(JobOptionError, match="Give --slots, --priority or --back-off"):
+    with pytest.raises(JobOptionError, match="Give --slots, --forecast, --priority or --back-off"):
         WhatIf().run(WhatIf.context(lake="nowhere"))
     with pytest.raises(JobOptionError, match="--priority: 'high' is not a whole number"):
         WhatIf.context(priority="mails=high")

@@ -6,12 +6,16 @@ The replay is a simulation of discrete events, without Spark and without a clock
 from __future__ import annotations
 
 import heapq
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean
+from zoneinfo import ZoneInfo
 
 import numpy as np
 from pyspark.sql import Column
@@ -19,7 +23,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import JobOptionError
-from django_dbtaskqueue.core.numbers import seconds
+from django_dbtaskqueue.core.numbers import percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair
 from django_dbtaskqueue.pipeline.reports import transforms as T
@@ -65,6 +69,39 @@ def back_off(text: str) -> BackOff:
     return delay if callable(delay) else partial(retry.next_delay, policy)
 
 
+@dataclass(frozen=True)
+class Advice:
+    """The slots that a forecast advises for each hour of the week, and the wait that it promises."""
+
+    hours: Mapping[int, int]
+    poller: int  # slots of one poller, which also is there in hours that the forecast does not know
+    zone: tzinfo
+    wait: float
+    share: float
+
+    def slots(self, time: float) -> int:
+        """Return the slots at a time, in seconds since 1970. They change at whole hours."""
+        local = datetime.fromtimestamp(time // T.HOUR_S * T.HOUR_S, self.zone)
+        return self.hours.get(local.weekday() * 24 + local.hour, self.poller)
+
+    def kept(self, served: Sequence[Served]) -> str:
+        """Return the sentence on what became of the promise."""
+        found = sum(one.wait <= self.wait for one in served) / max(len(served), 1)
+        wait = seconds(self.wait)
+        return f" Started within {wait}, as the forecast promises for {percent(self.share)}: {percent(found)}."
+
+
+def advice_of(text: str) -> Advice:
+    """Return the advice of the file that the job forecast wrote."""
+    try:
+        found = json.loads(Path(text).read_text(encoding="utf-8"))
+        slots = found["slots"]
+        hours = {one["hour"]: max(math.ceil(one["servers"] / slots), 1) * slots for one in found["hours"]}
+        return Advice(hours, slots, ZoneInfo(found["time_zone"]), found["target_wait"], found["share"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{text} is not the forecast.json of this version's job forecast: {error}") from None
+
+
 def queue_priority(text: str) -> tuple[str, int]:
     """Return (queue, priority) of text such as "mails=-5"."""
     queue, value = pair(text)
@@ -80,6 +117,9 @@ class WhatIf(reports.ReportJob):
     A task gets the run time of its last attempt, and as many failures as it had. The slots of now are --now-slots, else
     the largest number of tasks that ran at once. The result also has the waits that were recorded: they show how
     exact the first replay is. Compare the two replays with each other, not a replay with the recorded waits.
+
+    With --forecast the second replay has the pollers that a forecast advises. Let the period begin where the history
+    of the forecast ends: then the result says how many tasks would have kept the promised wait.
     """
 
     name = "whatif"
@@ -87,6 +127,8 @@ class WhatIf(reports.ReportJob):
     arguments = (
         *reports.PERIOD_ARGUMENTS,
         Argument("slots", "tasks that run at once, over all pollers. Default: as now", type=count, metavar="N"),
+        Argument("forecast", "forecast.json of the job forecast: replay the pollers that it advises for each hour",
+                 type=advice_of, metavar="FILE"),
         Argument("now_slots", "the slots of now. Default: the most that ran at once", type=count, metavar="N"),
         Argument("priority", "priority of all tasks of a queue, as mails=-5 (low first); repeatable",
                  type=queue_priority, many=True, metavar="QUEUE=N"),
@@ -100,8 +142,10 @@ class WhatIf(reports.ReportJob):
 
     def run(self, context: Context) -> reports.Figures:
         """Report. Raises JobOptionError when no option changes anything."""
-        if not any(context.options[name] for name in ("slots", "priority", "back_off")):
-            raise JobOptionError("--slots", "which change? Give --slots, --priority or --back-off")
+        if not any(context.options[name] for name in ("slots", "forecast", "priority", "back_off")):
+            raise JobOptionError("--slots", "which change? Give --slots, --forecast, --priority or --back-off")
+        if context.options["slots"] and context.options["forecast"]:
+            raise JobOptionError("--slots", "a forecast has its own slots: give --slots or --forecast")
         return super().run(context)
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
@@ -109,22 +153,24 @@ class WhatIf(reports.ReportJob):
         options = context.options
         rows = tasks(context, period)
         now_slots = options["now_slots"] or most_at_once([(row["started"], row["ended"]) for row in rows])
-        slots = options["slots"] or now_slots
+        slots, advice = options["slots"] or now_slots, options["forecast"]
         other = _arrivals(rows, dict(options["priority"]))
         context.progress("replaying", 0, 2)
         now = replay(_arrivals(rows, {}), slots=now_slots, back_off=options["now_back_off"])
         context.progress("replaying", 1, 2)
-        then = replay(other, slots=slots, back_off=options["back_off"] or options["now_back_off"])
+        then = replay(
+            other, slots=advice.slots if advice else slots, back_off=options["back_off"] or options["now_back_off"]
+        )
         recorded = [Served(row["created"], max(row["started"] - row["created"], 0), 0) for row in rows if row["once"]]
         waits = {name: waits_of(served) for name, served in (("recorded", recorded), ("now", now), ("then", then))}
         times, waits_now = zip(*over_time(now), strict=True)
         figures = {
-            "summary": sentence(waits["now"]["p95"], waits["then"]["p95"]),
+            "summary": sentence(waits["now"]["p95"], waits["then"]["p95"]) + (advice.kept(then) if advice else ""),
             "since": period.since,
             "until": period.until,
             "tasks": len(now),
             "slots_now": now_slots,
-            "slots_then": slots,
+            "slots_then": max(advice.hours.values(), default=advice.poller) if advice else slots,
             **waits,
             "over_time": {
                 "times": [datetime.fromtimestamp(time, UTC) for time in times],
@@ -209,8 +255,8 @@ def quantiles(served: Sequence[Served], shares: Sequence[float]) -> list[float]:
 # -- the replay --------------------------------------------------------------------------------------------------------
 
 
-def replay(arrivals: Sequence[Arrival], *, slots: int, back_off: BackOff) -> list[Served]:
-    """Return when each task is served with this number of slots, in the order of their arrival.
+def replay(arrivals: Sequence[Arrival], *, slots: int | Callable[[float], int], back_off: BackOff) -> list[Served]:
+    """Return when each task is served with these slots, of all time or of each hour, in the order of their arrival.
 
     A free slot takes the due task first in (priority, due time, arrival). Each failed attempt runs as long as the last
     one did, and the task is due again after ``back_off(number of the failure)``; None gives it up there.
@@ -218,24 +264,27 @@ def replay(arrivals: Sequence[Arrival], *, slots: int, back_off: BackOff) -> lis
     due = [(arrival.time, number) for number, arrival in enumerate(arrivals)]
     heapq.heapify(due)
     ready: list[tuple[int, float, int]] = []
-    free = [0.0] * slots
-    heapq.heapify(free)
+    busy: list[float] = []  # when the running ones end
     failed = [0] * len(arrivals)
     first: list[float | None] = [None] * len(arrivals)
     ends = [0.0] * len(arrivals)
-    now = 0.0
+    now = due[0][0] if due else 0.0
     while due or ready:
-        now = max(now, heapq.heappop(free))
         if not ready:
             now = max(now, due[0][0])
         while due and due[0][0] <= now:
             time, number = heapq.heappop(due)
             heapq.heappush(ready, (arrivals[number].priority, time, number))
+        while busy and busy[0] <= now:
+            heapq.heappop(busy)
+        if len(busy) >= (slots(now) if callable(slots) else slots):
+            now = min(busy[0], (now // T.HOUR_S + 1) * T.HOUR_S) if callable(slots) else busy[0]
+            continue
         _, _, number = heapq.heappop(ready)
         arrival = arrivals[number]
         first[number] = now if first[number] is None else first[number]
         ends[number] = now + arrival.run
-        heapq.heappush(free, ends[number])
+        heapq.heappush(busy, ends[number])
         if failed[number] < arrival.failures:
             failed[number] += 1
             delay = back_off(failed[number])
