@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,9 +14,10 @@ from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import PipelineReport, Poller, Task
 from django_dbtaskqueue.operations.report_page import report_body
 from django_dbtaskqueue.pipeline.reports import forecast as f
+from django_dbtaskqueue.pipeline.reports.arrivals import Prediction
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast, Need, Service, Target, sentence
 from tests.factories import make_task
-from tests.pipeline.histories import HOUR, MONDAY
+from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,35 +51,18 @@ def test_uneven_arrivals_and_run_times_need_more() -> None:
     assert f.servers_needed(0, Service(10), TARGET) == 0
 
 
-def test_hours_of_the_week_count_the_weeks_without_arrivals() -> None:
-    weeks = f.by_hour_of_week({MONDAY: 5, MONDAY + timedelta(days=14): 7})
-    assert weeks[0] == [5, 0, 7]
-    assert weeks[1] == [0, 0]
-    assert len(weeks) == 168
-
-
-def test_arrivals_of_the_same_number_each_week_are_even() -> None:
-    assert f.unevenness_of({0: [100, 100, 100], 1: [5, 5, 5]}) == pytest.approx(1 / 25)
-    assert f.unevenness_of({0: [0, 0, 300]}) == 25
-    assert f.unevenness_of({0: [1]}) == 1.0
-
-
-def test_the_interval_holds_the_need_and_shrinks_with_sameness() -> None:
-    (wide,) = f.needs({9: [1000, 3000, 9000]}, Service(2), TARGET)
-    assert wide.least < wide.servers < wide.most
-    (narrow,) = f.needs({9: [4333, 4333, 4333]}, Service(2), TARGET)
-    assert narrow.least == narrow.servers == narrow.most
-    assert f.needs({9: [1000, 3000, 9000]}, Service(2), TARGET) == [wide]  # the same again
+def test_the_need_has_the_interval_of_the_arrivals() -> None:
+    coming = Prediction("any", {9: 4000.0}, {9: 1000.0}, {9: 9000.0}, {}, None, 3, 2)
+    (found,) = f.needs(coming, Service(2), TARGET, 1.0)
+    assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (1000, 4000, 9000)
+    assert found.expected < found.servers == f.servers_needed(2.5, Service(2), TARGET)
 
 
 def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
-    found = [
-        Need(hour, 1.0, servers, servers, servers + 4)
-        for hour, servers in ((9, 9), (10, 20), (11, 4), (23, 9), (24, 9))
-    ]
+    found = [Need(hour, 1.0, servers, servers - 3) for hour, servers in ((9, 9), (10, 20), (11, 4), (23, 9), (24, 9))]
     stretches = f.short_stretches(found, have=2, slots=4)
-    assert [(str(one), one.pollers, one.most) for one in stretches] == [
-        ("Monday 09-11", 5, 6), ("Monday 23-24", 3, 4), ("Tuesday 00-01", 3, 4),
+    assert [(str(one), one.pollers, one.expected) for one in stretches] == [
+        ("Monday 09-11", 5, 5), ("Monday 23-24", 3, 2), ("Tuesday 00-01", 3, 2),
     ]  # fmt: skip
 
 
@@ -100,6 +84,17 @@ def test_a_season_is_no_anomaly() -> None:
     values = {MONDAY + HOUR * hour: 5_000.0 if hour % 24 == 9 else 10.0 for hour in range(24 * 4)}
     assert not odd(values)
     assert not odd({MONDAY: 1.0, MONDAY + HOUR: 1e9})  # two hours say nothing
+
+
+def test_a_change_of_the_clock_is_no_anomaly() -> None:
+    arrivals = office(datetime(2026, 3, 9), 30)
+    hours = {min(arrivals) + HOUR * step: 0.0 for step in range(29 * 24)} | arrivals
+
+    def unusual(zone: tzinfo) -> list[f.Anomaly]:
+        return list(f.anomalies("q", "arrivals", hours, least=lambda *_: 1.0, threshold=5, zone=zone))
+
+    assert not unusual(BERLIN)
+    assert unusual(UTC)
 
 
 def busy_monday() -> None:
@@ -136,12 +131,15 @@ def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, 
     assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
     row = PipelineReport.objects.get()
     assert ">Pollers needed<" in str(report_body(row.kind, row.data))
-    assert Forecast().as_text(found).startswith(found["summary"])
+    assert "How good the forecast is" in str(report_body(row.kind, row.data))
+    text = Forecast().as_text(found)
+    assert text.startswith(found["summary"])
+    assert "mean error 0 an hour (same hour last week: 0); weeks tested: 1; hours in the 90 % interval: not" in text
 
 
 def test_it_says_when_there_are_enough() -> None:
-    options = {"share": 0.95, "target_wait": timedelta(seconds=30)}
-    need = [Need(9, 400.0, 4, 4, 5)]
+    options = {"share": 0.95, "target_wait": timedelta(seconds=30), "timezone": "UTC"}
+    need = [Need(9, 400.0, 4, 4)]
     assert sentence([], need, have=9, slots=2, options=options) == (
         "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )

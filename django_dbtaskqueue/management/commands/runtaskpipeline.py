@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
@@ -92,6 +93,8 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     objectives = conf.settings().objectives
     if job == "report" and objectives:
         return {"objective": tuple(f"{queue}={text}" for queue, text in objectives.items())}
+    if job == "forecast":
+        return {"timezone": settings.TIME_ZONE}
     return {}
 
 

@@ -1,7 +1,7 @@
 """The job ``forecast``: the pollers that each hour of the week needs, and the hours that were unusual.
 
 The queueing model is M/M/c with Allen and Cunneen's correction: uneven arrivals and run times stretch the tail of the
-wait. The result is for steady hours; a burst inside an hour needs more.
+wait. `whatif` replays the result on recorded tasks.
 """
 
 from __future__ import annotations
@@ -11,17 +11,20 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.numbers import number
+from django_dbtaskqueue.core.numbers import number, percent
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, predict
 
 __all__ = ["Forecast"]
 
@@ -32,19 +35,30 @@ DEFAULT_SLOTS = 4
 MAX_ANOMALIES = 50
 MAX_PRINTED_ANOMALIES = 5
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-HOURS_OF_WEEK = 168
-RESAMPLES, SEED = 400, 0  # the same history gives the same interval
-INTERVAL_QUANTILES = (0.05, 0.95)
+MINUTE_S, MINUTES_OF_HOUR = 60, 60
 MIN_SEASON_VALUES = 3  # a median of fewer values is not used
 MAX_UNEVENNESS = 25.0
 
 Deviation = Callable[[datetime, float], float]
 
 
+def time_zone(text: str) -> ZoneInfo:
+    """Return the time zone of a name such as "Europe/Berlin"."""
+    try:
+        return ZoneInfo(text)
+    except (LookupError, OSError, ValueError):
+        raise ValueError(f"{text!r} is not a time zone. Write it as Europe/Berlin") from None
+
+
 class Forecast(reports.ReportJob):
-    """Learns from history how many tasks arrive in each hour of the week and how long they run, and computes how many
-    pollers keep the wait: an M/M/c queue with Allen and Cunneen's correction for uneven arrivals and run times, and an
-    interval that 90 % of 400 resamples of the weeks fall into. A run of a task counts each of its attempts.
+    """Predicts how many tasks arrive in each hour of the next week, and computes how many pollers keep the wait: an
+    M/M/c queue with Allen and Cunneen's correction for uneven arrivals and run times. A run of a task counts each of
+    its attempts. The hours are those of the clocks of --timezone.
+
+    Several models predict each of the last weeks from the weeks before it; the one with the smallest error is used.
+    One is "same hour last week", another is of the library statsforecast, if it is installed. The interval of 90 %
+    is that of the model's errors; the pollers are for its upper edge. The result has the errors, and the share of
+    hours that the interval held.
 
     It also names the hours whose arrivals, p95 wait or failures differ from the same hour of other weeks (or days,
     while there are few weeks), by a score of median and MAD, which a few extreme hours do not distort.
@@ -60,6 +74,8 @@ class Forecast(reports.ReportJob):
                  metavar="N"),
         Argument("slots", "tasks one poller runs at the same time. Default: a running one's, else 4", type=count,
                  metavar="N"),
+        Argument("timezone", "time zone of the hours of the week. Default: the project's, else UTC", type=time_zone,
+                 default="UTC", metavar="ZONE"),
         Argument("threshold", "robust standard deviations from which an hour is an anomaly", type=float, default=5.0),
         *reports.OUTPUT_ARGUMENTS,
     )  # fmt: skip
@@ -67,26 +83,39 @@ class Forecast(reports.ReportJob):
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the forecast. Raises NoTasks when there is too little history."""
         options = context.options
-        rows, service = observed(context, period)
+        zone = options["timezone"]
+        rows, service, unevenness = observed(context, period)
         have, slots = fleet(context)
         arrivals: Counter[datetime] = Counter()
         for row in rows:
             arrivals[row["hour"].astimezone(UTC)] += row["arrived"]
-        weeks = by_hour_of_week(arrivals)
-        found = needs(weeks, service, Target(options["target_wait"].total_seconds(), options["share"]))
+        for edge in (period.since, options["until"] and period.until - reports.ONE_HOUR):
+            if edge is not None:
+                arrivals[edge] += 0  # the history begins and ends there, whether or not a task arrived
+        coming = predict(arrivals, zone)
+        target = Target(options["target_wait"].total_seconds(), options["share"])
+        found = needs(coming, service, target, unevenness)
         stretches = short_stretches(found, have=have, slots=slots)
         queues = sorted({row["queue"] for row in rows})
-        unusual = [one for queue in queues for one in _unusual_hours(rows, queue, options["threshold"])]
+        unusual = [one for queue in queues for one in _unusual_hours(rows, queue, options["threshold"], zone)]
         unusual = sorted(unusual, key=lambda one: -abs(one.score))[:MAX_ANOMALIES]
         figures: reports.Figures = {
             "summary": sentence(stretches, found, have=have, slots=slots, options=options),
             "since": period.since,
             "until": period.until,
+            "time_zone": str(zone),
+            "target_wait": target.wait,
+            "share": target.share,
             "pollers": have,
             "slots": slots,
             "run_seconds": service.mean,
-            "unevenness_of_arrivals": unevenness_of(weeks),
+            "unevenness_of_arrivals": unevenness,
             "unevenness_of_run_times": service.unevenness,
+            "model": coming.model,
+            "errors": [{"model": name, "error": error} for name, error in coming.errors.items()],
+            "coverage": coming.coverage,
+            "weeks": coming.weeks,
+            "weeks_tested": coming.weeks_tested,
             "stretches": [{"when": str(one), **asdict(one)} for one in stretches],
             "hours": [asdict(one) for one in found],
             "anomalies": [asdict(one) for one in unusual],
@@ -94,15 +123,26 @@ class Forecast(reports.ReportJob):
         return figures, {"needs": pa.Table.from_pylist(figures["hours"])}
 
     def details(self, result: reports.Row) -> Iterable[str]:
-        return (
+        errors = {one["model"]: one["error"] for one in result["errors"]}
+        if errors:
+            held = "not measured" if result["coverage"] is None else percent(result["coverage"])
+            yield (
+                f"  arrivals: {result['model']}; mean error {number(errors[result['model']])} an hour "
+                f"({NAIVE}: {number(errors[NAIVE])}); weeks tested: {result['weeks_tested']}; "
+                f"hours in the 90 % interval: {held}"
+            )
+        yield from (
             f"  {one['hour']:%a %Y-%m-%d %H:%M} {one['queue']}: {one['measure']} {number(one['value'])}, "
             f"usually {number(one['usual'])} (score {one['score']:+.1f})"
             for one in result["anomalies"][:MAX_PRINTED_ANOMALIES]
         )
 
 
-def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Service]:
-    """Return the levels by queue and hour, and how long an attempt runs. Raises NoTasks when nothing ran."""
+def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Service, float]:
+    """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals.
+
+    Raises NoTasks when nothing ran.
+    """
     with reports.tasks_of(context, T.TIMED_COLUMNS, period) as found:
         tasks = T.as_of(found, period.until).persist()
         hours = T.hours(tasks).persist()
@@ -111,6 +151,8 @@ def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Se
             reports.raise_no_tasks(context, period)
         levels = T.service_levels(period.only(hours), T.percentiles(tasks), "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
+        created = tasks if period.since is None else tasks.where(F.col("create_time") >= F.lit(period.since))
+        unevenness = unevenness_of(created)
         (runs,) = T.measured(tasks).agg(F.avg("run").alias("mean"), F.var_pop("run").alias("variance")).collect()
         hours.unpersist()
         tasks.unpersist()
@@ -118,7 +160,25 @@ def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Se
         raise NoTasks(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
     mean = runs["mean"] / 1_000_000
     ended, attempts = sum(row["ended"] for row in rows), sum(row["attempts"] for row in rows)
-    return rows, Service(mean * attempts / ended if ended else mean, runs["variance"] / runs["mean"] ** 2)
+    service = Service(mean * attempts / ended if ended else mean, runs["variance"] / runs["mean"] ** 2)
+    return rows, service, unevenness
+
+
+def unevenness_of(tasks: DataFrame) -> float:
+    """Return the variance of arrivals per minute within an hour over their mean: 1 for independent arrivals."""
+    minute = F.floor(F.unix_seconds("create_time") / MINUTE_S)
+    minutes = tasks.groupBy(minute.alias("minute")).agg(F.count("*").cast("double").alias("tasks"))
+    hours = minutes.groupBy(F.floor(F.col("minute") / MINUTES_OF_HOUR)).agg(
+        F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares")
+    )
+    (sums,) = hours.agg(
+        F.sum("tasks").alias("mean"),
+        F.sum(F.col("squares") - F.col("tasks") ** 2 / MINUTES_OF_HOUR).alias("variance"),
+    ).collect()
+    if not sums["mean"]:
+        return 1.0
+    found = sums["variance"] * MINUTES_OF_HOUR / (MINUTES_OF_HOUR - 1) / sums["mean"]
+    return float(np.clip(found, 1 / MAX_UNEVENNESS, MAX_UNEVENNESS))
 
 
 def fleet(context: Context) -> tuple[int, int]:
@@ -130,7 +190,7 @@ def fleet(context: Context) -> tuple[int, int]:
     return context.options["pollers"] or running or 1, context.options["slots"] or slots or DEFAULT_SLOTS
 
 
-def _unusual_hours(rows: reports.Rows, queue: str, threshold: float) -> Iterator[Anomaly]:
+def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinfo) -> Iterator[Anomaly]:
     own = {row["hour"].astimezone(UTC): row for row in rows if row["queue"] == queue}
     hours = (min(own) + reports.ONE_HOUR * step for step in range((max(own) - min(own)) // reports.ONE_HOUR + 1))
 
@@ -149,7 +209,7 @@ def _unusual_hours(rows: reports.Rows, queue: str, threshold: float) -> Iterator
         "failure_rate": ({hour: row["failure_rate"] for hour, row in own.items() if row["ended"]}, chance),
     }
     for measure, (values, least) in measures.items():
-        yield from anomalies(queue, measure, values, least=least, threshold=threshold)
+        yield from anomalies(queue, measure, values, least=least, threshold=threshold, zone=zone)
 
 
 def sentence(
@@ -162,8 +222,8 @@ def sentence(
         pollers = "poller" if worst.pollers - have == 1 else "pollers"
         more = f"; {len(stretches) - 1} other stretches of the week are short, too" if len(stretches) > 1 else ""
         return (
-            f"Add {worst.pollers - have} {pollers} {worst} UTC, {goal}: it needs {worst.pollers} of {slots} slots each "
-            f"({worst.least} to {worst.most} in 90 % of the resampled weeks), and there {there} {have}{more}."
+            f"Add {worst.pollers - have} {pollers} {worst} {options['timezone']}, {goal}: it needs {worst.pollers} "
+            f"of {slots} slots each ({worst.expected} for the expected arrivals), and there {there} {have}{more}."
         )
     most = max((math.ceil(need.servers / slots) for need in found), default=0)
     spare = "" if most >= have else f"; {most} would do"
@@ -191,13 +251,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Need:
-    """What one hour of the week needs: arrivals per hour, servers, and the interval of 90 % of the resamples."""
+    """What an hour of the week needs: servers for the most arrivals of the interval, and for the expected ones."""
 
-    hour: int  # 0 is Monday 00 to 01 UTC
+    hour: int  # 0 is Monday 00 to 01
     arrivals: float
     servers: int
-    least: int
-    most: int
+    expected: int
+    arrivals_least: float = 0.0
+    arrivals_most: float = 0.0
 
 
 def erlang_c(servers: int, load: float) -> float:
@@ -233,45 +294,20 @@ def servers_needed(rate: float, service: Service, target: Target, unevenness: fl
     return bisect_left(range(high), True, low, key=enough)  # the share of late ones falls as servers are added
 
 
-def by_hour_of_week(arrivals: Mapping[datetime, int]) -> dict[int, list[int]]:
-    """Return the arrivals of each hour of the week, one number for each week; hours without any count as 0."""
-    found: dict[int, list[int]] = {hour: [] for hour in range(HOURS_OF_WEEK)}
-    if arrivals:
-        hour, last = min(arrivals), max(arrivals)
-        while hour <= last:
-            found[hour.weekday() * 24 + hour.hour].append(arrivals.get(hour, 0))
-            hour += reports.ONE_HOUR
-    return found
+def needs(coming: Prediction, service: Service, target: Target, unevenness: float) -> list[Need]:
+    """Return what each hour of the week needs that has been seen.
 
-
-def unevenness_of(weeks: Mapping[int, Sequence[int]]) -> float:
-    """Return the variance of hourly arrivals over their mean, seasons apart: 1 for independent arrivals."""
-    known = [np.asarray(counts, dtype=float) for counts in weeks.values() if len(counts) >= MIN_SEASON_VALUES]
-    mean = sum(float(counts.mean()) for counts in known)
-    if not mean:
-        return 1.0
-    return float(np.clip(sum(float(counts.var(ddof=1)) for counts in known) / mean, 1 / MAX_UNEVENNESS, MAX_UNEVENNESS))
-
-
-def needs(weeks: Mapping[int, Sequence[int]], service: Service, target: Target) -> list[Need]:
-    """Return what each hour of the week needs that has been seen, with bootstrap intervals over the weeks."""
-    random = np.random.default_rng(SEED)
-    unevenness = unevenness_of(weeks)
+    The promise is kept in replays of real tasks for the upper edge of the arrivals, and was not for what is expected.
+    """
 
     def servers(per_hour: float) -> int:
         return servers_needed(per_hour / 3600, service, target, unevenness)
 
-    found = []
-    for hour, counts in weeks.items():
-        if counts:
-            if len(counts) == 1:  # only chance is known
-                means = random.poisson(counts[0], RESAMPLES).astype(float)
-            else:
-                means = random.choice(np.asarray(counts), (RESAMPLES, len(counts))).mean(axis=1)
-            least, most = (servers(float(edge)) for edge in np.quantile(means, INTERVAL_QUANTILES))
-            mean = float(np.mean(counts))
-            found.append(Need(hour, mean, servers(mean), least, most))
-    return found
+    return [
+        Need(hour, mean, servers(most), servers(mean), least, most)
+        for hour, mean in sorted(coming.expected.items())
+        for least, most in [(coming.least[hour], coming.most[hour])]
+    ]
 
 
 @dataclass(frozen=True)
@@ -281,13 +317,12 @@ class Stretch:
     start: int
     end: int
     pollers: int
-    least: int
-    most: int
+    expected: int
 
     @classmethod
     def of(cls, needs: Sequence[Need], slots: int) -> Stretch:
         """Return the stretch of these hours, with the pollers that its busiest hour needs."""
-        columns = zip(*((need.servers, need.least, need.most) for need in needs), strict=True)
+        columns = zip(*((need.servers, need.expected) for need in needs), strict=True)
         return cls(needs[0].hour, needs[-1].hour + 1, *(math.ceil(max(column) / slots) for column in columns))
 
     def __str__(self) -> str:
@@ -320,7 +355,13 @@ class Anomaly:
 
 
 def anomalies(
-    queue: str, measure: str, values: Mapping[datetime, float], *, least: Deviation, threshold: float
+    queue: str,
+    measure: str,
+    values: Mapping[datetime, float],
+    *,
+    least: Deviation,
+    threshold: float,
+    zone: tzinfo = UTC,
 ) -> Iterable[Anomaly]:
     """Yield the hours whose robust seasonal score reaches the threshold.
 
@@ -329,10 +370,12 @@ def anomalies(
     """
     seasons: dict[tuple[str, int], list[float]] = defaultdict(list)
     for hour, value in values.items():
-        for key in _keys(hour):
+        for key in _keys(hour.astimezone(zone)):
             seasons[key].append(value)
     for hour, value in sorted(values.items()):
-        season = next((one for key in _keys(hour) if len(one := seasons[key]) >= MIN_SEASON_VALUES), None)
+        season = next(
+            (one for key in _keys(hour.astimezone(zone)) if len(one := seasons[key]) >= MIN_SEASON_VALUES), None
+        )
         if season is None:
             continue
         usual = float(np.median(season))
