@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import floor, inf
@@ -33,11 +33,14 @@ MAX_UNWATCHED_S = 30.0  # without a checkout: then the leases are found anew, be
 MIN_TOKEN_PAUSE_S = 0.01  # until the next poll of a queue that waits for tokens
 LOCKED_PAUSE_S = 0.05  # until the next poll of a queue whose row another transaction holds
 LOCK_TIMEOUT_SQLSTATE = "55P03"
+NO_RATE_TOKENS = 1e9  # of a queue without a rate: with the first rate it has a whole burst
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
 TOTAL_ATTEMPT, GROUP = map([column.leased for column in LEASED].index, ("total_attempt", "group"))
 SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
+NEAR_SHARE = 0.8  # of the limit: when so many run, the row names no lease that ended
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task
+Names = dict[str, set[str]]  # leases as the row has them, "id:total_attempt,…": those of them that may still run
 TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
 
 
@@ -47,7 +50,8 @@ class _Memory:
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     stamp: str = ""
-    leases: set[str] = field(default_factory=set)
+    names: Names = field(default_factory=dict)
+    alone: bool = False  # no other process had changed the row when this one read it last
     unused: float = 0.0  # tasks that the limits allowed after the last checkout
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
 
@@ -70,7 +74,7 @@ class Limiter(threading.local):
         self.queue = queue
         self.max_running = settings.max_running
         self.rate = 0.0 if settings.rate is None else settings.rate.per_second
-        self.burst = float(settings.burst or max(1, floor(self.rate)))
+        self.burst = float(settings.burst or max(1, floor(self.rate))) if self.rate else NO_RATE_TOKENS
         self.rate_per_group = 0.0 if settings.rate_per_group is None else settings.rate_per_group.per_second
         self.burst_per_group = float(settings.burst_per_group or max(1, floor(self.rate_per_group)))
         self.pause: float | None = None
@@ -85,7 +89,7 @@ class Limiter(threading.local):
         """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
         found = session.run(session.sql.limit_state, {"queue_name": self.queue})
         text, tokens, seconds = found[0] if found else ("", self.burst, 0.0)
-        live, _ = _leases(session, _stored(text), 0.0)
+        live, _ = _leases(session, _all(_stored(text)), 0.0)
         return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
 
     def take(
@@ -112,8 +116,8 @@ class Limiter(threading.local):
                 rewind()
             with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
                 with session.atomic():
-                    taken, stamp, leases = self._take(session, params, take_rows, memory)
-                memory.stamp, memory.leases = stamp, leases
+                    taken, stamp, names = self._take(session, params, take_rows, memory)
+                memory.stamp, memory.names = stamp, names
         except OperationalError as error:
             if ahead:
                 rewind()
@@ -132,13 +136,42 @@ class Limiter(threading.local):
                     self.pause = None
                     return []
                 turn.enter_context(memory.lock)
-                taken, stamp, leases = self._take(session, params, lambda _: rows, memory, ahead=len(rows))
-            memory.stamp, memory.leases = stamp, leases
+                counted = self._count_unseen(session, rows, memory)
+                if counted is None:
+                    counted = self._take(session, params, lambda _: rows, memory, ahead=len(rows))
+                taken, stamp, names = counted
+            memory.stamp, memory.names = stamp, names
         return taken
+
+    def _count_unseen(self, session: Session, rows: list[Row], memory: _Memory) -> tuple[list[Row], str, Names] | None:
+        """Count rows by one statement, without reading the queue's row; None if this process does not know it.
+
+        Until the commit the row is locked for no answer of the database to this process.
+        """
+        if not memory.alone or self.rate_per_group or (self.max_running is not None and not memory.stamp):
+            return None
+        names, running, stamp, ended = Names(), 0, "", list[str]()
+        if self.max_running is not None:
+            ended = _ended(memory)
+            running = len(rows) + _drop(memory.names, ended)
+            names = memory.names | _named([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in rows])
+            names, stamp = {text: some for text, some in names.items() if some}, uuid4().hex
+        found = list[Row]()
+        if self.max_running is None or running <= self.max_running * NEAR_SHARE:
+            known = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "known": memory.stamp}
+            stored = {"leases": ",".join(names), "stamp": stamp, "taken": self._tokens_of(rows)}
+            found = session.run(session.sql.count_in_limit, {**known, **stored, "watched": MAX_UNWATCHED_S})
+        if not found:
+            memory.ended.extend(ended)
+            return None
+        tokens_left = found[0][0] if self.rate else inf
+        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - running)
+        self.pause = None
+        return rows, stamp, names
 
     def _take(
         self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory, *, ahead: int = 0
-    ) -> tuple[list[Row], str, set[str]]:
+    ) -> tuple[list[Row], str, Names]:
         """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases.
 
         Raises ``_TooManyTaken`` if there is no room for so many as were taken ``ahead``.
@@ -146,42 +179,51 @@ class Limiter(threading.local):
         memory.unused = 0.0
         limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "stamp": memory.stamp}
         stamp, text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
+        memory.alone = stamp == memory.stamp
         wanted: int = params["limit"]
         free = allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
-        taken, leases = list[Row](), set[str]()
+        taken, names, running = list[Row](), Names(), 0
         if self.max_running is not None:
             if not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
-                leases = {_piece(*row) for row in session.run(session.sql.all_running, params)}
+                names = _named({_piece(*row) for row in session.run(session.sql.all_running, params)})
             else:
-                leases = memory.leases.copy() if stamp == memory.stamp else _stored(text)
-            ended = [memory.ended.popleft() for _ in range(len(memory.ended))]
-            leases.difference_update(ended)
-            if len(leases) + allowed > self.max_running:
-                taken, leases = self._count_exactly(session, params, leases, allowed)
-            free = min(allowed - len(taken), self.max_running - len(leases))
+                names = memory.names if memory.alone else _stored(text)
+            running = _drop(names, _ended(memory))
+            if running + allowed > self.max_running:
+                taken, names = self._count_exactly(session, params, _all(names), allowed)
+                running = len(_all(names))
+            free = min(allowed - len(taken), self.max_running - running)
         if ahead > max(free, 0):
             raise _TooManyTaken
         found = take_rows({**params, "limit": free}) if free > 0 else []
-        rows = taken + found
+        rows, taken_over = taken + found, taken
         taken = self._within_group_rates(session, rows)
-        refused = {_piece(row[0], row[TOTAL_ATTEMPT]) for row in rows} if len(taken) < len(rows) else ()
+        refused = len(taken) < len(rows)
         if taken or self.max_running is not None:
-            leases.difference_update(refused)
-            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": float(len(taken))}
+            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": self._tokens_of(taken)}
             if self.max_running is not None:
-                leases.update([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
-                stamp = uuid4().hex
-                stored |= {"leases": ",".join(leases), "stamp": stamp}
+                new = _named([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
+                running += len(taken) - len(taken_over)
+                if taken_over or running > self.max_running * NEAR_SHARE:
+                    # Near the limit others count the names, so those of ended leases are left out.
+                    names = _named(_all(names).difference([_piece(row[0], row[TOTAL_ATTEMPT]) for row in rows]))
+                names, stamp = {text: some for text, some in (names | new).items() if some}, uuid4().hex
+                stored |= {"leases": ",".join(names), "stamp": stamp}
             session.run(session.sql.store_limit, stored)
         tokens_left = tokens - len(taken) if self.rate else inf
-        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - len(leases))
+        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - running)
         self.pause = None
         if len(taken) < wanted and len(found) >= free:  # there may be more tasks
-            by_rate = self.rate and len(taken) == allowed
-            self.pause = max(MIN_TOKEN_PAUSE_S, (1 - tokens_left) / self.rate) if by_rate else 0.0
-            if refused:
-                self.pause = MIN_TOKEN_PAUSE_S
-        return taken, stamp, leases
+            self.pause = self._pause(tokens_left, by_rate=len(taken) == allowed, refused=refused)
+        return taken, stamp, names
+
+    def _tokens_of(self, taken: list[Row]) -> float:
+        return float(len(taken)) if self.rate else 0.0
+
+    def _pause(self, tokens: float, *, by_rate: bool, refused: bool) -> float:
+        if refused:
+            return MIN_TOKEN_PAUSE_S
+        return max(MIN_TOKEN_PAUSE_S, (1 - tokens) / self.rate) if self.rate and by_rate else 0.0
 
     def _take_by_group(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
         rows = take_rows(params)
@@ -220,31 +262,58 @@ class Limiter(threading.local):
 
     def _count_exactly(
         self, session: Session, params: Params, leases: set[str], allowed: int
-    ) -> tuple[list[Row], set[str]]:
+    ) -> tuple[list[Row], Names]:
         """Take over leases that ran out; return them, and all leases that count now."""
         live, lapsed = _leases(session, leases, params["lease"])
         over = lapsed[: max(0, min(allowed, (self.max_running or 0) - len(live)))]
         taken = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(over)}) if over else []
         again = {row[0]: row[TOTAL_ATTEMPT] for row in taken}
         held = [*live, *again.items(), *[fence for fence in lapsed if fence[0] not in again]]
-        return taken, {_piece(*fence) for fence in held}
+        return taken, _named({_piece(*fence) for fence in held})
 
 
 def note_ended(alias: str, leases: Iterable[Lease]) -> None:
     """Remember leases whose outcome this process has committed: they do not count any more."""
+    by_queue: dict[str, list[str]] = {}
     for lease in leases:
-        memory = memories.get((alias, lease.queue))
+        by_queue.setdefault(lease.queue, []).append(f"{lease.id}:{lease.total_attempt}")
+    for queue, ended in by_queue.items():
+        memory = memories.get((alias, queue))
         if memory is not None:
-            memory.ended.append(_piece(lease.id, lease.total_attempt))
+            memory.ended.extend(ended)
 
 
 def _piece(task_id: int, token: int) -> str:
     return f"{task_id}:{token}"
 
 
-def _stored(text: str | None) -> set[str]:
+def _stored(text: str | None) -> Names:
     """Return leases as the row has them."""
-    return set(text.split(",")) if text else set()
+    return {text: set(text.split(","))} if text else {}
+
+
+def _named(leases: Collection[str]) -> Names:
+    return {",".join(leases): set(leases)} if leases else {}
+
+
+def _all(names: Names) -> set[str]:
+    return set().union(*names.values())
+
+
+def _ended(memory: _Memory) -> list[str]:
+    return [memory.ended.popleft() for _ in range(len(memory.ended))]
+
+
+def _drop(names: Names, ended: list[str]) -> int:
+    """Take off leases that ended; return how many are left. They mostly end in the order in which they were taken."""
+    left, missing = 0, len(ended)
+    for some in names.values():
+        if missing > 0:
+            before = len(some)
+            some.difference_update(ended)
+            missing -= before - len(some)
+        left += len(some)
+    return left
 
 
 def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:

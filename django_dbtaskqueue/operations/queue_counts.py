@@ -117,6 +117,8 @@ class LimitUse:
             texts.append(_("at most %(limit)s of each group running") % {"limit": limits.max_running_per_group})
         if limits.rate_per_group is not None:
             texts.append(_("at most %(rate)s of each group start") % {"rate": limits.rate_per_group})
+        if self.reached:
+            texts.append(_("due tasks held back: %(number)s") % {"number": self.held_back})
         return "; ".join(texts)
 
 

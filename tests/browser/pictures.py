@@ -105,7 +105,14 @@ def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -
 
 
 def act(page: Any, admin: str) -> None:
-    """Make a schedule, and reprocess the first group, so that audit and bulk operations have rows."""
+    """Limit a queue, make a schedule, and reprocess the first group, so that audit and bulk operations have rows."""
+    page.goto(f"{admin}dbtaskqueue/queue/claims/change/")
+    form = page.locator("form.dbtq-set").first
+    form.locator("[name=set]").select_option("max_running")
+    form.locator("[name=value]").fill("200")
+    form.locator("[name=reason]").fill("the register allows 200 connections")
+    form.locator("button").click()
+    page.wait_for_load_state()
     page.goto(f"{admin}dbtaskqueue/schedule/")
     page.click("button[value=add_schedule]")
     answers = {"name": SCHEDULE, "queue": "claims", "cron": "0 7 * * mon-fri", "timezone": "America/New_York"}

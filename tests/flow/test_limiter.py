@@ -219,6 +219,16 @@ def test_an_operator_changes_a_limit(alias: str) -> None:
     assert take("two", alias) == []
 
 
+def test_a_rate_that_comes_later_begins_with_its_burst(alias: str) -> None:
+    enqueue_many("two", range_of(30), using=alias)
+    for _ in range(10):
+        for lease in take("two", alias):
+            lease.complete()
+    Queue.objects.using(alias).create(name="two", overrides={"max_running": 9, "rate": "4/h", "burst": 4})
+    assert len(take("two", alias)) == 4
+    assert take("two", alias) == []
+
+
 def test_the_pull_api_obeys_and_drain_does_not_wait(alias: str) -> None:
     enqueue_many("two", range_of(3), using=alias)
     handle = queue("two", using=alias)
@@ -294,6 +304,42 @@ def test_checkouts_that_count_after_they_took_exceed_nothing(place: str, setting
 
     assert max(map(max, at_once(4, work))) <= 40
     assert not Task.objects.using(place).exclude(total_attempt=1).exists()
+
+
+@pytest.mark.parametrize("limit", [{"max_running": 100}, {"rate": "1/h", "burst": 100}])
+@pytest.mark.django_db(transaction=True)
+def test_a_poller_that_is_alone_counts_by_one_statement(limit: dict[str, Any], settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"wide": {**limit, "lease": "60s"}}}
+    enqueue_many("wide", range_of(300))
+    session, cursor, asked = Session.open("default"), ScanCursor("wide"), list[str]()
+    options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
+    options |= {"port": SettlePort("default"), "limiter": Limiter.of("wide", queue_settings("wide", "default"))}
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        asked.extend([sql.partition(" ")[0]] * ("queuelimit" in sql))
+        return execute(sql, params, many, context)
+
+    def poll(number: int) -> list[Lease]:
+        asked.clear()
+        with session.connection.execute_wrapper(note):
+            return checkout.take(session, cursor, limit=number, **options)
+
+    try:
+        held = poll(10) + poll(10)
+        held += poll(10)
+        assert asked == ["UPDATE"]
+        settle.settle(session, [(lease, Complete()) for lease in held[:5]])
+        held += poll(10)
+        assert asked == ["UPDATE"]
+        # When another process has taken tasks, then it is not alone, and reads what the row says now
+        room = 100 - 40 + 5 * ("max_running" in limit)
+        assert len(take("wide", "default", limit=room - 12)) == room - 12
+        assert len(poll(10)) == 10
+        assert ("INSERT" in asked) == ("max_running" in limit)
+        assert len(poll(10)) == 2
+        assert poll(10) == take("wide", "default") == []
+    finally:
+        session.close()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -450,6 +496,7 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert found.code == word
     assert f"The limit {word} of queue {name} is reached, over all pollers" in found.sentence
     used = "2 of 2 running" if name == "two" else "at most 3/h start, the next in 19m"
+    assert f"; due tasks held back: {8 if name == 'two' else 7}." in found.sentence
     assert used in found.sentence
     out = StringIO()
     call_command("taskqueue", "status", stdout=out)

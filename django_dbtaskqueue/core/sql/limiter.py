@@ -21,16 +21,41 @@ class LimitStatements(Group):
         As (stamp, "" where the leases are not known, the leases unless the stamp is ``stamp``, tokens, seconds
         since it was locked last).
         """
-        now = self.dialect.now
-        seconds = self.dialect.seconds_between("l.check_time", now)
-        refill = f"coalesce(l.tokens, %(burst)s) + {self.dialect.greatest}({seconds}, 0.0) * %(rate)s"
         return (
             f"INSERT INTO {self.tables.limit} AS l (queue_name, tokens) VALUES (%(queue_name)s, %(burst)s)"
-            f" ON CONFLICT (queue_name) DO UPDATE SET tokens = {self.dialect.least}(%(burst)s, {refill}),"
-            # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
-            f" check_time = {self.dialect.greatest}(l.check_time, {now}), idle_seconds = {seconds}"
+            f" ON CONFLICT (queue_name) DO UPDATE SET tokens = {self._tokens}, {self._watched}"
             " RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END,"
             " CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
+        )
+
+    @property
+    def _idle(self) -> str:
+        return self.dialect.seconds_between("l.check_time", self.dialect.now)
+
+    @property
+    def _tokens(self) -> str:
+        # Below 0 are only those of a row from before 0.1, where a queue without a rate took tokens, too.
+        tokens = f"{self.dialect.greatest}(coalesce(l.tokens, %(burst)s), 0.0)"
+        refill = f"{self.dialect.greatest}({self._idle}, 0.0) * %(rate)s"
+        return f"{self.dialect.least}(%(burst)s, {tokens} + {refill})"
+
+    @property
+    def _watched(self) -> str:
+        # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
+        return f"check_time = {self.dialect.greatest}(l.check_time, {self.dialect.now}), idle_seconds = {self._idle}"
+
+    @cached_property
+    def count_in_limit(self) -> str:
+        """``lock_limit`` and ``store_limit`` of rows that were taken; returns the tokens that are left.
+
+        It writes and returns nothing if the row's stamp is not ``known``, its tokens are too few, or the row was not
+        locked for ``watched`` seconds.
+        """
+        return (
+            f"UPDATE {self.tables.limit} AS l SET tokens = {self._tokens} - %(taken)s, {self._watched},"
+            " leases = %(leases)s, stamp = %(stamp)s WHERE queue_name = %(queue_name)s AND running IS NULL"
+            f" AND stamp = %(known)s AND {self._idle} <= %(watched)s"
+            f" AND (%(rate)s = 0 OR {self._tokens} >= %(taken)s) RETURNING tokens"
         )
 
     @cached_property

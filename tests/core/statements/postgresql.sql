@@ -389,6 +389,20 @@ WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
 
+-- Statements.count_in_limit
+UPDATE "dbtaskqueue_queuelimit" AS l
+SET tokens = least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch FROM
+    statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s) - %(taken)s, check_time =
+    greatest(l.check_time, statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() -
+    l.check_time)::float8, leases = %(leases)s, stamp = %(stamp)s
+WHERE queue_name = %(queue_name)s
+AND running IS NULL
+AND stamp = %(known)s
+AND extract(epoch FROM statement_timestamp() - l.check_time)::float8 <= %(watched)s
+AND (%(rate)s = 0 OR least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch
+    FROM statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s) >= %(taken)s)
+RETURNING tokens;
+
 -- Statements.count_signal
 UPDATE "dbtaskqueue_task" AS t
 SET signals = coalesce(t.signals, 0) + 1
@@ -1431,7 +1445,7 @@ FOR NO KEY UPDATE OF t;
 INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
 ON CONFLICT (queue_name) DO UPDATE
-SET tokens = least(%(burst)s, coalesce(l.tokens, %(burst)s) + greatest(extract(epoch FROM
+SET tokens = least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch FROM
     statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time,
     statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
 RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,

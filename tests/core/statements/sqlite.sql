@@ -268,6 +268,22 @@ WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
 
+-- Statements.count_in_limit
+UPDATE "dbtaskqueue_queuelimit" AS l
+SET tokens = min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) + max((julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s) - %(taken)s, check_time =
+    max(l.check_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds =
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, leases =
+    %(leases)s, stamp = %(stamp)s
+WHERE queue_name = %(queue_name)s
+AND running IS NULL
+AND stamp = %(known)s
+AND (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0 <= %(watched)s
+AND (%(rate)s = 0 OR min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) +
+    max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) *
+    %(rate)s) >= %(taken)s)
+RETURNING tokens;
+
 -- Statements.count_signal
 UPDATE "dbtaskqueue_task" AS t
 SET signals = coalesce(t.signals, 0) + 1
@@ -1124,10 +1140,10 @@ ORDER BY t.task_id;
 INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
 ON CONFLICT (queue_name) DO UPDATE
-SET tokens = min(%(burst)s, coalesce(l.tokens, %(burst)s) + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time = max(l.check_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now')) - julianday(l.check_time)) * 86400.0
+SET tokens = min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) + max((julianday(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time =
+    max(l.check_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds =
+    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0
 RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,
     tokens, idle_seconds;
 
