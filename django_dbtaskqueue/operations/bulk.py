@@ -19,6 +19,7 @@ from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, BulkSkip, TaskChange
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -71,16 +72,18 @@ def preview(
     options: VerbOptions | None = None,
     actor: Actor | None = None,
 ) -> Preview:
-    """Count what matches and what would change, each up to 10,000 and within ``OPERATIONS_TIMEOUT``. Writes nothing.
+    """Count what matches, what would change and, if the verb may end leases, what of it runs. Writes nothing.
 
-    With an actor only what they may view.
+    Each number is counted up to 10,000 and within ``OPERATIONS_TIMEOUT``. With an actor only what they may view.
     """
     request, search = request_of(verb, q, options=options)
     tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
     selected = count_in_time(tasks)
-    eligible = count_in_time(request.verb.eligible(tasks, request.options))
+    changing = request.verb.eligible(tasks, request.options)
+    ends_leases = Status.PROCESSING in request.verb.sources
+    running = count_in_time(changing.filter(status=Status.PROCESSING)) if ends_leases else None
     about = estimate(tasks) if selected is None or selected.more else None
-    return Preview(request, selected, eligible, about)
+    return Preview(request, selected, count_in_time(changing), about, running)
 
 
 def start(

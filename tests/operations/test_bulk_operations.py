@@ -72,6 +72,10 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
         "3 tasks match.",
         "3 would change.",
     ]
+    make_task(Status.PROCESSING)
+    make_task(Status.CREATED)
+    words = bulk.preview("cancel", f"queue:{QUEUE}").sentences
+    assert words[2].startswith("2 would change") and words[3:] == ["1 of them runs now."]
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
