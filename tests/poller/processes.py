@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from django_dbtaskqueue import models
+from django_dbtaskqueue import models, signals
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
@@ -74,6 +75,41 @@ def polling(weights: dict[str, int], *, settle: float = PATIENCE, **options: Any
         heartbeat.stop()
         poller.close()
     assert ended, f"the poller still holds {poller.settler.held}"
+
+
+class StuckPoller(signals.Listener):
+    """A poller whose fetching thread its listener keeps until ``go`` is set, as a bug in a project's listener would."""
+
+    def __init__(self) -> None:
+        self.poller = Poller({"work": 1})
+        self.heartbeat = Heartbeat(self.poller)
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def poller_idle(self, poller: signals.RunningPoller) -> None:
+        self.entered.set()
+        self.go.wait(PATIENCE)
+
+    def start(self) -> None:
+        """Return when the thread is stuck."""
+        self.poller.start()
+        self.heartbeat.start()
+        assert self.entered.wait(PATIENCE)
+
+
+@contextmanager
+def stuck_poller() -> Iterator[StuckPoller]:
+    """A poller that gets stuck when it is started; stopped and closed on the way out."""
+    stuck = StuckPoller()
+    signals.register(stuck)
+    try:
+        yield stuck
+    finally:
+        stuck.go.set()
+        signals.unregister(stuck)
+        stuck.poller.stop()
+        stuck.poller.wait(PATIENCE)
+        stuck.heartbeat.stop()
+        stuck.poller.close()
 
 
 def pids() -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
@@ -12,16 +11,14 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from django_dbtaskqueue import enqueue, signals
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.heartbeat import Heartbeat
-from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, address, served
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.operations.test_prometheus import scraped
-from tests.poller.processes import PollerProcess, runtaskpoller
+from tests.poller.processes import PollerProcess, runtaskpoller, stuck_poller
 from tests.support import PATIENCE, until
 
 PORT = re.compile(r"Probes and metrics: http://127\.0\.0\.1:(\d+)/metrics")
@@ -111,42 +108,17 @@ def test_a_supervisor_answers_for_its_children(postgres_process_database: Proces
         poller.ended()
 
 
-class Blocking(signals.Listener):
-    """Keeps the thread that fetches, as a bug in a project's listener would."""
-
-    def __init__(self) -> None:
-        self.entered, self.go = threading.Event(), threading.Event()
-
-    def poller_idle(self, poller: signals.RunningPoller) -> None:
-        self.entered.set()
-        self.go.wait(PATIENCE)
-
-
 @pytest.mark.django_db(transaction=True)
 def test_a_poller_whose_thread_is_stuck_does_not_live() -> None:
-    listener = Blocking()
-    signals.register(listener)
-    poller = Poller({"work": 1})
-    heartbeat = Heartbeat(poller)
     here = Address("127.0.0.1", free_port())
-    with served(here, PollerProbes(poller, heartbeat)):
+    with stuck_poller() as stuck, served(here, PollerProbes(stuck.poller, stuck.heartbeat)):
         assert status(here.port, "startup") == 503
-        poller.start()
-        heartbeat.start()
-        try:
-            assert listener.entered.wait(PATIENCE)
-            assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
-            until(lambda: ask(here.port, "/healthz/live?within=0.2")[0] == 503)
-            assert "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1]
-            listener.go.set()
-            until(lambda: status(here.port, "ready") == 200)
-        finally:
-            listener.go.set()
-            signals.unregister(listener)
-            poller.stop()
-            poller.wait(PATIENCE)
-            heartbeat.stop()
-            poller.close()
+        stuck.start()
+        assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
+        until(lambda: ask(here.port, "/healthz/live?within=0.2")[0] == 503)
+        assert "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1]
+        stuck.go.set()
+        until(lambda: status(here.port, "ready") == 200)
     assert not Task.objects.exists()
 
 

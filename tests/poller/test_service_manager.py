@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from django_dbtaskqueue import enqueue, signals
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
@@ -20,8 +20,7 @@ from django_dbtaskqueue.poller.process.probe_port import PollerProbes
 from django_dbtaskqueue.poller.process.service_manager import ServiceManager
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
-from tests.poller.processes import runtaskpoller
-from tests.poller.test_probe_port import Blocking
+from tests.poller.processes import runtaskpoller, stuck_poller
 from tests.support import PATIENCE, until
 
 
@@ -118,31 +117,19 @@ def test_a_poller_whose_thread_stands_still_sends_no_watchdog(
 ) -> None:
     for name, value in (manager.environment | {"WATCHDOG_USEC": "200000"}).items():
         monkeypatch.setenv(name, value)
-    listener = Blocking()
-    signals.register(listener)
-    poller = Poller({"work": 1})
-    heartbeat = Heartbeat(poller)
-    probes, ours = PollerProbes(poller, heartbeat), ServiceManager()
-    poller.start()
-    heartbeat.start()
+    ours = ServiceManager()
+    with stuck_poller() as stuck:
+        probes = PollerProbes(stuck.poller, stuck.heartbeat)
 
-    def said() -> str:
-        ours.tell(probes, Snapshot.of(poller), stopping=False)
-        return "" if manager.silent() else manager.heard[-1]
+        def said() -> str:
+            ours.tell(probes, Snapshot.of(stuck.poller), stopping=False)
+            return "" if manager.silent() else manager.heard[-1]
 
-    try:
-        assert listener.entered.wait(PATIENCE)
+        stuck.start()
         until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
         assert "WATCHDOG" not in manager.heard[-1]
-        listener.go.set()
+        stuck.go.set()
         until(lambda: "WATCHDOG=1" in said())
-    finally:
-        listener.go.set()
-        signals.unregister(listener)
-        poller.stop()
-        poller.wait(PATIENCE)
-        heartbeat.stop()
-        poller.close()
 
 
 @pytest.mark.django_db(transaction=True)
