@@ -19,8 +19,13 @@ def child(last: str, places: list[str]) -> int:
     """Move in a forked process until ``last``; return its signal or exit code."""
     pid = os.fork()
     if pid:
-        if last.isdecimal():
-            threading.Timer(int(last) / 1000, os.kill, (pid, signal.SIGKILL)).start()
+        killer = threading.Timer(int(last) / 1000, os.kill, (pid, signal.SIGKILL)) if last.isdecimal() else None
+        if killer:
+            killer.start()
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # its number is not given to another process yet
+        if killer:
+            killer.cancel()
+            killer.join()
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     from django_dbtaskqueue.flow.shard_move import ShardMove
