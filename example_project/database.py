@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, PostgresNotFound
 
-FORMS = "postgres://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
+FORMS = "postgres://USER:PASSWORD@HOST:PORT[,HOST:PORT]/NAME?OPTION=VALUE or sqlite:///PATH"
 
 
 def database_from_url(url: str) -> dict[str, Any]:
@@ -59,13 +59,15 @@ def choose_database(data_root: Path) -> dict[str, Any]:
 
 
 def _postgres(parts: SplitResult, name: str) -> dict[str, Any]:
+    # A primary and its standbys, as libpq writes them
+    places = [urlsplit(f"//{place}") for place in parts.netloc.rpartition("@")[2].split(",")]
     return {
         "ENGINE": "django.db.backends.postgresql",
         "NAME": name,
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
-        "HOST": unquote(parts.hostname or ""),
-        "PORT": str(parts.port or ""),
+        "HOST": ",".join(unquote(place.hostname or "") for place in places),
+        "PORT": ",".join(str(place.port or "") for place in places),
         "OPTIONS": dict(parse_qsl(parts.query)),
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,

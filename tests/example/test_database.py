@@ -26,6 +26,13 @@ def test_a_postgres_url_with_the_name_only_leaves_the_rest_to_libpq() -> None:
     assert (entry["NAME"], entry["HOST"], entry["PORT"], entry["USER"]) == ("tasks", "", "", "")
 
 
+def test_a_postgres_url_with_several_hosts() -> None:
+    entry = database_from_url("postgres://u:p%2C@pg-a:5432,pg-b:5433/tasks?target_session_attrs=read-write")
+    assert (entry["HOST"], entry["PORT"], entry["PASSWORD"]) == ("pg-a,pg-b", "5432,5433", "p,")
+    entry = database_from_url("postgres://pg-a,pg-b/tasks")
+    assert (entry["HOST"], entry["PORT"]) == ("pg-a,pg-b", ",")
+
+
 def test_a_sqlite_file_is_opened_for_several_writers(tmp_path: Path) -> None:
     entry = database_from_url(f"sqlite:///{tmp_path}/my%20tasks.sqlite3")
     assert entry["NAME"] == f"{tmp_path}/my tasks.sqlite3"
@@ -48,7 +55,7 @@ def test_a_sqlite_file_is_opened_for_several_writers(tmp_path: Path) -> None:
     ],
 )
 def test_another_url_is_refused_with_the_forms_that_work_and_without_its_password(url: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match="postgres://USER:PASSWORD@HOST:PORT/NAME") as refused:
+    with pytest.raises(ImproperlyConfigured, match="postgres://USER:PASSWORD@HOST:PORT") as refused:
         database_from_url(url)
     assert "secret" not in str(refused.value)
 
