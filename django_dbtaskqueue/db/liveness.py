@@ -156,7 +156,7 @@ _of_thread = _OfThread()
 # The call of a coroutine. Django's thread for the statements of all coroutines sees that of the one it works for.
 _of_coroutine: ContextVar[_Call | None] = ContextVar("dbtaskqueue_call", default=None)
 # Where a database error is about the connection: no statement has been sent.
-_CONNECTS = {inspect.unwrap(method).__code__ for method in (BaseDatabaseWrapper.connect, BaseDatabaseWrapper._cursor)}
+_CONNECTS = {inspect.unwrap(getattr(BaseDatabaseWrapper, name)).__code__ for name in ("connect", "_cursor")}
 
 
 def _present() -> _Call:

@@ -173,11 +173,11 @@ def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_c
 def coroutines_database(crash_database: ProcessDatabase) -> ProcessDatabase:
     """The database, in Django's thread for the statements of coroutines, too, which an earlier test may have used."""
 
-    async def forget() -> None:
+    async def disconnect() -> None:
         await sync_to_async(lambda: connections["default"].close())()
         await sync_to_async(connections.__delitem__)("default")
 
-    asyncio.run(forget())
+    asyncio.run(disconnect())
     return crash_database
 
 
