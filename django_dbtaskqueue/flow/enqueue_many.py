@@ -1,6 +1,6 @@
 """Enqueue many: one statement per 5,000 rows, one transaction for all of them.
 
-PostgreSQL takes plain tasks by COPY, in half the time of an INSERT. COPY has no ON CONFLICT: it fails at a reference
+PostgreSQL takes plain tasks by COPY, which costs less than an INSERT. COPY has no ON CONFLICT: it fails at a reference
 that is taken, and an INSERT of the same rows then says which one it is. To ignore such references, a query looks first
 whether there are any.
 """
