@@ -20,7 +20,7 @@ LIVE = {"CREATED", "PROCESSING"}
 RETURN_S = 3.0  # from the return of the database to the next checkout
 DRAINED_S = 20.0  # from the last fault until all is done
 RESTART_S = 1.2 * LEASE_S  # from the death of a process until half of its tasks run again
-MAX_NEIGHBOUR_RATIO = 1.5  # of the time until half of them end, to the time that they must take
+MAX_END_RATIO = 1.5  # of the time until half of them end, to the time that they must take
 WARM_S, LIVED_S = 30.0, 60.0  # of a process whose needs are compared: not counted, and at least
 SLOPE_S = 120.0  # the time over which memory is compared, at least
 SPREAD = 2  # threads or files by which a process may grow
@@ -400,10 +400,10 @@ def slow_restart(evidence: Evidence) -> Iterator[str]:
         yield f"half of {len(waits)} tasks waited {waits[len(waits) // 2]:.1f} s or more, more than {limit:.1f} s"
 
 
-@checker("slow neighbours")
-def slow_neighbours(evidence: Evidence) -> Iterator[str]:
+@checker("slow end")
+def slow_end(evidence: Evidence) -> Iterator[str]:
     """Half of the tasks of killed processes end in 1.5 times a lease and their own run time: none waits for others."""
-    ratios, limit = sorted(neighbours(evidence)), MAX_NEIGHBOUR_RATIO * evidence.slowness
+    ratios, limit = sorted(end_ratios(evidence)), MAX_END_RATIO * evidence.slowness
     if ratios and ratios[len(ratios) // 2] > limit:
         yield f"half of {len(ratios)} tasks took {ratios[len(ratios) // 2]:.1f} times as long as they must, or more"
 
@@ -439,7 +439,7 @@ def restarts(evidence: Evidence) -> list[float]:
     return [_seconds(evidence, died, change.clock) for change, died in _taken_again(evidence)]
 
 
-def neighbours(evidence: Evidence) -> list[float]:
+def end_ratios(evidence: Evidence) -> list[float]:
     """Return, for each of these tasks that ended in its next run, how much longer that took than it must.
 
     It must take the lease of the dead process, and the time of the run itself.

@@ -312,7 +312,7 @@ class Run:
         if self._pooled:
             through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
             report.counts["checkouts through a pooler"] = through
-        waits, ratios = checkers.restarts(evidence), checkers.neighbours(evidence)
+        waits, ratios = checkers.restarts(evidence), checkers.end_ratios(evidence)
         first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
         report.figures = {
             "seconds of faults": seconds,
@@ -323,7 +323,7 @@ class Run:
             "orphans restarted": float(len(waits)),
             "orphan restart, median s": sorted(waits)[len(waits) // 2] if waits else None,
             "orphan restart, longest s": max(waits, default=None),
-            "neighbours: time to their end, by the least": sorted(ratios)[len(ratios) // 2] if ratios else None,
+            "orphan end, times the least, median": sorted(ratios)[len(ratios) // 2] if ratios else None,
         }
         return report
 

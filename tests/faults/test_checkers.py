@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.faults.__main__ import scaled
-from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, neighbours, restarts
+from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, end_ratios, restarts
 from tests.faults.history import Change
 from tests.faults.ledger import Event
 from tests.faults.sizes import MUTATED
@@ -129,7 +129,7 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
     "slow return": [{"back": [1.0], "history": [ENQUEUED, TAKEN._replace(clock=4.5)]}],
     "slow drain": [{"drained": 21.0}],
     "slow restart": [{"died": {PID: [3.5]}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
-    "slow neighbours": [
+    "slow end": [
         {
             "died": {PID: [3.5]},
             "history": [ENQUEUED, TAKEN, change(5, "PROCESSING", "PROCESSING", 1)],
@@ -177,11 +177,11 @@ def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     assert restarts(replace(GOOD, history=again, died={PID + 1: [3.5]})) == []
 
 
-def test_a_long_run_of_a_neighbour_is_its_own() -> None:
+def test_a_long_run_after_a_restart_is_its_own() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1)]
     events = [START, event("start", 6.5, task=1, fence=2), event("end", 16.5, task=1, fence=2)]
-    assert neighbours(replace(GOOD, history=again, events=events, died={PID: [3.5]})) == [1.0]
-    assert neighbours(replace(GOOD, history=again, events=[START], died={PID: [3.5]})) == []  # it did not end
+    assert end_ratios(replace(GOOD, history=again, events=events, died={PID: [3.5]})) == [1.0]
+    assert end_ratios(replace(GOOD, history=again, events=[START], died={PID: [3.5]})) == []  # it did not end
 
 
 def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
