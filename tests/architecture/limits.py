@@ -6,8 +6,8 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 48_500,  # with the bridge, shards, object stores, `erase`, standbys and the import of schedules
-    "files": 238,  # one for each of these, two migrations, systemd
+    "lines": 49_300,  # with events of finished tasks, forecasts that are tested, COPY, the limits of a peer
+    "files": 240,  # one for arrivals, two for events of finished tasks
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
