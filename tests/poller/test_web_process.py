@@ -91,7 +91,8 @@ def test_a_task_of_a_view_is_done_without_runtaskpoller(
         os.killpg(web.process.pid, signal.SIGINT)
         web.ended()
         until(lambda: not alive(row.pid))
-    assert Poller.objects.get().state == "STOPPED", web
+    if options:  # the autoreloader kills its child a quarter of a second after Ctrl-C
+        assert Poller.objects.get().state == "STOPPED", web
 
 
 def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
