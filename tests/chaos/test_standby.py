@@ -36,10 +36,11 @@ QUEUES = ("work", "atomic", "aio")
 
 
 @pytest.fixture(scope="module")
-def standbys() -> Iterator[list[Standby]]:
+def standbys(pg_server: EmbeddedPostgres) -> Iterator[list[Standby]]:
     """The standby that tests share until one of them promotes it."""
     found: list[Standby] = []
     yield found
+    wait_for_no_standby(pg_server)
     for one in found:
         discard(one)
 
@@ -59,6 +60,11 @@ def discard(standby: Standby) -> None:
     shutil.rmtree(standby.server.root)
 
 
+def wait_for_no_standby(primary: EmbeddedPostgres) -> None:
+    """Let the primary commit alone again."""
+    control(primary, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+
+
 def control(server: EmbeddedPostgres, *statements: str) -> None:
     with psycopg.connect(server.url, autocommit=True) as connected:
         for statement in statements:
@@ -73,7 +79,7 @@ def crashed(primary: EmbeddedPostgres) -> Iterator[None]:
         yield
     finally:
         primary.restart()
-        control(primary, "ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
+        wait_for_no_standby(primary)
 
 
 def test_pages_say_how_far_a_standby_is_behind(

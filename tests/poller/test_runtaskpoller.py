@@ -80,7 +80,7 @@ def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(
 ) -> None:
     # Given so many quick tasks that they never run out, and a few slow ones, which no poller takes ahead
     mark = tmp_path / "mark"
-    enqueue_many("work", [(None, {})] * 20_000)
+    enqueue_many("work", [(None, {})] * 60_000)
     enqueue_many("other", [(f"slow-{n}", {"do": "sleep", "seconds": 0.3, "mark": str(mark)}) for n in range(5)])
     with runtaskpoller(postgres_process_database, "--queue", "work,other", "--threads", "2") as poller:
         until(lambda: len(lines(mark)) == 5)
