@@ -214,6 +214,12 @@ def encoded(sent: dict[str, Any]) -> dict[str, str]:
     return {name: str(value).encode("utf-8", "replace").decode() for name, value in sent.items()}
 
 
+@pytest.mark.parametrize("address", LISTS)
+def test_an_address_may_name_any_place_in_a_list(browser: Client, address: str) -> None:
+    for place in ({"after": "0"}, {"before": "1"}, {"before": "7", "after": "7"}):
+        assert browser.get(address, place).status_code in (200, 302, 400), place
+
+
 @pytest.mark.timeout(3600 if REQUESTS > 1000 else 120)
 def test_no_request_is_a_failure_of_the_server(browser: Client) -> None:
     @settings(
