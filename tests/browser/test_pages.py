@@ -112,7 +112,7 @@ def examined(site: Site, page: Any, axe: Any, name: str) -> dict[str, list[str]]
 
 def report(page: Any) -> None:
     """The report's charts are drawn, and what stands in its figures is text."""
-    expect(page.locator(".dbtq-report .dbtq-chart canvas")).to_have_count(4)
+    expect(page.locator(".dbtq-report .dbtq-chart canvas")).to_have_count(5)
     expect(page.locator(".dbtq-report td", has_text="no gate for <b>claims</b> 4711").first).to_be_visible()
 
 
