@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# One process takes all that needs Spark, for a single JVM, and one takes chaos. They take longest, so they start first.
+# Two processes take all that needs Spark, for two JVMs in all, and one takes chaos. They take longest, so they start
+# first. The jobs of the first one mostly run in processes of their own.
 FIRST = {
-    "spark": re.compile(r"tests/pipeline/|test_spark_|page_works\[\S*pipeline"),
+    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|erase|object_store)|test_spark_"),
+    "spark": re.compile(r"tests/pipeline/|page_works\[\S*pipeline"),
     "chaos": re.compile(r"tests/chaos/"),
 }
 PAGE = "test_every_block_of_the_page_works"
@@ -30,7 +32,7 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all of Spark, all of chaos, a file, or a page of the documentation."""
+    """Return what stays in one process: half of Spark, all of chaos, a file, or a page of the documentation."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name

@@ -32,7 +32,7 @@ STEPS = ("export", "verify", "delete", "publish", "close")
 KILLED = "-9"
 
 
-@pytest.mark.parametrize("where", ["folder", "bucket"])
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.soak)])
 def test_a_run_killed_at_any_step_is_continued_by_the_next(
     postgres_process_database: ProcessDatabase, where: str, request: pytest.FixtureRequest
 ) -> None:
@@ -71,7 +71,7 @@ class Killed(BaseException):
     """The end of a process, as far as code can tell that has no handler for it."""
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_random_histories_conserve(spark: SparkSession, database: Database, tmp_path: Path, seed: int) -> None:
     chance = random.Random(f"{seed} {database.vendor}")
     lake = tmp_path / "lake"
