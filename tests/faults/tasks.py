@@ -9,6 +9,7 @@ retry     fails on its first two starts, then completes
 late      as retry, after 2 seconds
 again     goes back into the queue once, then completes
 delete    completes and deletes its row
+gone      as delete, after 2 seconds: a former holder that comes back would delete the row of the next one
 poison    ends as POISON
 segfault  reads address 0
 overflow  calls itself, in C, until there is no stack left
@@ -41,7 +42,7 @@ from tests.faults import ledger as ledgers
 from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
-SECONDS = {"slow": 2.0, "late": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
+SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
 RETRIED_STARTS = 2
 LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
 EXPECTED = {
@@ -52,6 +53,7 @@ EXPECTED = {
     "late": "COMPLETED",
     "again": "COMPLETED",
     "delete": None,
+    "gone": None,
     "poison": "POISON",
     **dict.fromkeys(("segfault", "overflow", "exit", "kill"), "ERROR"),
 }
@@ -91,7 +93,7 @@ def _outcome(task: Lease, kind: str) -> Any:
         outcome = Fail("asked to fail")
     elif kind == "again" and task.reenqueue_attempt == 0:
         outcome = Reenqueue(timedelta(milliseconds=100))
-    elif kind == "delete":
+    elif kind in ("delete", "gone"):
         outcome = CompleteDelete()
     elif kind == "poison":
         outcome = Poison("asked to poison")
