@@ -209,6 +209,36 @@ def prepare(session: Session, queue: QueueState) -> None:
         queue.groups_due = False
 
 
+def prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
+    """Find out by one statement which queues of the session's table have something to prepare, in a poller that begins.
+
+    The others then share their first checkouts, too.
+    """
+    new = {
+        queue.name: queue
+        for queue in queues
+        if queue.strategy is None
+        and queue.settings.strategy == "auto"
+        and not queue.settings.paused
+        and (queue.port.alias, queue.port.model) == (session.connection.alias, session.model)
+    }
+    if len(new) < 2:
+        return
+    for queue in new.values():  # before the look: what becomes due meanwhile stays due
+        queue.unpark_due = queue.groups_due = False
+    try:
+        found = session.run(session.sql.to_prepare, {"queues": session.sql.dialect.array(new)})
+    except Exception:
+        for queue in new.values():
+            queue.unpark_due = queue.groups_due = True
+        raise
+    for name, parked, grouped in found:
+        queue = new[name]
+        queue.strategy = checkout.strategy_for(session)
+        queue.unpark_due |= bool(parked)
+        queue.groups_due |= bool(grouped)
+
+
 def unpark(session: Session, queue: QueueState) -> int:
     """Make parked tasks ready again that have a processor by now; return how many there were."""
     queue.unpark_due = False

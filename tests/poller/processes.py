@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
+
 from django_dbtaskqueue import models, signals
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
@@ -129,3 +132,22 @@ def alive(pid: int) -> bool:
 def lines(path: Path) -> list[list[str]]:
     """Return the marks that processors left: [id, reference, total_attempt, pid] of each start."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@contextmanager
+def counted_queries() -> Iterator[list[str]]:
+    """Every statement on every connection that is opened meanwhile."""
+    seen: list[str] = []
+
+    def count(execute: Any, sql: str, *rest: Any) -> Any:
+        seen.append(sql)
+        return execute(sql, *rest)
+
+    def watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
+        connection.execute_wrappers.append(count)
+
+    connection_created.connect(watch)
+    try:
+        yield seen
+    finally:
+        connection_created.disconnect(watch)

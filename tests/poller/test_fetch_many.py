@@ -17,7 +17,7 @@ from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.poller.processes import polling
+from tests.poller.processes import counted_queries, polling
 from tests.support import PATIENCE, until
 
 QUEUES = [f"part-{number:02}" for number in range(40)]
@@ -142,3 +142,21 @@ def test_of_a_queue_without_timing_data_few_are_taken(
         finally:
             go.set()
         until(lambda: completed() == 350)
+
+
+def test_a_poller_that_begins_with_many_queues_shares_its_first_statements(
+    postgres_process_database: ProcessDatabase, queues: list[str]
+) -> None:
+    """Given tasks in many queues, of which one has a group and one a parked task, then only these two are prepared."""
+    for queue in queues:
+        registry.register(queue, lambda task: None)
+        enqueue(queue)
+    grouped, parked = queues[:2]
+    enqueue(grouped, group="a")
+    make_task(queue=parked, parked_by="no handler", ready_time=None)
+    with counted_queries() as said, polling(dict.fromkeys(queues, 1)):
+        until(lambda: completed() == len(queues) + 2)
+    prepared = [sql for sql in said if "group_key IS NOT NULL AND ready_time IS NOT NULL GROUP BY" in sql]
+    assert 1 <= len(prepared) <= 2, "by the first fetch, and for the group"
+    checkouts = [sql for sql in said if "attempt = attempt + 1" in sql]
+    assert len(checkouts) < len(queues) / 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -14,8 +12,6 @@ from typing import Any
 import psutil
 import pytest
 from django.db import connection, connections
-from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.backends.signals import connection_created
 from django.db.models import F
 from django.db.models.functions import Now
 
@@ -32,7 +28,7 @@ from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.patience import slack
-from tests.poller.processes import lines, polling, runtaskpoller
+from tests.poller.processes import counted_queries, lines, polling, runtaskpoller
 from tests.support import until
 
 QUICK = {"HEARTBEAT": "100ms"}
@@ -245,25 +241,6 @@ def test_a_coroutine_over_its_time_is_cancelled(process_database: ProcessDatabas
 
 
 # -- the cost of doing nothing ----------------------------------------------------------------------------------------
-
-
-@contextmanager
-def counted_queries() -> Iterator[list[str]]:
-    """Every statement on every connection that is opened meanwhile."""
-    seen: list[str] = []
-
-    def count(execute: Any, sql: str, *rest: Any) -> Any:
-        seen.append(sql)
-        return execute(sql, *rest)
-
-    def watch(connection: BaseDatabaseWrapper, **_: Any) -> None:
-        connection.execute_wrappers.append(count)
-
-    connection_created.connect(watch)
-    try:
-        yield seen
-    finally:
-        connection_created.disconnect(watch)
 
 
 @pytest.mark.slow

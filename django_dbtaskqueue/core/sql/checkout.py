@@ -333,6 +333,17 @@ class LeaseStatements(Group):
         )
 
     @statement
+    def to_prepare(self) -> str:
+        """Queues, and whether each has tasks that were parked without a processor, and ready tasks with a group."""
+        # By LIMIT: an EXISTS for each queue the planner could hash, and read all ready tasks.
+        found = f"(SELECT 1 FROM {self.tables.task} WHERE queue_name = q.q AND"
+        return (
+            f"SELECT q.q, {found} {self.dialect.begins('parked_by', NO_HANDLER)} LIMIT 1) IS NOT NULL,"
+            f" {found} group_key IS NOT NULL AND ready_time IS NOT NULL LIMIT 1) IS NOT NULL"
+            f" FROM {self.dialect.texts('queues', 'q')}"
+        )
+
+    @statement
     def unpark(self) -> str:
         """Make parked tasks ready again, when this poller has a processor for their type."""
         now = self.dialect.now

@@ -1981,6 +1981,23 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t;
 
+-- Statements.to_prepare
+SELECT q.q, (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = q.q
+    AND parked_by::text LIKE 'no handler%%'
+    LIMIT 1
+) IS NOT NULL, (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = q.q
+    AND group_key IS NOT NULL
+    AND ready_time IS NOT NULL
+    LIMIT 1
+) IS NOT NULL
+FROM unnest(%(queues)s::text[]) AS q(q);
+
 -- Statements.touch
 UPDATE "dbtaskqueue_task"
 SET next_process_time = next_process_time + %(delta)s * interval '1 second', expire_time = expire_time +

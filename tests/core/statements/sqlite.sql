@@ -1571,6 +1571,26 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
+-- Statements.to_prepare
+SELECT q.q, (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = q.q
+    AND parked_by LIKE 'no handler%%' ESCAPE '\'
+    LIMIT 1
+) IS NOT NULL, (
+    SELECT 1
+    FROM "dbtaskqueue_task"
+    WHERE queue_name = q.q
+    AND group_key IS NOT NULL
+    AND ready_time IS NOT NULL
+    LIMIT 1
+) IS NOT NULL
+FROM (
+    SELECT value AS q
+    FROM json_each(%(queues)s)
+) AS q;
+
 -- Statements.touch
 UPDATE "dbtaskqueue_task"
 SET next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', next_process_time, printf('%%.3f seconds',
