@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -31,7 +31,8 @@ from django_dbtaskqueue.admin.overview_pages import (
 from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import DURATIONS, PROJECT_ONLY, QueueSettings, setting_text, stored
+from django_dbtaskqueue.conf.overrides import settings_in_force
+from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
-# Where tasks are stored cannot change; a pause has its own button.
-FIXED_SETTINGS = (*PROJECT_ONLY, "strategy", "paused")
 
 
 def _stats_column(title: StrOrPromise, show: Callable[[QueueStats], object]) -> Column:
@@ -177,7 +176,10 @@ class QueueAdmin(SmallListAdmin):
             "types": self._types(name),
             "statuses": [str(status) for status in Status],
             "ended": [str(status) for status in TERMINAL],
-            "settings": settings_of(row),
+            "settings": [
+                replace(one, value=setting_text(one.value), source=_source_text(one.source))
+                for one in settings_in_force(name, row.overrides or {})
+            ],
             **chart_context(alias_for(name, None, write=False), viewer(request), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),
             "may_purge": can_operate(user, PURGE, name),
@@ -217,37 +219,6 @@ def _without_row(name: str) -> Queue:
     return Queue(name=name, overrides={}, paused_time=None, paused_until=None, paused_by="", paused_reason="")
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting of a queue as its page shows it."""
-
-    name: str
-    value: str
-    source: str
-    changed: bool  # by an operator
-    changeable: bool
-
-
-def settings_of(queue: Queue) -> list[Setting]:
-    """Return every setting in force and its source."""
-    base = conf.default_settings(queue.name)
-    overrides = queue.overrides or {}
-    try:
-        found = conf.overlay(base, overrides)
-    except ImproperlyConfigured:
-        found = base
-    return [
-        Setting(
-            field.name,
-            setting_text(getattr(found, field.name)),
-            _source(queue.name, field.name, overrides),
-            field.name in overrides,
-            field.name not in FIXED_SETTINGS,
-        )
-        for field in fields(QueueSettings)
-    ]
-
-
 def changes_of(queue: Queue) -> str:
     """Return the settings that an operator changed, such as ``lease=5m``."""
     return ", ".join(f"{name}={_as_text(name, value)}" for name, value in (queue.overrides or {}).items())
@@ -260,15 +231,15 @@ def _as_text(name: str, value: Any) -> Any:
     return value
 
 
-def _source(queue: str, name: str, overrides: dict[str, Any]) -> str:
-    settings = conf.settings()
-    if name in overrides:
-        return _("changed here, while running")
-    if name in settings.queues.get(queue, {}):
-        return _("the project's settings or settings file") if settings.file else _("the project's settings")
-    if name in conf.declared().get(queue, {}):
-        return _("the processor")
-    return _("the project's default") if name in settings.defaults else _("built in")
+def _source_text(source: str) -> str:
+    in_file = _("the project's settings or settings file")
+    return {
+        "operator": _("changed here, while running"),
+        "settings": in_file if conf.settings().file else _("the project's settings"),
+        "processor": _("the processor"),
+        "defaults": _("the project's default"),
+        "built in": _("built in"),
+    }[source]
 
 
 def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
@@ -279,9 +250,7 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         raise Http404
     check(request, CHANGE_SETTINGS, queue.name)
     try:
-        values: dict[str, Any] = {}
-        if value:
-            values = stored({key: _read(key, value)}, where=_("Queue %(name)s") % {"name": name}, fixed=FIXED_SETTINGS)
+        values = {key: typed(key, value)} if value else {}
         back, reason = [] if value else [key], request.POST.get("reason", "")
         queue_control.change_settings(name, values, viewer(request), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
@@ -308,12 +277,3 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     address = page.url(BulkOperation, "change", operation.pk) or page.page_of(queue)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
-
-
-def _read(key: str, value: str) -> Any:
-    """Return the typed text as None, a bool, an int, or text."""
-    if value.lower() in ("none", "null"):
-        return None
-    if value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    return int(value) if value.removeprefix("-").isdecimal() and key not in DURATIONS else value

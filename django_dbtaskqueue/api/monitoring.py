@@ -11,7 +11,6 @@ from django.utils import timezone
 
 from django_dbtaskqueue.api.routing import Call
 from django_dbtaskqueue.api.views import may_view, page
-from django_dbtaskqueue.conf.queue import stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
@@ -222,9 +221,8 @@ def start_queue(call: Call, queue: str) -> Started:
 def change_queue_settings(call: Call, queue: str) -> Overrides:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
     try:
-        values = stored(call.given["values"], where="'values'")
         changed = queue_control.change_settings(
-            queue, values, call.actor, reset=call.given["reset"], reason=call.given["reason"]
+            queue, call.given["values"], call.actor, reset=call.given["reset"], reason=call.given["reason"]
         )
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None

@@ -33,6 +33,8 @@ QUEUE_NAME_RULE = (
 )
 PLACE = ("database", "shards", "model", "temporary")  # where a queue's tasks live
 PROJECT_ONLY = (*PLACE, "router", "extra")  # what no queue's row may say
+# What no operator may change. A poller reads the strategy when it starts; a pause has its own verb.
+FIXED_SETTINGS = (*PROJECT_ONLY, "strategy", "paused")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +111,11 @@ QUEUE_RULES: dict[str, Rule] = {
     "lease": (lambda v: _positive(v) and v >= MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
-    "max_attempts": (lambda v: isinstance(v, int) and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
+    "max_attempts": (lambda v: type(v) is int and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
     "priority": (lambda v: type(v) is int and -32_768 <= v <= 32_767, "a whole number from -32768 to 32767"),
     "keep": (lambda v: v in ("keep", "history", "delete"), '"keep", "history" or "delete"'),
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
-    "batch_size": (lambda v: isinstance(v, int) and 1 <= v <= 5000, "a whole number from 1 to 5000"),
+    "batch_size": (lambda v: type(v) is int and 1 <= v <= 5000, "a whole number from 1 to 5000"),
     **dict.fromkeys(
         ("max_running", "burst", "burst_per_group"),
         (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1"),
@@ -122,9 +124,9 @@ QUEUE_RULES: dict[str, Rule] = {
     **dict.fromkeys(
         RATES, (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"')
     ),
-    "concurrency": (lambda v: v is None or (isinstance(v, int) and v >= 0), "None or a whole number from 0"),
+    "concurrency": (lambda v: v is None or (type(v) is int and v >= 0), "None or a whole number from 0"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
-    "capacity": (lambda v: v is None or (isinstance(v, int) and v >= 1), "None or a whole number of at least 1"),
+    "capacity": (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number of at least 1"),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
     "unique": (
         lambda v: v is None or isinstance(v, uniqueness.UniqueRule),
@@ -158,15 +160,22 @@ def queue_values(given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
         raise ImproperlyConfigured(f"{where} must be a dict of settings, not {given!r}.")
     values: dict[str, Any] = {}
     for raw, value in given.items():
-        key = str(raw).lower()
-        if key not in QUEUE_KEYS:
-            raise ImproperlyConfigured(f"{where} has no setting {raw!r}.{near_match(key, QUEUE_KEYS)}")
+        key = check_name(raw, where=where)
         values[key] = parse(key, value, where=f"{where}[{raw!r}]")
     try:
         QueueSettings(**values)
     except ImproperlyConfigured as error:
         raise ImproperlyConfigured(f"{where}: {error}") from None
     return values
+
+
+def check_name(name: object, *, where: str) -> str:
+    """Return a setting's name in lower case; ``ImproperlyConfigured`` for an unknown one shows the nearest, or all."""
+    key = str(name).lower()
+    if key not in QUEUE_KEYS:
+        known = near_match(key, QUEUE_KEYS) or f" Write one of {', '.join(QUEUE_KEYS)}."
+        raise ImproperlyConfigured(f"{where} has no setting {name!r}.{known}")
+    return key
 
 
 def duration(value: Any, *, where: str) -> timedelta:
@@ -192,6 +201,15 @@ def parse(key: str, value: Any, *, where: str) -> Any:
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"{where}: {error}") from None
+
+
+def typed(key: str, text: str) -> object:
+    """Return a value that a person typed as None, a bool, an int, or text."""
+    if text.lower() in ("none", "null"):
+        return None
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    return int(text) if text.removeprefix("-").isdecimal() and key not in DURATIONS else text
 
 
 def setting_text(value: object) -> str:
@@ -233,10 +251,15 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
     """
     values = queue_values(given, where=where)
     for name, value in values.items():
-        if name in (*PROJECT_ONLY, *fixed) or (name == "strategy" and value not in STRATEGIES):
+        if name in PROJECT_ONLY or (name == "strategy" and value not in STRATEGIES):
             raise ImproperlyConfigured(
                 f"{where}: {name}={value!r} cannot stand in a queue's row, which names neither code nor the place of "
                 'tasks. Set it in DBTASKQUEUE["QUEUES"] or in the settings file.'
+            )
+        if name in fixed:
+            more = " To stop the queue now, pause it." if name == "paused" else ""
+            raise ImproperlyConfigured(
+                f"{where}: {name} cannot change while the queue runs. Set it in DBTASKQUEUE['QUEUES'].{more}"
             )
     return values
 

@@ -1,29 +1,33 @@
-"""``taskqueue reprocess`` and the other verbs, ``pause``, ``resume``, ``purge``, ``bulk``, ``index`` and ``mask``."""
+"""``taskqueue reprocess`` and the other verbs, ``pause``, ``resume``, ``settings``, ``set``, ``bulk`` and so on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from django.contrib.postgres.indexes import GinIndex
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError
 from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from django_dbtaskqueue.conf.overrides import settings_in_force
+from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable
-from django_dbtaskqueue.models import Attempt, BulkOperation, FailureGroup, TaskHistory
+from django_dbtaskqueue.models import Attempt, BulkOperation, FailureGroup, Queue, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
 from django_dbtaskqueue.operations.lookup import locations_on
-from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
+from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
@@ -65,6 +69,61 @@ def pause_or_resume(output: Output, options: Options) -> int:
     number = queue_control.pause_queues(queues, Actor(), until=until, **given)
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
     return _answered(output, {"paused": number}, f"{PAUSE.done % {'number': number}}{end}.")
+
+
+# -- settings of a queue -----------------------------------------------------------------------------------------------
+
+
+def show_settings(output: Output, options: Options) -> int:
+    """Write each setting of a queue in force, and where its value comes from."""
+    _settings(output, options["queue"], _overrides(options))
+    return 0
+
+
+def set_settings(output: Output, options: Options) -> int:
+    """Set what operators may set of a queue, and take settings back to what the code says."""
+    queue, values, reset = options["queue"], {}, [name.lower() for name in options["reset"]]
+    for text in options["values"]:
+        name, _equals, value = (part.strip() for part in text.partition("="))
+        if not name or not value:
+            words = f"{text}: write NAME=VALUE, such as max_running=5. To take a setting back: --reset NAME."
+            raise CommandError(words, returncode=USAGE_CODE)
+        values[name.lower()] = typed(name.lower(), value)
+    if not values and not reset:
+        words = f"Say what to set: taskqueue set {queue} NAME=VALUE. taskqueue settings {queue} shows all settings."
+        raise CommandError(words, returncode=USAGE_CODE)
+    after, dry, reason = _overrides(options), options["dry_run"], options["reason"]
+    try:
+        if dry:
+            after = queue_control.new_overrides(queue, after, values, reset)
+        else:
+            after = queue_control.change_settings(
+                queue, values, Actor(), reset=reset, reason=reason, using=options["database"]
+            )
+    except ImproperlyConfigured as error:  # of what was typed, so not the site's fault
+        raise CommandError(str(error), returncode=USAGE_CODE) from None
+    output.write("Nothing was changed: --dry-run. It would be:" if dry else str(CHANGE_SETTINGS.effect))
+    _settings(output, queue, after, [*values, *reset], **({"dry_run": True} if dry else {}))
+    return 0
+
+
+def _overrides(options: Options) -> dict[str, object]:
+    """Return what operators set of a queue; raise ``UnknownQueue`` for one that is not there."""
+    queue = options["queue"]
+    check_there([queue], Actor())
+    row = Queue.objects.using(alias_for(queue, options["database"])).filter(pk=queue).first()
+    return dict(row.overrides or {}) if row else {}
+
+
+def _settings(
+    output: Output, queue: str, values: Mapping[str, object], only: Sequence[str] = (), **more: object
+) -> None:
+    """Write the settings of a queue with ``values``, what operators set, laid over; with ``only`` those named."""
+    shown = [one for one in settings_in_force(queue, values) if not only or one.name in only]
+    plain = [one.value if one.value is None or isinstance(one.value, int) else setting_text(one.value) for one in shown]
+    facts = [asdict(replace(one, value=value)) for one, value in zip(shown, plain, strict=True)]
+    output.data({**more, "queue": queue, "settings": facts})
+    output.table(("setting", "value", "source"), [(one["name"], str(one["value"]), one["source"]) for one in facts])
 
 
 # -- bulk operations ---------------------------------------------------------------------------------------------------

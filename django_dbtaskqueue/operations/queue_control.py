@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, check_name, stored
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
@@ -84,7 +85,7 @@ def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", usin
 
 def change_settings(
     queue: str,
-    values: dict[str, object],
+    values: Mapping[str, object],
     actor: Actor,
     *,
     reset: Sequence[str] = (),
@@ -93,8 +94,7 @@ def change_settings(
 ) -> dict[str, object]:
     """Set ``values`` in a queue's runtime overrides, remove those named in ``reset``, record it; return all overrides.
 
-    Pollers follow within a heartbeat. Raises ``ImproperlyConfigured`` for an unknown setting or a bad value, and
-    ``UnknownQueue`` for an unknown queue.
+    Pollers follow within a heartbeat. Raises as ``new_overrides`` does, and ``UnknownQueue`` for an unknown queue.
     """
     check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
@@ -103,14 +103,29 @@ def change_settings(
         ensure_rows([queue], alias)
         row = Queue.objects.using(alias).select_for_update().get(pk=queue)
         before = dict(row.overrides or {})
-        row.overrides = {name: value for name, value in {**before, **values}.items() if name not in reset}
-        conf.overlay(conf.default_settings(queue), row.overrides)
+        row.overrides = new_overrides(queue, before, values, reset)
         row.save(using=alias, update_fields=["overrides"])
         details = {"before": before, "after": row.overrides}
         record(alias, actor, CHANGE_SETTINGS, queue=queue, reason=reason, changed=1, details=details)
         log(actor, [row], CHANGE, f"{CHANGE_SETTINGS.label}: {', '.join([*values, *reset])}")
     overrides.clear_cache()
     return dict(row.overrides)
+
+
+def new_overrides(
+    queue: str, before: Mapping[str, object], values: Mapping[str, object], reset: Sequence[str] = ()
+) -> dict[str, object]:
+    """Return a queue's overrides with ``values`` set and those in ``reset`` removed.
+
+    Raises ``ImproperlyConfigured`` for an unknown setting, a bad value, and what no operator may change.
+    """
+    where = str(_("Queue %(name)s") % {"name": queue})
+    for name in set(reset).difference(before):
+        check_name(name, where=where)
+    changed = {**before, **stored(values, where=where, fixed=FIXED_SETTINGS)}
+    after = {name: value for name, value in changed.items() if name not in reset}
+    conf.overlay(conf.default_settings(queue), after)
+    return after
 
 
 def pause(

@@ -101,16 +101,16 @@ def test_on_sqlite(ada: User) -> None:
 def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: User) -> None:
     actor = Actor(ada, "admin")
     assert queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {
-        "batch_size": 7, "lease": "2m",
+        "batch_size": 7, "lease": "PT2M",
     }  # fmt: skip
     assert overrides.queue_settings(QUEUE, "default").batch_size == 7
-    assert queue_control.change_settings(QUEUE, {}, actor, reset=["batch_size"]) == {"lease": "2m"}
+    assert queue_control.change_settings(QUEUE, {}, actor, reset=["batch_size"]) == {"lease": "PT2M"}
     assert overrides.queue_settings(QUEUE, "default").batch_size == 500
     first, second = AuditEntry.objects.order_by("pk")
-    assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "2m"})
+    assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "PT2M"})
     assert LogEntry.objects.count() == 2
     queue_control.change_settings(QUEUE, {"concurrency": None}, actor)
-    assert Queue.objects.get().overrides == {"lease": "2m", "concurrency": None}, "none is a value, too"
+    assert Queue.objects.get().overrides == {"lease": "PT2M", "concurrency": None}, "none is a value, too"
 
 
 @pytest.mark.parametrize(

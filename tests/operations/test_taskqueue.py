@@ -18,6 +18,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from django.db import connection, transaction
 
+from django_dbtaskqueue import enqueue, queue
+from django_dbtaskqueue.conf.settings import declare, declared, redeclare
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management import changes
 from django_dbtaskqueue.management.commands import taskqueue
@@ -321,6 +323,104 @@ def test_pause_resume_and_purge() -> None:
     assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == [
         ("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE),
     ]  # fmt: skip
+
+
+# -- settings of a queue -----------------------------------------------------------------------------------------------
+
+
+def settings_there(*arguments: str) -> dict[str, tuple[Any, str]]:
+    """Return the value and the source of each setting."""
+    return {one["name"]: (one["value"], one["source"]) for one in data(*arguments)["settings"]}
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_an_operator_sets_the_limits_of_a_queue_and_takes_them_back(alias: str) -> None:
+    limits = {
+        "max_running": 5, "rate": "100/s", "burst": 10, "max_running_per_group": 2, "rate_per_group": "5/m",
+        "burst_per_group": 3, "concurrency": 0, "lease": "2m", "unique": "throttle:1h",
+    }  # fmt: skip
+    there = ("--database", alias)
+    words = [f"{name}={value}" for name, value in limits.items()]
+    changed = settings_there("set", QUEUE, *words, "--reason", "the partner allows 5", "--yes", *there)
+    assert changed == {name: (value, "operator") for name, value in limits.items()}
+    assert changed.items() <= settings_there("settings", QUEUE, *there).items()
+    assert Queue.objects.using(alias).get().overrides == {**limits, "lease": "PT2M"}
+    # Taken back, none of them is the operator's any more
+    reset = [part for name in limits if name != "lease" for part in ("--reset", name)]
+    assert settings_there("set", QUEUE, "rate=None", *there, *reset)["rate"] == (None, "built in")
+    assert Queue.objects.using(alias).get().overrides == {"lease": "PT2M"}
+    entries = AuditEntry.objects.using(alias).order_by("pk").values_list("verb", "queue", "reason", "source")
+    assert list(entries) == [
+        ("change_settings", QUEUE, "the partner allows 5", "command"), ("change_settings", QUEUE, "", "command"),
+    ]  # fmt: skip
+
+
+def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
+    for _number in range(3):
+        enqueue(QUEUE)
+    run("set", QUEUE, "max_running=1")
+    assert (queue(QUEUE).take() is None, queue(QUEUE).take()) == (False, None)
+    assert f"{QUEUE}: 1 of 1 running; due tasks held back: 2" in run("status")
+    run("set", QUEUE, "--reset", "max_running")
+    assert queue(QUEUE).take() is not None
+
+
+def test_each_setting_has_a_value_and_a_source(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"lease": "2m"}}, "DEFAULTS": {"max_attempts": 3, "lease": "1m"}}
+    saved = declared()
+    declare(QUEUE, priority=4, lease="3m")
+    try:
+        shown = run("set", QUEUE, "rate=5/m") + run("settings", QUEUE)
+    finally:
+        redeclare(saved)
+    assert re.match(
+        r"Every poller applies .* within a heartbeat\.\nsetting +value +source\nrate +5/m +operator\n", shown
+    )
+    for line in (
+        "rate +5/m +operator", "lease +2m +settings", "priority +4 +processor", "max_attempts +3 +defaults",
+        "batch_size +500 +built in", "max_running +None +built in",
+    ):  # fmt: skip
+        assert re.search(rf"^{line}$", shown, re.MULTILINE), line
+
+
+def test_what_would_be_set_is_checked_and_not_written() -> None:
+    dry = data("set", QUEUE, "rate=60/m", "--dry-run")
+    assert (dry["dry_run"], dry["queue"], dry["settings"][0]["value"]) == (True, QUEUE, "60/m")
+    assert "Nothing was changed" in run("set", QUEUE, "rate=60/m", "--dry-run")
+    assert code_of("set", QUEUE, "rate=fast", "--dry-run") == taskqueue.USAGE_ERROR_CODE
+    assert not Queue.objects.exists() and not AuditEntry.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((QUEUE, "max_runing=5"), "Queue parcels has no setting 'max_runing'. Did you mean 'max_running'"),
+        ((QUEUE, "zzz=5"), "Write one of lease, timeout, .* max_running, .* rate,"),
+        ((QUEUE, "max_running=many"), "max_running='many' is not valid: None or a whole number from 1"),
+        ((QUEUE, "batch_size=true"), "batch_size=True is not valid: a whole number from 1 to 5000"),
+        ((QUEUE, "rate=fast"), "'fast' is not a rate. .* 100/s, 5/m or 1/10s"),
+        ((QUEUE, "lease=soon"), "'soon' is not a duration"),
+        ((QUEUE, "rate=5/m", "database=other"), r'DBTASKQUEUE\["QUEUES"\]'),
+        ((QUEUE, "paused=true"), "To stop the queue now, pause it"),
+        ((QUEUE, "max_running"), "write NAME=VALUE"),
+        ((QUEUE, "max_running="), "To take a setting back: --reset NAME"),
+        ((QUEUE,), f"taskqueue settings {QUEUE} shows all settings"),
+        ((QUEUE, "--reset", "max_runing"), "Did you mean 'max_running'"),
+    ],
+)
+def test_settings_that_cannot_be_set_are_refused_with_what_is_allowed(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(CommandError, match=words) as refused:
+        run("set", *arguments)
+    assert refused.value.returncode == taskqueue.USAGE_ERROR_CODE
+    assert not Queue.objects.exists() and not AuditEntry.objects.exists()
+
+
+def test_settings_of_a_queue_that_is_not_there_are_refused() -> None:
+    for arguments in (["settings", "lettres"], ["set", "lettres", "rate=5/m"]):
+        with pytest.raises(CommandError, match="Did you mean 'letters'") as refused:
+            run(*arguments)
+        assert refused.value.returncode == taskqueue.REFUSED_CODE
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
 EXIT_CODES = """\
 Exit codes: 0 done; 1 refused, or something is wrong (a task that is not there, an operation that failed, a finding of
-the doctor); 2 wrong usage, or a search that cannot be read; 3 wrong configuration; 4 the database did not answer
-within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
+the doctor); 2 wrong usage, a search that cannot be read, or a setting that cannot be set; 3 wrong configuration; 4 the
+database did not answer within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
 # The subcommand, and the name of its verb.
 VERB_OF_COMMAND = {
     {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
@@ -106,12 +106,14 @@ class Command(BaseCommand):
 
 SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "status": reading.status,
+    "settings": changes.show_settings,
     "list": reading.list_tasks,
     "show": reading.show,
     "tail": reading.tail,
     "doctor": reading.doctor,
     "pause": changes.pause_or_resume,
     "resume": changes.pause_or_resume,
+    "set": changes.set_settings,
     "purge": changes.purge,
     "bulk": changes.bulk,
     "index": changes.index,
@@ -128,6 +130,8 @@ def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
     status = add("status", "Health in a sentence, then each queue: pause, oldest wait, rates, tasks by status.")
     text = "Only this queue. Repeat it for more."
     status.add_argument("--queue", action="append", default=[], metavar="NAME", help=text)
+    one = add("settings", "The settings of a queue: each value, and where it comes from.")
+    one.add_argument("queue")
     tasks = add("list", "The newest tasks that match.")
     _add_filter(tasks)
     tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
@@ -181,16 +185,26 @@ def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
     for name, text in (("pause", "Let no poller check out tasks of a queue."), ("resume", "End the pause of a queue.")):
         one = add(name, text)
         one.add_argument("queue", nargs="+")
-        one.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
-        one.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-        _add_yes(one)
+        _add_change(one)
         if name == "pause":
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
+    one = add("set", "Set limits and other settings of a queue while pollers run. They follow within a heartbeat.")
+    one.add_argument("queue")
+    one.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Such as max_running=5, rate=100/s or rate=none.")
+    text = "Take a setting back to what the code and the project's settings say. Repeat it for more."
+    one.add_argument("--reset", action="append", default=[], metavar="NAME", help=text)
+    _add_change(one)
     purge = add("purge", "Delete every task of a queue, in any status.")
     purge.add_argument("queue")
     _add_confirmation(purge)
     purge.set_defaults(limit=None)
+
+
+def _add_change(parser: CommandParser) -> None:
+    parser.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
+    parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
+    _add_yes(parser)
 
 
 def _add_tokens(add: Callable[[str, str], CommandParser]) -> None:
