@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsS
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.limiter import Limiter
-from django_dbtaskqueue.models import QueueLimit
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, prefer_indexes
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ def limits_by_queue(queues: Iterable[str]) -> dict[str, list[LimitUse]]:
     names = set(queues)
     limited = {name for name in names if Limiter.of(name, conf.default_settings(name))}
     for alias in {alias for name in names for alias in aliases_of(name)}:  # by their row's overrides
-        limited.update(QueueLimit.objects.using(alias).filter(queue__in=names).values_list("queue", flat=True))
+        rows = Queue.objects.using(alias).filter(name__in=names).exclude(overrides={})
+        limited.update(rows.values_list("name", flat=True))
     return {name: uses for name in sorted(limited) if (uses := limits_of(name))}
 
 

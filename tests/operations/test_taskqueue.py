@@ -360,6 +360,7 @@ def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
     for _number in range(3):
         enqueue(QUEUE)
     run("set", QUEUE, "max_running=1")
+    assert f"{QUEUE}: 0 of 1 running" in run("status")
     assert (queue(QUEUE).take() is None, queue(QUEUE).take()) == (False, None)
     assert f"{QUEUE}: 1 of 1 running; due tasks held back: 2" in run("status")
     run("set", QUEUE, "--reset", "max_running")
