@@ -1,7 +1,7 @@
 """The pictures of the docs: ``python -m tests.browser.pictures docs/images`` takes them from the real demo.
 
 It runs ``manage.py demo`` with its own data and logs in. ``--all`` takes every page, in light and dark, at 1440 and at
-390 px.
+390 px; names, such as ``limited-queue-light``, only these. The pages of ``FEATURES`` are those of the app ``pictured``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,8 @@ THEMES = ("light", "dark")
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
-    "confirm-light", "bulk-operation-light", "report-light", "schedule-light",
+    "confirm-light", "bulk-operation-light", "report-light", "schedule-light", "running-task-light",
+    "limited-queue-light", "unique-task-light", "django-task-light",
 )  # fmt: skip
 SCHEDULE = "claims of the day"
 LISTS = {
@@ -47,6 +48,16 @@ LISTS = {
     "reports": "pipelinereport/",
     "doctor": "doctor/",
 }
+# Of the app ``pictured``: a list that has a row as soon as the page is as it should be, and the page.
+FEATURES = {
+    "running-task": ("task/?q=queue:statements status:PROCESSING", ""),
+    "limited-queue": ("task/?q=queue:register status:PROCESSING", "queue/register/change/"),
+    "unique-task": ("task/?q=queue:search status:CREATED", ""),
+    "django-task": ("task/?q=queue:letters status:COMPLETED", ""),
+}
+FEATURE_SETTINGS = "tests.browser.pictured.settings"
+FEATURE_QUEUES = "statements,register,search,letters"
+FEATURE_CODE = "from tests.browser.pictured import tasks; tasks.{}()"
 # The first row of a list, opened.
 ROWS = {
     "task": ("task/?q=status:ERROR", "td.field-reference a"),
@@ -56,15 +67,25 @@ ROWS = {
 }
 
 
+def manage(*words: str, settings: str = "example_project.settings", **options: Any) -> subprocess.Popen[str]:
+    """Start a command of the project."""
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings, "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, str(REPOSITORY / "manage.py"), *words]
+    return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **options)
+
+
+def free_port() -> str:
+    """Return a port that no program listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 @contextmanager
 def demo(tasks: int, *options: str) -> Iterator[tuple[str, str]]:
     """Run the demo until it serves; yield the address of its admin and the operator's password."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "demo", "--tasks", str(tasks), "--port", port, *options]
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "example_project.settings", "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, text=True) as process:
+    port = free_port()
+    with manage("demo", "--tasks", str(tasks), "--port", port, *options, stdout=subprocess.PIPE) as process:
         try:
             password = ""
             assert process.stdout is not None
@@ -79,6 +100,24 @@ def demo(tasks: int, *options: str) -> Iterator[tuple[str, str]]:
             yield f"http://127.0.0.1:{port}/admin/", password
         finally:
             process.terminate()
+
+
+@contextmanager
+def features() -> Iterator[str]:
+    """Serve the demo's database with the tasks of the app ``pictured``, and run them; yield the admin's address."""
+    shell = ("shell", "--verbosity", "0", "--command")
+    address = f"127.0.0.1:{free_port()}"
+    running = []
+    try:
+        assert manage(*shell, FEATURE_CODE.format("play"), settings=FEATURE_SETTINGS).wait() == 0
+        for words in (("runserver", "--noreload", "--insecure", address), ("runtaskpoller", "--queue", FEATURE_QUEUES)):
+            running.append(manage(*words, settings=FEATURE_SETTINGS))
+        yield f"http://{address}/admin/"
+    finally:
+        for process in running:
+            process.kill()  # its tasks never end
+            process.wait()
+        assert manage(*shell, FEATURE_CODE.format("clean"), settings=FEATURE_SETTINGS).wait() == 0
 
 
 @contextmanager
@@ -139,6 +178,14 @@ def open_page(page: Any, admin: str, name: str) -> bool:
         if not page.locator(row).count():
             return False
         page.locator(row).first.click()
+    elif name in FEATURES:
+        address, own = FEATURES[name]
+        page.goto(f"{admin}dbtaskqueue/{address}")
+        page.wait_for_selector("td.field-id a")  # the poller is just about to take it, and lists refresh themselves
+        if own:
+            page.goto(f"{admin}dbtaskqueue/{own}")
+        else:
+            page.locator("td.field-id a").first.click()
     else:
         page.goto(f"{admin}dbtaskqueue/task/?q=status:ERROR")
         page.check("#dbtq-tick-1")
@@ -163,6 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the demo and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these; default: those that the docs show")
     parser.add_argument("--tasks", type=int, default=20_000)
     parser.add_argument("--all", action="store_true", help="every page, in each theme and size")
     parser.add_argument("--no-spark", action="store_true", help="without the pipeline's reports")
@@ -176,13 +224,20 @@ def main(arguments: list[str] | None = None) -> None:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with logged_in(browser, admin, password, 1440, "light") as page:
             act(page, admin)
-        pages = (*LISTS, *ROWS, "confirm")
-        for theme, (mark, width) in product(THEMES, WIDTHS_PX.items()):
-            names = [name for name in pages if given.all or f"{name}-{theme}{mark}" in DOCS]
-            with logged_in(browser, admin, password, width, theme) as page:
-                for name in names:
-                    if open_page(page, admin, name):
-                        shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
+
+        def take(admin: str, pages: Iterable[str]) -> None:
+            for theme, (mark, width) in product(THEMES, WIDTHS_PX.items()):
+                names = [name for name in pages if given.all or f"{name}-{theme}{mark}" in (given.names or DOCS)]
+                if not names:
+                    continue
+                with logged_in(browser, admin, password, width, theme) as page:
+                    for name in names:
+                        if open_page(page, admin, name):
+                            shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
+
+        take(admin, (*LISTS, *ROWS, "confirm"))
+        with features() as admin:
+            take(admin, FEATURES)
         browser.close()
 
 

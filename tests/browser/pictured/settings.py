@@ -1,0 +1,11 @@
+"""Settings of the demo, and of the tasks in ``tasks``."""
+
+from __future__ import annotations
+
+from example_project.settings import *  # noqa: F403 -- the same, and a little more
+from example_project.settings import DBTASKQUEUE, INSTALLED_APPS
+
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.browser.pictured"]
+LIMITS = {"max_running": 20, "rate": "30/m", "burst": 5}
+DBTASKQUEUE = {**DBTASKQUEUE, "QUEUES": {**DBTASKQUEUE["QUEUES"], "register": LIMITS, "letters": {}}}
+TASKS = {"default": {"BACKEND": "django_dbtaskqueue.backend.DatabaseTaskBackend", "QUEUES": ["letters"]}}
