@@ -35,7 +35,6 @@ from django_dbtaskqueue.poller.queue_state import (
     find_next_due,
     leave_to_others,
     prepare,
-    prepare_new,
     release_unknown,
 )
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
@@ -216,9 +215,7 @@ class Fetcher:
             session = connections.session(queue)
             if queue.reply_lost and queue.reserved == asked:
                 release_unknown(session, queue, self.instance, self._settler.held.copy())
-            if queue.strategy is None:
-                prepare_new(session, self.queues.values())
-            prepare(session, queue)
+            prepare(session, queue, self.queues.values())
             if queue.foreign_types and monotonic() >= queue.foreign_until:
                 find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:

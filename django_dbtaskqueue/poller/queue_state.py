@@ -200,8 +200,10 @@ class QueueState:
         return min(max(seconds, MIN_RUNNING_PAUSE_SECONDS), self.settings.poll_interval.total_seconds())
 
 
-def prepare(session: Session, queue: QueueState) -> None:
-    """Do what is due before a checkout."""
+def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState]) -> None:
+    """Do what is due before a checkout. ``queues``: all of the poller; the first checkout prepares others, too."""
+    if queue.strategy is None:
+        _prepare_new(session, queues)
     if queue.unpark_due:
         unpark(session, queue)
     if queue.groups_due:
@@ -209,7 +211,7 @@ def prepare(session: Session, queue: QueueState) -> None:
         queue.groups_due = False
 
 
-def prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
+def _prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
     """Find out by one statement which queues of the session's table have something to prepare, in a poller that begins.
 
     The others then share their first checkouts, too.
