@@ -21,7 +21,7 @@ GROUPS = 5  # of one thread
 SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; half of the greatest go through enqueue_many
 BULK = 20  # from how many tasks on
 BULK_SHARE = 0.5  # of the transactions with so many, that go through enqueue_many
-KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "gone", "poison", "slow", "late")
+KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "gone", "gone", "gone", "poison", "slow", "late")
 # A slow task shows whether the next of its group waits. One that went back into the queue would go behind its group.
 GROUPED_KINDS = ("ok",) * 12 + ("retry", "slow")
 QUEUES = ("plain",) * 6 + ("effects", "effects", "evented", "evented", "grouped")
