@@ -80,6 +80,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "doctor": [[]],
     "pause": [[QUEUE, "--reason", "a visit", "--for", "1m"], [QUEUE, "--dry-run"]],
     "resume": [[QUEUE], [QUEUE, "--dry-run"]],
+    "set": [[QUEUE, "rate=5/m", "max_running=5"], [QUEUE, "--reset", "rate"]],
+    "settings": [[QUEUE]],
     "mask": [["--yes"]],
     "purge": [[QUEUE, "--dry-run"], [QUEUE, "--yes", "--reason", "a visit"]],
     "shards": [["show", "claims"], ["move", "claims", "--yes"]],
