@@ -18,21 +18,30 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
-from django_dbtaskqueue.pipeline.lake import one_state, read_lake
-from django_dbtaskqueue.pipeline.source import read_tasks
+from django_dbtaskqueue.pipeline.lake import Lake, one_state, read_lake
+from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 
+# For few rows: planning a query, compiling it and starting its tasks takes longer than the rows do.
+FEW_ROWS_SETTINGS = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+MAX_FEW_LAKE_BYTES = 4 * 2**20  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
 ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
@@ -114,27 +123,58 @@ def attempts_of(context: Context, columns: Sequence[str], period: Period) -> Ite
 def _read(
     context: Context, columns: Sequence[str], period: Period, tables: Sequence[str], archived: str
 ) -> Iterator[DataFrame]:
-    frames, live = [], None
-    state = context.state
-    if context.database is not None:
-        snapshot = state.snapshot if state else None
-        parts = [
-            read_tasks(context.spark, context.database, columns, table=table, snapshot=snapshot) for table in tables
-        ]
-        live = _chosen(reduce(DataFrame.unionByName, parts), context, period).persist()
-        frames.append(live)
+    state, database = context.state, context.database
+    snapshot = state.snapshot if state else None
+    rows = {table: few_tasks(database, columns, table, snapshot) for table in tables} if database else {}
+    few = None not in rows.values() and _lake_bytes(context, archived) <= MAX_FEW_LAKE_BYTES
+    if few:
+        context.session = {**context.session, "short": True}
+    parts = [_part(context, columns, table, found) for table, found in rows.items()]
+    frames = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
+    live = tuple(frames)
     if context.lake:
         since = period.since.date() if period.since is not None else None
         lake = read_lake(
-            context.spark, context.lake, table=archived, database=context.database, state=state, since=since,
+            context.spark, context.lake, table=archived, database=database, state=state, since=since,
             damaged=context.damaged,
         )  # fmt: skip
         frames.append(_chosen(lake.select(*columns), context, period))
     try:
-        yield reduce(DataFrame.unionByName, frames).select(*columns)
+        with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):
+            yield reduce(DataFrame.unionByName, frames).select(*columns)
     finally:
-        if live is not None:
-            live.unpersist()
+        for frame in live:
+            frame.unpersist()
+
+
+def _part(context: Context, columns: Sequence[str], table: str, rows: pa.Table | None) -> DataFrame:
+    if rows is not None:
+        return context.spark.createDataFrame(rows, schema_of(table, columns))
+    snapshot = context.state.snapshot if context.state else None
+    return read_tasks(context.spark, context.need_database(), columns, table, snapshot=snapshot)
+
+
+def _lake_bytes(context: Context, table: str) -> int:
+    if not context.lake:
+        return 0
+    version = context.state.versions[table] if context.state else None
+    return sum(one.bytes for one in Lake.at(context.lake).files(table, version))
+
+
+@contextmanager
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
+    """Set these of the session in the block."""
+    before = {name: spark.conf.get(name, None) for name in settings}
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, earlier in before.items():
+            if earlier is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, earlier)
 
 
 def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:

@@ -145,16 +145,17 @@ def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Se
     """
     with reports.tasks_of(context, T.TIMED_COLUMNS, period) as found:
         tasks = T.as_of(found, period.until).persist()
-        hours = T.hours(tasks).persist()
+        sums = T.summed(tasks).persist()
+        hours = T.hours_of(sums)
         context.progress("reading tasks", 0, 0)
         if hours.isEmpty():
             reports.raise_no_tasks(context, period)
-        levels = T.service_levels(period.only(hours), T.percentiles(tasks), "queue", "hour")
+        levels = T.service_levels(period.only(hours), T.percentiles_of(sums), "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
         created = tasks if period.since is None else tasks.where(F.col("create_time") >= F.lit(period.since))
         unevenness = unevenness_of(created)
         (runs,) = T.measured(tasks).agg(F.avg("run").alias("mean"), F.var_pop("run").alias("variance")).collect()
-        hours.unpersist()
+        sums.unpersist()
         tasks.unpersist()
     if not runs["mean"]:
         raise NoTasks(f"No task ended after it ran, from {period}: nothing says how long tasks run.")

@@ -20,6 +20,7 @@ __all__ = ["Report"]
 
 HOURLY_TABLES = ("levels", "backlog")
 CHART_TABLES = ("chart_levels", "chart_backlog")  # by seconds or minutes, if the tasks span few hours
+SORT_COLUMNS = ("queue", "hour", "tag", "reference", "message")
 MAX_CHART_QUEUES = 6  # queues with a line of their own
 MAX_CHART_STEPS = 200
 CHART_STEPS = (
@@ -77,8 +78,9 @@ def _computed(
     context: Context, period: reports.Period, tasks: DataFrame, attempts: DataFrame
 ) -> tuple[dict[str, pa.Table], timedelta]:
     """Return the tables, and the shortest step of the charts."""
-    # Four passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
-    hours, times = T.hours(tasks, context.options["objective"]).persist(), T.percentiles(tasks).persist()
+    # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
+    sums = T.summed(tasks, context.options["objective"]).persist()
+    hours, times = T.hours_of(sums).persist(), T.percentiles_of(sums).persist()
     chosen = period.only(hours)
     by_queue = T.service_levels(chosen, times, "queue").persist()
     try:
@@ -86,26 +88,33 @@ def _computed(
         if chosen.isEmpty():
             reports.raise_no_tasks(context, period)
         plans = {
-            "queues": by_queue.orderBy("queue"),
+            "queues": by_queue,
             "everything": T.service_levels(chosen, times),
-            "levels": T.service_levels(chosen, times, "queue", "hour").orderBy("queue", "hour"),
-            "backlog": T.backlog(hours).orderBy("queue", "hour"),
-            "budgets": T.error_budgets(by_queue, context.options["objective"]).orderBy("queue"),
-            "noisy": T.noisy_queues(by_queue).orderBy("queue"),
-            "retry_waste": T.retry_waste(attempts, by_queue).orderBy("queue"),
-            "failures": T.failure_clusters(tasks, attempts).orderBy("queue", "message"),
-            "never_succeeding": T.never_succeeding(tasks).orderBy("queue", "tag", "reference"),
+            "levels": T.service_levels(chosen, times, "queue", "hour"),
+            "backlog": T.backlog(hours),
+            "budgets": T.error_budgets(by_queue, context.options["objective"]),
+            "noisy": T.noisy_queues(by_queue),
+            "retry_waste": T.retry_waste(attempts, by_queue),
+            "failures": T.failure_clusters(tasks, attempts),
+            "never_succeeding": T.never_succeeding(tasks),
         }
         found = {}
         for place, (name, plan) in enumerate(plans.items()):
             context.progress(name.replace("_", " "), place, len(plans))
-            found[name] = plan.toArrow()
+            found[name] = _collected(plan)
         if (step_s := _fine_step(tasks, period, found["levels"])) is None:
             return found, reports.ONE_HOUR
         return {**found, **_fine(context, period, tasks, step_s)}, timedelta(seconds=step_s)
     finally:
-        for frame in (by_queue, times, hours):
+        for frame in (by_queue, times, hours, sums):
             frame.unpersist()
+
+
+def _collected(plan: DataFrame) -> pa.Table:
+    """Return the rows, sorted by those of `SORT_COLUMNS` that they have. Spark would read them twice to sort."""
+    table = plan.toArrow()
+    order = [(name, "ascending") for name in SORT_COLUMNS if name in table.column_names]
+    return table.sort_by(order) if order else table
 
 
 def _fine_step(tasks: DataFrame, period: reports.Period, levels: pa.Table) -> int | None:
@@ -121,10 +130,13 @@ def _fine_step(tasks: DataFrame, period: reports.Period, levels: pa.Table) -> in
 
 
 def _fine(context: Context, period: reports.Period, tasks: DataFrame, step_s: int) -> dict[str, pa.Table]:
-    hours, times = T.hours(tasks, context.options["objective"], step_s=step_s), T.percentiles(tasks, step_s=step_s)
-    levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
-    found = (levels.orderBy("queue", "hour"), T.backlog(hours, step_s=step_s).orderBy("queue", "hour"))
-    return {name: plan.toArrow() for name, plan in zip(CHART_TABLES, found, strict=True)}
+    sums = T.summed(tasks, context.options["objective"], step_s=step_s).persist()
+    hours = T.hours_of(sums)
+    levels = T.service_levels(period.only(hours, step_s=step_s), T.percentiles_of(sums), "queue", "hour", step_s=step_s)
+    found = levels, T.backlog(hours, step_s=step_s)
+    tables = {name: _collected(plan) for name, plan in zip(CHART_TABLES, found, strict=True)}
+    sums.unpersist()
+    return tables
 
 
 def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest: timedelta) -> reports.Figures:

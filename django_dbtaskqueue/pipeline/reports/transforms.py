@@ -1,6 +1,6 @@
 """Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame.
 
-Two small tables are made from the tasks; `service_levels` joins them:
+Two small tables are made from the tasks, of the sums of one pass (`summed`); `service_levels` joins them:
 
 * `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
 * `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end)
@@ -28,7 +28,7 @@ HOUR_S = 3600
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MEASURES = ("wait", "run")
 PERCENTILE_COLUMNS = tuple(f"{time}_{name}" for time in MEASURES for name in PERCENTILES)
-PERCENTILE_ACCURACY = 1000
+SKETCH_SIZE = 3000  # k of a KLL sketch: exact up to so many tasks; of more, the rank is off by two in a thousand
 MAD_TO_SIGMA = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 COUNTED = (
     "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
@@ -87,10 +87,11 @@ def measured(tasks: DataFrame) -> DataFrame:
     )
 
 
-def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
-    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970.
+def summed(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
+    """Return counts, microseconds and sketches of times by queue, ``came`` and ``went``: the hours of creation and end.
 
-    Another ``step_s``, here and in the functions below, makes an "hour" of so many seconds.
+    `hours_of` and `percentiles_of` make the other tables of it, without a second pass over the tasks. ``went`` is null
+    if the tasks have not ended. Another ``step_s``, here and below, makes an "hour" of so many seconds.
     """
     rows = measured(tasks)
     limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
@@ -107,16 +108,26 @@ def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int
         "retries": F.sum("retries"),
         "run_seconds": F.sum("run"),
         "useful_seconds": F.sum(F.when(completed, F.col("run"))),
+        **{time: F.kll_sketch_agg_bigint(time, SKETCH_SIZE) for time in MEASURES},
     }
-    # Both hours in one pass over the tasks: most of them end in the hour they arrive in, or in the next.
     came, went = (hour_of(F.col(name), step_s) for name in ("created", "ended"))
-    both = rows.groupBy("queue", came.alias("came"), went.alias("went")).agg(
+    return rows.groupBy("queue", came.alias("came"), went.alias("went")).agg(
         F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
     )
-    nothing = [F.lit(0).cast("bigint").alias(name) for name in sums]
-    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *nothing)
-    ends = F.struct(F.col("went").alias("hour"), F.lit(0).cast("bigint").alias("arrived"), *sums)
-    parts = both.select("queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part"))
+
+
+def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
+    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
+    return hours_of(summed(tasks, objectives, step_s=step_s))
+
+
+def hours_of(sums: DataFrame) -> DataFrame:
+    """Return what `hours` returns, for the tasks that were `summed` up."""
+    nothing = F.lit(0).cast("bigint")
+    ended = COUNTED[1:]
+    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *(nothing.alias(name) for name in ended))
+    ends = F.struct(F.col("went").alias("hour"), nothing.alias("arrived"), *ended)
+    parts = sums.select("queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part"))
     counted = (
         parts.where(F.col("part").isNotNull())
         .select("queue", "part.*")
@@ -137,16 +148,26 @@ def hour_of(micros: Column, step_s: int = HOUR_S) -> Column:
 def percentiles(tasks: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
 
-    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. Of more than a thousand
-    tasks in a group the rank may be off by one in a thousand.
+    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. They are exact for groups
+    of up to `SKETCH_SIZE` tasks.
     """
-    ended = measured(tasks).where(F.col("ended").isNotNull()).withColumn("hour", hour_of(F.col("ended"), step_s))
-    shares = list(PERCENTILES.values())
-    found = ended.rollup("queue", "hour").agg(
+    return percentiles_of(summed(tasks, step_s=step_s))
+
+
+def percentiles_of(sums: DataFrame) -> DataFrame:
+    """Return what `percentiles` returns, for the tasks that were `summed` up."""
+    ended = sums.where(F.col("went").isNotNull()).withColumnRenamed("went", "hour")
+    merged = ended.rollup("queue", "hour").agg(
         (2 - F.grouping("queue") - F.grouping("hour")).alias("keys"),
-        *(F.percentile_approx(time, shares, PERCENTILE_ACCURACY).alias(time) for time in MEASURES),
+        *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
     )
-    times = [F.col(time)[place] / 1_000_000 for time in MEASURES for place in range(len(shares))]
+    shares = F.array(*map(F.lit, PERCENTILES.values()))
+    # A sketch of no task has no quantile: Spark raises an error for it.
+    found = merged.select("keys", "queue", "hour", *(
+        F.when(F.kll_sketch_get_n_bigint(time) > 0, F.kll_sketch_get_quantile_bigint(time, shares)).alias(time)
+        for time in MEASURES
+    ))  # fmt: skip
+    times = [F.col(time)[place] / 1_000_000 for time in MEASURES for place in range(len(PERCENTILES))]
     return found.select(
         "keys", "queue", "hour", *(time.alias(name) for time, name in zip(times, PERCENTILE_COLUMNS, strict=True))
     )

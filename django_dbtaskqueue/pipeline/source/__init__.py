@@ -23,6 +23,7 @@ from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, 
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWriter, plan_of, write_tasks
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
@@ -164,6 +165,14 @@ def read_tasks(
     if snapshot is not None and snapshot.name is not None:
         options["snapshot"] = snapshot.name
     return spark.read.format(FORMAT_NAME).schema(schema_of(table, columns)).options(**options).load()
+
+
+def few_tasks(
+    database: Database, columns: Iterable[str], table: str, snapshot: Snapshot | None = None
+) -> pa.Table | None:
+    """Return these columns of a whole table, read by this process without Spark; None if it is too large for that."""
+    selection = task_reader.Selection(getattr(database.tables, table), schema_of(table, columns))
+    return task_reader.few_rows(database, selection, snapshot.name if snapshot else None)
 
 
 def stream_tasks(

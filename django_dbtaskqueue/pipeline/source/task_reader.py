@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -37,6 +37,7 @@ PUSHED_TEXT_COLUMNS = ("queue_name", "status")
 PARTITION_IDS = 500_000
 SQLITE_BATCH_ROWS = 10_000
 ADBC_BATCH_BYTES = 4 * 2**20
+MAX_FEW_BYTES = 32 * 2**20  # of Arrow: the driver reads so much itself before Spark would have started a Python worker
 READ_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 BOUNDS_SCHEMA = pa.schema([("first", pa.int64()), ("last", pa.int64())])
 Value = bool | int | str | datetime | list[str]
@@ -155,7 +156,7 @@ def even_slices(first: int, last: int, number: int) -> tuple[tuple[int, int], ..
 
 def read_slice(
     database: Database, selection: Selection, part: Slice, snapshot: str | None, *, also: str = ""
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch]:
     """Yield the rows of one slice that meet the SQL ``also``, as record batches of the selection's schema."""
     if part.low is not None and part.low == part.high:
         return
@@ -177,6 +178,18 @@ def read_slice(
         while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
             arrays = [_array(values, one.type) for values, one in zip(zip(*rows, strict=True), schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def few_rows(database: Database, selection: Selection, snapshot: str | None) -> pa.Table | None:
+    """Return all rows, read by this process; None if they are more than `MAX_FEW_BYTES`."""
+    batches, size = [], 0
+    with closing(read_slice(database, selection, Slice(), snapshot)) as slice_batches:
+        for batch in slice_batches:
+            size += batch.nbytes
+            if size > MAX_FEW_BYTES:
+                return None
+            batches.append(batch)
+    return pa.Table.from_batches(batches, schema=arrow_schema(selection.schema))
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed
+from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed, without_sketch_warning
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,6 +55,7 @@ REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_pos
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 
+SHORT_OPTIONS = ["-XX:TieredStopAtLevel=1"]  # without the second compiler, which takes a core for seconds
 GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"  # of a process that spark-submit has started
 MASTER_PATTERN = re.compile(r"^\s*spark\.master[\s=:]+(\S+)", re.MULTILINE)
 TIME_ZONE = "spark.sql.session.timeZone"
@@ -75,6 +76,7 @@ LOCAL_SPARK_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
+# The driver says why a task failed; what an executor says of it, or of a task that Ctrl-C cut off, is left out.
 LOG4J_PROPERTIES = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -82,6 +84,8 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.scheduler.level = warn
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
 appender.stderr.type = Console
 appender.stderr.name = stderr
 appender.stderr.target = SYSTEM_ERR
@@ -96,8 +100,11 @@ def spark_session(
     app_name: str = "dbtaskqueue",
     memory: str = "1g",
     conf: Mapping[str, str] | None = None,
+    short: bool = False,
 ) -> SparkSession:
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
+
+    A ``short`` one works for seconds: the JVM starts to work sooner, and its code never gets as fast.
 
     Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
     process that ``spark-submit`` has started, its JVM is the driver: ``memory`` has no effect, and Spark's settings win
@@ -121,7 +128,7 @@ def spark_session(
     folder = scratch()
     java = find_java(folder)
     classes = ClassData.of(java, folder)
-    settings = _settings(master, memory, folder, classes, conf or {})
+    settings = _settings(master, memory, folder, [*classes.options, *SHORT_OPTIONS * short], conf or {})
     with _environment(java, local=master.startswith("local")), interrupts_delayed():
         try:
             session = session_of({"spark.master": master, **settings}, app_name)
@@ -129,6 +136,7 @@ def spark_session(
             reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
             raise PipelineError(reason) from error
     classes.save_at_exit(session)
+    without_sketch_warning(session)
     return session
 
 
@@ -188,12 +196,12 @@ def _require_packages() -> None:
         raise PipelineError("Spark's launcher is a bash script, and there is no bash on PATH: install it.")
 
 
-def _settings(master: str, memory: str, folder: Path, classes: ClassData, conf: Mapping[str, str]) -> dict[str, str]:
+def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Mapping[str, str]) -> dict[str, str]:
     quiet = folder / "log4j2.properties"
     put(quiet, LOG4J_PROPERTIES)
     local = master.startswith("local")
     java_options = [f"-Dlog4j2.configurationFile={quiet.as_uri()}", "-Duser.timezone=UTC"]
-    java_options += classes.options if local else []
+    java_options += java if local else []
     given = dict(conf)
     java_options += [given.pop("spark.driver.extraJavaOptions", "")]
     return {

@@ -7,17 +7,21 @@ import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import PurePath
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Progress = Callable[[str, int, int], None]
 
 PROGRESS_STEP_PERCENT = 10  # between two lines of one stage
+SKETCH_MEMORY = "org.apache.datasketches.memory.internal.ResourceImpl"
 PY4J = "py4j"  # the package, and its logger
 SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([^:/@\s]+):[^@\s]+(?=@)")
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
@@ -178,3 +182,18 @@ def is_interrupt(error: BaseException) -> bool:
             return True
         chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
     return False
+
+
+def without_sketch_warning(session: SparkSession) -> None:
+    """Keep Spark's JVM from printing, at its first sketch, that "Java versions > Java 11" have limits.
+
+    They are those of memory outside the heap, which Spark's sketches do not use. The class prints it when it is loaded.
+    """
+    with suppress(Exception):  # a name inside Spark, which another version may not have
+        java = session._jvm.java  # type: ignore[union-attr]
+        console, silence = java.lang.System.err, java.io.PrintStream(java.io.OutputStream.nullOutputStream())
+        java.lang.System.setErr(silence)
+        try:
+            java.lang.Class.forName(SKETCH_MEMORY)
+        finally:
+            java.lang.System.setErr(console)
