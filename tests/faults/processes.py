@@ -49,6 +49,13 @@ class Process:
                 return [process, *process.children(recursive=True)]
         return []
 
+    @property
+    def children(self) -> list[psutil.Process]:
+        """The processes that it started itself."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.popen.pid).children()
+        return []
+
     def tail(self, size: int = 300) -> str:
         """Return the end of its log."""
         return self._log.read_text(errors="replace")[-size:].strip()

@@ -42,6 +42,7 @@ ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the sign
 SAMPLE_S = 5.0  # between two looks at what processes need
 LAST, LAST_TIMES = 24, 8  # tasks with one attempt, and how often they come: at each kill some run, and one is orphaned
 PRODUCER_END_S = 5.0
+CHILDREN = 2  # of a supervisor
 POOL = 10  # connections of the pooler to the server
 LONGEST = 3  # times its seconds a run may take to reach its number of tasks
 LOOK_S = 0.2
@@ -180,6 +181,7 @@ class Run:
         nemesis.calm()
         drained = self._drain(nemesis, "queue_name <> 'lethal' AND", stopped)
         self._drain(nemesis, "", stopped)
+        self._until(self._complete, BOOT_S * slowness(), "a process in the place of each that died")
         return self._report(nemesis, stopped - began, drained)
 
     def _setup_django(self, url: str) -> None:
@@ -193,8 +195,8 @@ class Run:
     def _begin(self, url: str, proxy: Proxy) -> None:
         command = [str(REPOSITORY / "manage.py"), "runtaskpoller", "--shutdown-timeout", "5s"]
         for name, options, address in (
-            ("direct", ("--processes", "2"), url),
-            ("proxied", ("--processes", "2"), proxy.url),
+            ("direct", ("--processes", str(CHILDREN)), url),
+            ("proxied", ("--processes", str(CHILDREN)), proxy.url),
             ("alone", (), url),
             ("alone-proxied", (), proxy.url),
             *([("alone-pooled", (), self._pooled)] if self._pooled else []),
@@ -375,6 +377,10 @@ class Run:
             for poller in self.pollers
             for member in (poller.family if "alone" in poller.name else poller.family[1:])
         ]
+
+    def _complete(self) -> bool:
+        """Whether each supervisor has all its children again."""
+        return all(len(poller.children) == CHILDREN for poller in self.pollers if "alone" not in poller.name)
 
     def _producing(self) -> list[psutil.Process]:
         return [member for producer in self.producers for member in producer.family]
