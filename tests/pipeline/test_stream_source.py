@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -179,6 +180,19 @@ def test_a_stream_that_is_registered_later_goes_on(pg: Database, follower: Follo
     commit(finish(pg, "e"))
     follower.read_until("e")
     assert FinishEvent.objects.count() <= 1
+
+
+def test_what_finished_without_events_is_read_though_an_older_transaction_runs(pg: Database, events: Follower) -> None:
+    """A transaction of anybody, as a backup's, was open while the stream was registered again: "b" was skipped."""
+    with closing(pg.connect()) as other, other.transaction():
+        other.execute("SELECT pg_current_xact_id()")
+        commit(finish(pg, "a"))
+        events.read()
+        unregister_stream(pg, "a stream")
+        commit(finish(pg, "b"))
+        register_stream(pg, "a stream")
+        commit(finish(pg, "c"))
+    events.read_until("a", "b", "c")
 
 
 def test_events_wait_for_the_slowest_stream(pg: Database, events: Follower) -> None:

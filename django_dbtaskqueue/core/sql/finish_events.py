@@ -133,9 +133,12 @@ class FinishEventStatements(Group):
 
     @cached_property
     def begin(self) -> str:
-        """Let new streams begin with the oldest transaction that still runs. The streams are locked before."""
+        """Let new streams have the events of all transactions that begin from now on. The streams are locked before.
+
+        Of those with a lower id, some may have ended before there was a trigger, though one that is older still runs.
+        """
         return (
-            f"UPDATE {POSITION_TABLE} SET position = {XMIN_SQL} WHERE location = %(location)s AND position IS NULL"
+            f"UPDATE {POSITION_TABLE} SET position = {XMAX_SQL} WHERE location = %(location)s AND position IS NULL"
             f" AND NOT {ABSENT_SQL}"
         )
 

@@ -146,7 +146,7 @@ def register_stream(database: Database, name: str) -> None:
             with link.transaction():
                 _make_trigger(link, statements, database.location)
                 link.run(statements.register, key)
-            # In its own transaction: the stream has the events of transactions that run now or later.
+            # In its own transaction: all that begin later write events.
             with link.transaction():
                 link.run(statements.lock_positions, key)
                 link.run(statements.begin, key)
