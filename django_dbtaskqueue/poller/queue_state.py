@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -256,13 +257,17 @@ def unpark(session: Session, queue: QueueState) -> int:
 
 
 def release_unknown(session: Session, queue: QueueState, instance: str, held: Iterable[Lease]) -> None:
-    """Release, uncharged, the tasks of a checkout whose reply was lost: no poller runs them."""
+    """Release, uncharged, the tasks of a checkout whose reply was lost: no poller runs them.
+
+    A task that the database does not let go is released later. It has not run: its release says nothing of it.
+    """
     params = {"queue_name": queue.name, "poller_instance": instance}
     leases = checkout.leases(session.run(session.sql.leased_to, params), queue.port, 0.0)
     known = {(lease.id, lease.total_attempt) for lease in held if lease.port is queue.port}
     unknown = [lease for lease in leases if (lease.id, lease.total_attempt) not in known]
-    released = settle.settle_surely(session, [(lease, Release()) for lease in unknown]) if unknown else set()
-    queue.reply_lost = False
+    pairs: list[settle.Decided] = [(lease, Release()) for lease in unknown]
+    released = settle.settle_surely(session, pairs, patience=math.inf) if pairs else set()
+    queue.reply_lost = len(released) < len(unknown)
     if released:
         observe.released([lease for lease in unknown if lease.id in released])
         logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)

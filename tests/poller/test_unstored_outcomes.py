@@ -9,9 +9,12 @@ import pytest
 from django.db import connection
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
+from django_dbtaskqueue.conf.settings import queue_settings
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
+from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.queue_state import QueueState, release_unknown
 from tests.poller.processes import polling
 from tests.support import until
 
@@ -128,3 +131,27 @@ def test_a_row_that_takes_no_outcome_at_all_stops_nobody() -> None:
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 40)
         assert poller.state == "RUNNING"
+
+
+def test_a_release_that_is_refused_for_a_while_blames_no_task() -> None:
+    """A task of a lost checkout, which had not run, ended in ERROR when the database refused its release once."""
+    # Given a checkout whose reply was lost
+    registry.register("letters", lambda task: None)
+    enqueue_many("letters", [{}] * 3)
+    session, held = Session.on("default"), Task.objects.checkout("letters", limit=1, poller_instance="a")
+    Task.objects.checkout("letters", limit=2, poller_instance="a")
+    queue = QueueState("letters", queue_settings("letters"), held[0].port, ScanCursor("letters"))
+    queue.reply_lost = True
+
+    # When the database refuses to release one of its tasks, for more tries than blame an outcome
+    with refused(f"NEW.status <> 'PROCESSING' AND NEW.id = {held[0].id + 1}"):
+        for _ in range(settle.BLAMED_TRIES + 1):
+            release_unknown(session, queue, "a", held)
+
+    # Then it is released later, uncharged, and so was the other one; the task that runs stays
+    assert queue.reply_lost
+    release_unknown(session, queue, "a", held)
+    assert not queue.reply_lost
+    assert list(Task.objects.order_by("pk").values_list("status", "attempt")) == [
+        ("PROCESSING", 1), ("CREATED", 0), ("CREATED", 0),
+    ]  # fmt: skip

@@ -7,6 +7,7 @@ valid run: a settled task does not run twice.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pickle
 from collections import defaultdict
@@ -134,11 +135,12 @@ class JobRunner:
     def _settle(self, pairs: list[Decided]) -> None:
         port: Any = pairs[0][0].port
         session = Session.on(port.alias, port.model)
-        settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry)
+        # The poller, which tries for longer, decides whether a task is to blame for an error of the database.
+        settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry, patience=math.inf)
         missing = [lease for lease, _ in pairs if lease.id not in settled]
         stored, held_leases = resolve(session, missing) if missing else (set(), set())
         for lease, outcome in pairs:
-            if lease.id in held_leases:  # the row is locked
+            if lease.id in held_leases:  # the row is locked, or was refused
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
             elif lease.id in settled or lease.id in stored or outcome.facts.deletes_or_returns:
                 self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
