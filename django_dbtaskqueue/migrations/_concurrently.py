@@ -9,19 +9,38 @@ from typing import Any
 from django.db import migrations
 
 
+def _without_lock(schema_editor: Any) -> None:
+    """Let an editor add and remove indexes without a lock. Only PostgreSQL has a way."""
+    if schema_editor.connection.vendor == "postgresql":
+        schema_editor.add_index = partial(schema_editor.add_index, concurrently=True)
+        schema_editor.remove_index = partial(schema_editor.remove_index, concurrently=True)
+
+
 class AddIndexConcurrently(migrations.AddIndex):
     """Add an index while producers write."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
-        """Add it; only PostgreSQL has a way without a lock."""
-        if schema_editor.connection.vendor == "postgresql":
-            schema_editor.add_index = partial(schema_editor.add_index, concurrently=True)
+        """Add it."""
+        _without_lock(schema_editor)
         super().database_forwards(app_label, schema_editor, *states)
 
     def database_backwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
         """Remove it."""
-        if schema_editor.connection.vendor == "postgresql":
-            schema_editor.remove_index = partial(schema_editor.remove_index, concurrently=True)
+        _without_lock(schema_editor)
+        super().database_backwards(app_label, schema_editor, *states)
+
+
+class RemoveIndexConcurrently(migrations.RemoveIndex):
+    """Remove an index while producers write."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        """Remove it."""
+        _without_lock(schema_editor)
+        super().database_forwards(app_label, schema_editor, *states)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
+        """Add it again."""
+        _without_lock(schema_editor)
         super().database_backwards(app_label, schema_editor, *states)
 
 

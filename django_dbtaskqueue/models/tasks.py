@@ -138,7 +138,13 @@ class AbstractTask(Waiting, TaskColumns):
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
             _index("rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
             _index("head", "queue", "group_key", group_key__isnull=False, ready_time__isnull=False),
-            _index("grp", "queue", "group_key", "priority", "id", parked_by="group"),
+            # No row meets the second half: core.sql.groups.BEHIND says what it is for.
+            models.Index(
+                fields=["queue", "group_key", "priority", "id"],
+                condition=Q(parked_by="group")
+                | Q(parked_by__isnull=True, ready_time__isnull=True, final_status__isnull=True),
+                name="%(app_label)s_%(class)s_next",
+            ),
             _index("park", "queue", "payload_type", parked_by__isnull=False),
             # Of parked tasks those without a processor: pollers look for them often, and others may be many.
             _index("nohd", "queue", "payload_type", parked_by__startswith="no handler"),

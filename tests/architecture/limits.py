@@ -6,7 +6,7 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 49_350,  # with COPY, the limits of a peer, settings of a queue from the command line
+    "lines": 49_580,  # with COPY, settings from the command line, reports on few tasks, the index of groups
     "files": 240,  # one for arrivals, two for events of finished tasks
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
@@ -20,7 +20,7 @@ LIMITS: dict[str, int] = {
     "enqueue: modules": 9,
     "plain enqueue: calls": 32,
     "plain enqueue: modules": 9,
-    "task: calls": 128,
+    "task: calls": 129,  # 128, or one more: which of two threads is first
     "task: modules": 20,
     "median function lines": 8,
     "90 % of functions, lines": 20,

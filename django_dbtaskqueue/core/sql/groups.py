@@ -6,6 +6,12 @@ from functools import cached_property
 
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 
+# Parked behind the head of its group, as the condition of the group's index (``AbstractTask``). No row meets the second
+# half: with it the condition does not imply "parked_by IS NOT NULL". After the first tasks with a group, the table's
+# statistics say for a while that there are none, and the planner would take the index of all parked tasks as well, and
+# read a whole queue for each group.
+BEHIND = f"(t.parked_by = '{GROUP}' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)"
+
 
 class GroupStatements(Group):
     """The head of each group: its first task. Callers hold the groups' locks."""
@@ -56,19 +62,19 @@ class GroupStatements(Group):
         now = self.dialect.now
         wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
         of_group = f"{self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g"
-        parked = f"{of_group} AND t.parked_by = '{GROUP}'"
+        parked = f"{of_group} AND {BEHIND}"
         first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
         return (
             "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
             # Most queues have no parked task: then one probe is enough. An EXISTS for each group the planner could
             # hash, and read all parked tasks of the queue.
             f" WHERE %(every)s OR (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
-            f" AND t.parked_by = '{GROUP}' LIMIT 1) = 1 AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
+            f" AND {BEHIND} LIMIT 1) = 1 AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
             # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry.
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
             " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
-            f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.* FROM {of_group}"
-            " AND t.ready_time IS NOT NULL) AS t),"
+            f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
+            f" t.next_process_time FROM {of_group} AND t.ready_time IS NOT NULL OFFSET 0) AS t),"
             " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
             " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
             " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"

@@ -1621,7 +1621,7 @@ WITH g AS MATERIALIZED (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         LIMIT 1
     ) = 1
     AND (
@@ -1629,7 +1629,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         LIMIT 1
     ) = 1
 ), heads AS MATERIALIZED (
@@ -1638,11 +1638,11 @@ WITH g AS MATERIALIZED (
         statement_timestamp())::float8, 0) AS wait
     FROM g
     CROSS JOIN LATERAL (
-        SELECT t.*
+        SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.ready_time IS NOT NULL
+        AND t.ready_time IS NOT NULL OFFSET 0
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -1660,7 +1660,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         AND t.next_process_time <= statement_timestamp()
         ORDER BY t.priority, t.id
         LIMIT greatest(g.places, 0)
@@ -1680,7 +1680,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         AND t.next_process_time > statement_timestamp()
         ORDER BY t.next_process_time, t.priority, t.id
         LIMIT greatest(g.free, 0)
@@ -4047,7 +4047,7 @@ AND position IS NOT NULL;
 
 -- FinishEventStatements.begin
 UPDATE "dbtaskqueue_streamposition"
-SET position = pg_snapshot_xmin(pg_current_snapshot())::text::bigint
+SET position = pg_snapshot_xmax(pg_current_snapshot())::text::bigint
 WHERE location = %(location)s
 AND position IS NULL
 AND NOT read_time < statement_timestamp() - interval '7 days';

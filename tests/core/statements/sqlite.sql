@@ -1283,7 +1283,7 @@ WITH g AS MATERIALIZED (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         LIMIT 1
     ) = 1
     AND (
@@ -1291,7 +1291,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         LIMIT 1
     ) = 1
 ), heads AS MATERIALIZED (
@@ -1300,11 +1300,11 @@ WITH g AS MATERIALIZED (
         julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait
     FROM g
     CROSS JOIN LATERAL (
-        SELECT t.*
+        SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.ready_time IS NOT NULL
+        AND t.ready_time IS NOT NULL OFFSET 0
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -1322,7 +1322,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY t.priority, t.id
         LIMIT greatest(g.places, 0)
@@ -1342,7 +1342,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.parked_by = 'group'
+        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
         AND t.next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY t.next_process_time, t.priority, t.id
         LIMIT greatest(g.free, 0)
