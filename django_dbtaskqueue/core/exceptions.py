@@ -17,7 +17,7 @@ __all__ = [
     "CheckFailed", "DuplicateTask", "EnqueueError", "JobOptionError", "LakeError", "LeaseLost", "MiddlewareError",
     "OperationRefused", "PayloadError", "PipelineError", "ProcessDied", "QueueFull", "ReenqueueDelayMissing",
     "SearchError", "SearchTooSlow", "SignalRefused", "SignalTimeout", "StepChanged", "TaskCancelled", "TaskFailed",
-    "TaskGone", "TaskQueueError", "TaskSuspended", "UnknownQueue",
+    "TaskGone", "TaskQueueError", "TaskSuspended", "TooManyGroups", "UnknownQueue",
 ]  # fmt: skip
 
 
@@ -103,6 +103,18 @@ class QueueFull(EnqueueError):
         super().__init__(
             f"Queue {queue!r} holds its capacity of {capacity} live tasks. Pass timeout= to wait for room, "
             "start more pollers, or raise the queue's capacity."
+        )
+
+
+class TooManyGroups(TaskQueueError):
+    """A transaction enqueues into more groups than the database server has locks for."""
+
+    def __init__(self, queue: str, groups: int) -> None:
+        self.queue, self.groups = queue, groups
+        super().__init__(
+            f"The database server has no room for the locks of {groups:,} more groups of queue {queue!r}. Each group "
+            "stays locked to the end of the transaction. Enqueue into at most 5,000 groups in one transaction, or "
+            "raise max_locks_per_transaction in postgresql.conf."
         )
 
 

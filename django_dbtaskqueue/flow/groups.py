@@ -14,9 +14,11 @@ from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from django.db import OperationalError
+
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import default_settings
-from django_dbtaskqueue.core.exceptions import UnknownQueue
+from django_dbtaskqueue.core.exceptions import TooManyGroups, UnknownQueue
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Row, Session
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Statement = tuple[str, Mapping[str, Any]]
 GROUPS_PER_TRANSACTION = 500
+OUT_OF_MEMORY_SQLSTATE = "53200"  # PostgreSQL keeps all locks in shared memory of a fixed size
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
 
@@ -40,10 +43,15 @@ class Member(NamedTuple):
 
 
 def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
-    """Lock groups to the end of the current transaction, in one order everywhere."""
+    """Lock groups to the end of the current transaction, in one order everywhere. Raises ``TooManyGroups``."""
     wanted = set(groups)
     if wanted:
-        session.run(*locking(session, queue, wanted))
+        try:
+            session.run(*locking(session, queue, wanted))
+        except OperationalError as error:
+            if getattr(error.__cause__, "sqlstate", "") != OUT_OF_MEMORY_SQLSTATE:
+                raise
+            raise TooManyGroups(queue, len(wanted)) from error
 
 
 class _NotLocked(Exception):

@@ -1,6 +1,6 @@
-"""Another condition for the index of the tasks behind the head of their group: the planner confuses it with no other.
+"""Other conditions for the two indexes of groups: the planner confuses them with no other.
 
-A poller of the release before works on: its condition implies the new one.
+A poller of the release before works on: its conditions imply the new ones.
 """
 
 from django.db import migrations, models
@@ -12,12 +12,24 @@ TABLES = ("task", "temporarytask")
 
 
 class Migration(migrations.Migration):
-    """Add an index to the task tables, then remove the one it replaces."""
+    """Add two indexes to the task tables, then remove those they replace."""
 
     atomic = False
     dependencies = [("dbtaskqueue", "0014_streams")]
 
     operations = [
+        *(
+            AddIndexConcurrently(
+                table,
+                models.Index(
+                    fields=["queue", "group_key"],
+                    condition=Q(group_key__isnull=False)
+                    & (Q(ready_time__isnull=False) | Q(parked_by__isnull=True, final_status__isnull=True)),
+                    name=f"dbtaskqueue_{table}_lead",
+                ),
+            )
+            for table in TABLES
+        ),
         *(
             AddIndexConcurrently(
                 table,
@@ -30,5 +42,9 @@ class Migration(migrations.Migration):
             )
             for table in TABLES
         ),
-        *(RemoveIndexConcurrently(table, f"dbtaskqueue_{table}_grp") for table in TABLES),
+        *(
+            RemoveIndexConcurrently(table, f"dbtaskqueue_{table}_{name}")
+            for table in TABLES
+            for name in ("head", "grp")
+        ),
     ]

@@ -137,8 +137,14 @@ class AbstractTask(Waiting, TaskColumns):
         indexes: ClassVar = [
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
             _index("rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
-            _index("head", "queue", "group_key", group_key__isnull=False, ready_time__isnull=False),
-            # No row meets the second half: core.sql.groups.BEHIND says what it is for.
+            # The heads of groups, and the tasks behind them. No row meets the second half of either condition, which
+            # core.sql.groups explains.
+            models.Index(
+                fields=["queue", "group_key"],
+                condition=Q(group_key__isnull=False)
+                & (Q(ready_time__isnull=False) | Q(parked_by__isnull=True, final_status__isnull=True)),
+                name="%(app_label)s_%(class)s_lead",
+            ),
             models.Index(
                 fields=["queue", "group_key", "priority", "id"],
                 condition=Q(parked_by="group")

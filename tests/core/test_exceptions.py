@@ -16,7 +16,8 @@ GIVEN: dict[str, tuple[object, ...]] = {
     "PayloadError": ("too long",), "ProcessDied": ("poller", 1, 5), "QueueFull": ("parcels", 5),
     "SearchError": ("a", "is bad"), "SearchTooSlow": ("5s",), "SignalRefused": (1, "go", None),
     "SignalTimeout": (1, "go"), "StepChanged": (1, 2, "a", "b"), "TaskCancelled": (1,),
-    "TaskFailed": (1, "parcels", "ERROR", "no"), "TaskGone": (1, "parcels"), "UnknownQueue": ("a", ["b"]),
+    "TaskFailed": (1, "parcels", "ERROR", "no"), "TaskGone": (1, "parcels"),
+    "TooManyGroups": ("parcels", 5), "UnknownQueue": ("a", ["b"]),
 }  # fmt: skip
 KINDS = [
     kind

@@ -32,6 +32,7 @@ IN_BACKTICKS = re.compile(r"`[^`\n]+`")
 EXPLAINED_ONLY = {
     f"{exceptions.__name__}.ProcessDied": "reference/errors.md",  # never raised
     f"{exceptions.__name__}.SearchTooSlow": "reference/errors.md",  # needs a database that is slow
+    f"{exceptions.__name__}.TooManyGroups": "reference/errors.md",  # needs more locks than a server has
     f"{exceptions.__name__}.TaskSuspended": "reference/errors.md",  # not to be caught
     f"{PACKAGE}.models.Doctor": "reference/tables.md",  # these three name pages of the admin
     f"{PACKAGE}.models.Overview": "reference/tables.md",

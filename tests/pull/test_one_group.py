@@ -99,7 +99,7 @@ def test_it_is_found_by_the_index_of_groups(mail: QueueHandle, process_database:
             (plan,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.first_ready_of_group}", params)[0]
             nodes = list(nodes_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
             names = [node.get("Index Name", "") for node in nodes]
-            assert [name for name in names if name.startswith("dbtaskqueue_task")] == ["dbtaskqueue_task_head"]
+            assert [name for name in names if name.startswith("dbtaskqueue_task")] == ["dbtaskqueue_task_lead"]
             read = [node for node in nodes if node.get("Relation Name") == "dbtaskqueue_task"]
             assert [(node["Actual Rows"], node.get("Rows Removed by Filter", 0)) for node in read] == [(1, 0)]
     else:

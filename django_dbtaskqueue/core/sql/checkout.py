@@ -6,6 +6,7 @@ from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
 from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, renamed, statement
+from django_dbtaskqueue.core.sql.groups import HEAD
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -147,8 +148,8 @@ class CheckoutStatements(Group):
         """``first_ready`` of one group: (id, total_attempt)."""
         # Sorted apart, or the planner reads the index of the ready order, and so the tasks of all other groups.
         return (
-            f"WITH ready AS MATERIALIZED (SELECT id, total_attempt, priority, ready_time FROM {self.tables.task} WHERE"
-            f" queue_name = %(queue_name)s AND group_key = %(group)s AND ready_time IS NOT NULL AND {self.due_now})"
+            f"WITH ready AS MATERIALIZED (SELECT id, total_attempt, priority, ready_time FROM {self.tables.task}"
+            f" AS t WHERE queue_name = %(queue_name)s AND group_key = %(group)s AND {HEAD} AND {self.due_now})"
             " SELECT id, total_attempt FROM ready ORDER BY priority, ready_time, id LIMIT %(limit)s"
         )
 

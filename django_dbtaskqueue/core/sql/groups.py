@@ -6,10 +6,11 @@ from functools import cached_property
 
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, statement
 
-# Parked behind the head of its group, as the condition of the group's index (``AbstractTask``). No row meets the second
-# half: with it the condition does not imply "parked_by IS NOT NULL". After the first tasks with a group, the table's
-# statistics say for a while that there are none, and the planner would take the index of all parked tasks as well, and
-# read a whole queue for each group.
+# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). No row
+# meets the second half of either: with it the condition does not imply that of the ready order, or of the index of all
+# parked tasks. After the first tasks with a group, the table's statistics say for a while that there are none. All
+# indexes that begin with the queue then cost the planner the same, and the other two hold all tasks of a queue.
+HEAD = "(t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)"
 BEHIND = f"(t.parked_by = '{GROUP}' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)"
 
 
@@ -74,7 +75,7 @@ class GroupStatements(Group):
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
             " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
             f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
-            f" t.next_process_time FROM {of_group} AND t.ready_time IS NOT NULL OFFSET 0) AS t),"
+            f" t.next_process_time FROM {of_group} AND {HEAD}) AS t),"
             " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
             " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
             " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"

@@ -513,10 +513,10 @@ LIMIT %(limit)s;
 -- Statements.first_ready_of_group
 WITH ready AS MATERIALIZED (
     SELECT id, total_attempt, priority, ready_time
-    FROM "dbtaskqueue_task"
+    FROM "dbtaskqueue_task" AS t
     WHERE queue_name = %(queue_name)s
     AND group_key = %(group)s
-    AND ready_time IS NOT NULL
+    AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
     AND attempt < max_attempts
@@ -1642,7 +1642,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND t.ready_time IS NOT NULL OFFSET 0
+        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -3887,10 +3887,10 @@ LIMIT %(limit)s;
 -- Statements.first_ready_of_group (without some payload types)
 WITH ready AS MATERIALIZED (
     SELECT id, total_attempt, priority, ready_time
-    FROM "dbtaskqueue_task"
+    FROM "dbtaskqueue_task" AS t
     WHERE queue_name = %(queue_name)s
     AND group_key = %(group)s
-    AND ready_time IS NOT NULL
+    AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
     AND attempt < max_attempts

@@ -1,17 +1,20 @@
-"""Groups in a table whose statistics say that there are none, as on the first day a queue uses them."""
+"""Many groups at once: in a table whose statistics say that there are none, and in one transaction."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from django.db import transaction
 
 from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.core.exceptions import TooManyGroups
 from django_dbtaskqueue.core.sql.dialects import OWN_SESSION_SQL
 from django_dbtaskqueue.db.session import Session
+from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 
 GROUPS, TASKS = 400, 8000
@@ -24,6 +27,9 @@ def test_no_task_of_another_group_is_read(own: bool) -> None:
     """Enqueuing 40,000 tasks in 4,000 groups took 260 s, because the queue's other tasks were read for each group."""
     for _ in range(50):
         make_task("COMPLETED", queue="claims")
+    with suppress(ZeroDivisionError), transaction.atomic():  # dead entries: the index of heads is high, too
+        enqueue_many("claims", ({"group": f"x{number}".ljust(150, "-")} for number in range(5000)))
+        raise ZeroDivisionError
     session = Session.on("default")
     session.run("ANALYZE dbtaskqueue_task", {})
     tasks = ({"group": KEYS[number % GROUPS], "priority": number % 3} for number in range(TASKS))
@@ -41,6 +47,13 @@ def test_no_task_of_another_group_is_read(own: bool) -> None:
         assert GROUPS <= read <= GROUPS * (TASKS / GROUPS + 4), [
             (node["Node Type"], node.get("Index Name"), read_rows(node)) for node in nodes_of(plan)
         ]
+
+
+def test_more_groups_than_the_server_has_locks_for(crash_database: ProcessDatabase) -> None:
+    """PostgreSQL's own words were "out of shared memory"."""
+    with pytest.raises(TooManyGroups, match=r"'claims'.* in one transaction"), transaction.atomic():
+        enqueue_many("claims", ({"group": f"g{number}"} for number in range(60_000)))
+    assert enqueue_many("claims", ({"group": f"g{number}"} for number in range(3000))).enqueued == 3000
 
 
 def nodes_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
