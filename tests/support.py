@@ -98,6 +98,20 @@ def until_blocked(pid: int) -> None:
     eventually(waits)
 
 
+def blocked() -> int:
+    """Return how many server processes of the default database wait for a lock.
+
+    A transaction keeps what it once read of ``pg_stat_activity``, and would never see a process that came later.
+    """
+    with connections["default"].cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+            " WHERE NOT granted AND datname = current_database()"
+        )
+        return int(cursor.fetchone()[0])
+
+
 # -- the audit --------------------------------------------------------------------------------------------------------
 
 COLUMNS = "task_id, old_status, new_status, old_total, new_total, old_attempt, new_attempt, budget, due, clock"

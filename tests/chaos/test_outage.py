@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
-from typing import Any
 
 import psycopg
 import pytest
@@ -23,15 +22,12 @@ from tests.chaos.processes import PollerProcess, audit, clock, statuses, until_a
 from tests.conftest import ProcessDatabase
 from tests.patience import slack
 from tests.poller.processes import lines
-from tests.support import eventually, until
+from tests.support import blocked, eventually, until
 
 PATIENT = {"max_attempts": 100, "lease": "2s"}  # attempts that the storm takes are not the task's fault
 ROUNDS = 30  # of cutting all connections
 MOST_LINES = 20  # of a poller's log, per outage
 RESUME = 3.0  # seconds from the server's return to the next task, and a poll
-WAITING = (
-    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE NOT granted AND datname = current_database()"
-)
 
 
 @contextmanager
@@ -252,7 +248,7 @@ def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_a
     with transaction.atomic(), connections["default"].cursor() as cursor:
         cursor.execute("LOCK TABLE dbtaskqueue_task")
         gate.touch()
-        until(lambda: waiting(cursor) > 0)
+        until(blocked)
         # When the poller dies
         poller.signal(signal.SIGKILL)
         until_dead(poller)
@@ -262,9 +258,3 @@ def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_a
     until_all("COMPLETED")
     assert sorted(Task.objects.values_list("attempt", flat=True)) == [1, 1, 1, 1, 2, 2, 2, 2]
     other.end()
-
-
-def waiting(cursor: Any) -> int:
-    """Return how many of this database's statements wait for a lock."""
-    cursor.execute(WAITING)
-    return int(cursor.fetchone()[0])

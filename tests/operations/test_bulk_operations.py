@@ -26,7 +26,7 @@ from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, age, make_task
 from tests.poller.processes import runtaskpoller
-from tests.support import PATIENCE, actors, at_once, until
+from tests.support import PATIENCE, actors, at_once, blocked, until
 
 BOTH = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -432,7 +432,7 @@ def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database:
         # Given a worker that waits for the audit, the last thing that a chunk writes
         AuditEntry.objects.select_for_update().get()
         worker = subprocess.Popen(command, env=postgres_process_database.env, cwd=REPOSITORY)
-        until(lambda: waiting_for_a_lock() or worker.poll() is not None)
+        until(lambda: blocked() or worker.poll() is not None)
         # When it is killed
         worker.kill()
         assert worker.wait(PATIENCE) == -signal.SIGKILL
@@ -459,15 +459,6 @@ def test_real_pollers_carry_it_out_and_process_what_they_reprocessed(
             poller.ended()
     assert (operation.changed, operation.skipped) == (5, 0)
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}, "each with a new budget, taken once"
-
-
-def waiting_for_a_lock() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
-            " WHERE NOT granted AND datname = current_database()"
-        )
-        return bool(cursor.fetchone()[0])
 
 
 def free() -> bool:

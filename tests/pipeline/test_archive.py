@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 from deltalake import DeltaTable
-from django.db import connection, transaction
+from django.db import transaction
 from django.db.models.functions import Now
 from pyspark import TaskContext
 from pyspark.sql import functions as F
@@ -26,7 +26,7 @@ from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, fill, flip, ids
-from tests.support import PATIENCE, actors
+from tests.support import PATIENCE, actors, blocked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,13 +143,11 @@ def test_a_task_reprocessed_while_the_delete_waits_for_it_stays(
     changed, ended = threading.Event(), threading.Event()
 
     def change() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
+        with transaction.atomic():
             assert Task.objects.filter(pk=again.pk).reprocess() == 1
             changed.set()
-            waiting = 0
-            while not waiting and not ended.wait(0.01):
-                cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
-                waiting = cursor.fetchone()[0]
+            while not blocked() and not ended.wait(0.01):
+                pass
 
     with actors(1) as (operator,):
         held: list[Any] = []
