@@ -55,7 +55,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
     parser.add_argument("--quick", action="store_true", help=f"One run of a size of {QUICK}.")
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="Only cases whose names hold TEXT, and the simplest loop."
+        "--only",
+        action="append",
+        metavar="TEXT",
+        help="Only cases whose names hold TEXT, and the simplest loop; repeatable.",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="Write the tables there, too.")
@@ -72,7 +75,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _chosen(scenario: Scenario, options: argparse.Namespace) -> Scenario:
     def wanted(case: Case) -> bool:
-        return options.only in case.name or case.name.startswith("simplest")
+        return any(text in case.name for text in options.only or ("",)) or case.name.startswith("simplest")
 
     cases = [case for case in scenario.cases if wanted(case)]
     return replace(scenario, cases=cases)

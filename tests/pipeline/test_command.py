@@ -23,7 +23,7 @@ from py4j import java_gateway
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
-from django_dbtaskqueue.models import ArchiveBatch, Queue
+from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
 from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline.command_line import Face, perform
 from django_dbtaskqueue.pipeline.jobs import Argument
@@ -239,7 +239,7 @@ def test_stream_runs_in_a_process_of_its_own(postgres_process_database: ProcessD
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_jobs_keep_a_lake_in_an_object_store(
     postgres_process_database: ProcessDatabase, bucket: Bucket, tmp_path: Path
 ) -> None:
@@ -251,6 +251,13 @@ def test_jobs_keep_a_lake_in_an_object_store(
     code, out, err = as_typed(database, "stream", "--once", *options, "--checkpoint", tmp_path)
     assert (code, "rows: 2\n" in out, err) == (0, True, "")
     assert "tasks: 2\n" in as_typed(database, "archive", *options)[1]
+    assert as_typed(database, "check", *options)[:2] == (0, "2 tasks checked\nno findings\n")
+    for job, words in {"report": [], "forecast": ["--since", "30d"], "whatif": ["--slots", 2]}.items():
+        code, _out, err = as_typed(database, job, *options, "--no-store", *words)
+        assert (code, err) == (0, ""), job
+    code, out, err = as_typed(database, "replay", *options)
+    assert (code, "enqueued: 2\n" in out, err) == (0, True, "")
+    assert Task.objects.filter(status="CREATED").count() == 2
     lake = Lake.at(bucket.lake)
     path = lake.path(lake.files("tasks")[0])
     bucket.flip(path)

@@ -20,8 +20,8 @@ class GroupStatements(Group):
     @cached_property
     def lock_groups(self) -> str:
         """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
-        return (
-            "SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))"
+        return (  # counted, for a settle would else read a row for each group
+            "SELECT count(pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0)))"
             " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
             if self.dialect.vendor == "postgresql"
             else "SELECT 1"
