@@ -378,6 +378,7 @@ def _insert_rows(
     items = [write(row, time) for row in rows]  # payloads are JSON text already
     text = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
     params = {"queue_name": queue, "rows": text, "ids": ids, "max_wait": bound and bound.total_seconds()}
+    params["number"] = groups.heads_of(session, queue) if grouped else 1
     written = _Written.of(session, session.run(sql, params))
     groups.regroup(session, queue, grouped)
     return written

@@ -14,6 +14,7 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import TooManyGroups
 from django_dbtaskqueue.core.sql.dialects import OWN_SESSION_SQL
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 
@@ -21,32 +22,73 @@ GROUPS, TASKS = 400, 8000
 KEYS = [f"g{number}".ljust(150, "-") for number in range(GROUPS)]  # long: the index of groups is higher than others
 
 
-@pytest.mark.django_db(databases=["default"])
-@pytest.mark.parametrize("own", [False, True], ids=["a producer", "a poller"])
-def test_no_task_of_another_group_is_read(own: bool) -> None:
+@pytest.mark.django_db(databases=["default"], transaction=True)
+@pytest.mark.parametrize("finished", [0, 50], ids=["an empty table", "no group"])
+@pytest.mark.parametrize("who", ["a producer", "a producer that asked often", "a poller"])
+def test_no_task_of_another_group_is_read(who: str, finished: int) -> None:
     """Enqueuing 40,000 tasks in 4,000 groups took 260 s, because the queue's other tasks were read for each group."""
-    for _ in range(50):
-        make_task("COMPLETED", queue="claims")
-    with suppress(ZeroDivisionError), transaction.atomic():  # dead entries: the index of heads is high, too
-        enqueue_many("claims", ({"group": f"x{number}".ljust(150, "-")} for number in range(5000)))
-        raise ZeroDivisionError
     session = Session.on("default")
+    session.run("TRUNCATE dbtaskqueue_task CASCADE", {})  # and the dead entries of other tests
+    for _ in range(finished):
+        make_task("COMPLETED", queue="claims")
+    if finished:
+        with suppress(ZeroDivisionError), transaction.atomic():  # dead entries: the index of heads is high, too
+            enqueue_many("claims", (item(f"x{number}".ljust(150, "-"), number) for number in range(5000)))
+            raise ZeroDivisionError
     session.run("ANALYZE dbtaskqueue_task", {})
-    tasks = ({"group": KEYS[number % GROUPS], "priority": number % 3} for number in range(TASKS))
+    keys = KEYS if finished else [key.rstrip("-") for key in KEYS]
     with transaction.atomic():
-        enqueue_many("claims", tasks)
-    if own:
-        session.run(OWN_SESSION_SQL.replace("%", "%%"), {})
-    for number in (1, 2):
-        params = {"queue_name": "claims", "groups": KEYS, "hold": True}
-        params |= {"every": not own, "number": number}
-        (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.place_heads}", params)[0]
-        plan = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
-        read = sum(read_rows(node) for node in nodes_of(plan) if node.get("Relation Name") == "dbtaskqueue_task")
-        # A head, the parked tasks of its group, whether there is one, and the task that is written.
-        assert GROUPS <= read <= GROUPS * (TASKS / GROUPS + 4), [
-            (node["Node Type"], node.get("Index Name"), read_rows(node)) for node in nodes_of(plan)
-        ]
+        enqueue_many("claims", (item(keys[number % GROUPS], number) for number in range(TASKS)))
+    with transaction.atomic():
+        if who == "a poller":
+            session.run(OWN_SESSION_SQL.replace("%", "%%"), {})
+        elif who != "a producer":
+            session.run("SET LOCAL plan_cache_mode = force_generic_plan", {})
+        for number in (1, 2):
+            params = {"queue_name": "claims", "groups": keys, "hold": True}
+            params |= {"every": who != "a poller", "number": number}
+            (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {session.sql.place_heads}", params)[0]
+            plan = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
+            read = sum(read_rows(node) for node in nodes_of(plan) if node.get("Relation Name") == "dbtaskqueue_task")
+            # A head, the parked tasks of its group, whether there is one, and the task that is written.
+            assert GROUPS <= read <= GROUPS * (TASKS / GROUPS + 4), [
+                (node["Node Type"], node.get("Index Name"), read_rows(node)) for node in nodes_of(plan)
+            ]
+        transaction.set_rollback(True)  # the settings end here
+
+
+@pytest.mark.django_db(databases=["default"])
+def test_a_head_is_written_once(settings: Any) -> None:
+    """Inserted as parked and then made ready, it would have two versions, and entries of both in each index."""
+    settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_running_per_group": 2}}}
+
+    def enqueued(*numbers: int) -> int:
+        before = updates()
+        items = ({"group": f"g{number % 3}", "reference": str(number)} for number in numbers)
+        enqueue_many("claims", items, on_duplicate="ignore")
+        return updates() - before
+
+    def ready() -> list[str]:
+        return list(Task.objects.filter(ready_time__isnull=False).order_by("pk").values_list("reference", flat=True))
+
+    with transaction.atomic():
+        make_task("COMPLETED", queue="claims", reference="1", group_key="g1")
+        assert enqueued(0) == 0
+        # Of group 1 the first has an ignored reference: the third gets its place, by a second write.
+        assert enqueued(*range(1, 12)) == 1
+        assert ready() == ["0", "2", "3", "4", "5", "7"]
+        assert Task.objects.filter(parked_by="group").count() == 5
+        assert enqueued(12, 13, 14) == 0
+    assert ready() == ["0", "2", "3", "4", "5", "7"]
+
+
+def updates() -> int:
+    sql = "SELECT n_tup_upd FROM pg_stat_xact_user_tables WHERE relname = 'dbtaskqueue_task'"
+    return int(Session.on("default").run(sql, {})[0][0])
+
+
+def item(group: str, number: int) -> dict[str, Any]:
+    return {"group": group, "reference": f"{number} {group}", "priority": number % 3}
 
 
 def test_more_groups_than_the_server_has_locks_for(crash_database: ProcessDatabase) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property, lru_cache
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
 from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS, Group, renamed, statement
+from django_dbtaskqueue.core.sql.groups import HEAD
 from django_dbtaskqueue.core.states import sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -111,15 +112,31 @@ class EnqueueStatements(Group):
         picked = ", ".join(f"u.{name}" for name in [*ENQUEUED_TYPES, *_keys(own)])
         names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
         ready, parked = ("NULL", f"'{PARENTS}'") if held else (due, "NULL")
+        enters, entering = "u.group_key IS NULL", ""
         if grouped and not held:
-            ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
-            parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
-        key, source = self._ordered(self.dialect.rows(columns))
+            if not timed and self.dialect.vendor == "postgresql":
+                enters, entering = "u.enters", f", {enters} OR {self._leads} AS enters"
+            ready, parked = f"CASE WHEN {enters} THEN {due} END", f"CASE WHEN NOT {enters} THEN '{GROUP}' END"
+        key, source = self._ordered(self.dialect.rows(columns), more=entering)
         return self._counted(
             f"INSERT INTO {self.tables.task} AS t ({key}queue_name, {names}, {READY_COLUMNS})"
             f" SELECT {key and 'u.id, '}%(queue_name)s, {picked}, {due}, {ready}, {parked}, {expire} FROM {source}"
             f" {self._conflict(on_duplicate, keep_due=keep_due, bounded=bounded, own=own)}"
         )
+
+    @property
+    def _leads(self) -> str:
+        """Whether its group has room for a task: with those before it here, it has fewer than ``number`` heads.
+
+        Then it is a head from the begin. Parked first and made ready by ``place_heads``, it would be written twice.
+        """
+        place = "row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id)"
+        heads = (
+            f"SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
+            f" AND t.group_key = u.group_key AND {HEAD} LIMIT %(number)s::int"
+        )
+        limit = "<= %(number)s::int"
+        return f"{place} {limit} AND {place} + (SELECT count(*) FROM ({heads}) AS h) {limit}"
 
     @lru_cache(maxsize=64)  # noqa: B019 -- as above
     @renamed
@@ -154,14 +171,17 @@ class EnqueueStatements(Group):
             " array_agg(id) FILTER (WHERE %(ids)s) FROM w"
         )
 
-    def _ordered(self, rows: str, reference: str = "u.reference_number") -> tuple[str, str]:
+    def _ordered(self, rows: str, reference: str = "u.reference_number", *, more: str = "") -> tuple[str, str]:
         """Return the rows' source so that references are locked in one order everywhere, and ids follow the items.
+
+        ``more``: further columns, which may use the ids.
 
         Two producers of the same references in another order would otherwise wait for each other: a deadlock.
         """
         if self.dialect.vendor != "postgresql":
             return "", f"{rows} WHERE true"
         numbered = f"(SELECT nextval({self._sequence}) AS id, u.* FROM {rows}) AS u"
+        numbered = f"(SELECT u.*{more} FROM {numbered}) AS u" if more else numbered
         return "id, ", f'{numbered} ORDER BY {reference} COLLATE "C"'
 
     def _due(self, delay: str, run_at: str) -> str:

@@ -71,11 +71,12 @@ class GroupStatements(Group):
             # hash, and read all parked tasks of the queue.
             f" WHERE %(every)s OR (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
             f" AND {BEHIND} LIMIT 1) = 1 AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
-            # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry.
+            # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry. With OFFSET 0 it is no join,
+            # for which the planner may read the heads of the whole queue, once for each group.
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
             " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
             f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
-            f" t.next_process_time FROM {of_group} AND {HEAD}) AS t),"
+            f" t.next_process_time FROM {of_group} AND {HEAD} OFFSET 0) AS t),"
             " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
             " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
             " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"

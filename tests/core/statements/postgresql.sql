@@ -896,26 +896,41 @@ WITH w AS (
         payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
     SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
-        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS NULL
-        THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.enters THEN
+        statement_timestamp() END, CASE WHEN NOT u.enters THEN 'group' END, NULL
     FROM (
-        SELECT nextval((
-            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
-        )::regclass) AS id, u.*
+        SELECT u.*, u.group_key IS NULL OR row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority,
+            u.id) <= %(number)s::int
+        AND row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id) + (
+            SELECT count(*)
+            FROM (
+                SELECT 1
+                FROM "dbtaskqueue_task" AS t
+                WHERE t.queue_name = %(queue_name)s
+                AND t.group_key = u.group_key
+                AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+                LIMIT %(number)s::int
+            ) AS h
+        ) <= %(number)s::int AS enters
         FROM (
-            SELECT *
+            SELECT nextval((
+                SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+            )::regclass) AS id, u.*
             FROM (
                 SELECT *
-                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
-                    priority smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag
-                    text, lease_seconds float8)
+                FROM (
+                    SELECT *
+                    FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int,
+                        priority smallint, payload jsonb, payload_type text, context jsonb, group_key text,
+                        tag text, lease_seconds float8)
+                    LIMIT (
+                        SELECT 1000000
+                    )
+                ) AS u
                 LIMIT (
                     SELECT 1000000
                 )
             ) AS u
-            LIMIT (
-                SELECT 1000000
-            )
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -973,7 +988,7 @@ WITH w AS (
         u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
-        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN NOT u.group_key IS
         NULL THEN 'group' END, greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
         statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' + u.ttl * interval '1 second'
     FROM (
@@ -1424,7 +1439,7 @@ SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_t
 RETURNING group_key, tokens;
 
 -- Statements.lock_groups
-SELECT pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0))
+SELECT count(pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0)))
 FROM (
     SELECT g
     FROM unnest(%(groups)s::text[]) AS g
@@ -1642,7 +1657,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL) OFFSET 0
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -3271,17 +3286,32 @@ WITH w AS (
         payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
         expire_time)
     SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
-        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.group_key IS NULL
-        THEN statement_timestamp() END, CASE WHEN u.group_key IS NOT NULL THEN 'group' END, NULL
+        u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), CASE WHEN u.enters THEN
+        statement_timestamp() END, CASE WHEN NOT u.enters THEN 'group' END, NULL
     FROM (
-        SELECT nextval((
-            SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
-        )::regclass) AS id, u.*
+        SELECT u.*, u.group_key IS NULL OR row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority,
+            u.id) <= %(number)s::int
+        AND row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id) + (
+            SELECT count(*)
+            FROM (
+                SELECT 1
+                FROM "dbtaskqueue_task" AS t
+                WHERE t.queue_name = %(queue_name)s
+                AND t.group_key = u.group_key
+                AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+                LIMIT %(number)s::int
+            ) AS h
+        ) <= %(number)s::int AS enters
         FROM (
-            SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
-                %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
-                payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text
-                AS tag, %(lease_seconds)s::float8 AS lease_seconds
+            SELECT nextval((
+                SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+            )::regclass) AS id, u.*
+            FROM (
+                SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+                    %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text
+                    AS payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key,
+                    %(tag)s::text AS tag, %(lease_seconds)s::float8 AS lease_seconds
+            ) AS u
         ) AS u
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
@@ -3331,7 +3361,7 @@ WITH w AS (
         u.context, u.group_key, u.tag, u.lease_seconds, greatest(statement_timestamp(),
         coalesce(u.run_at::timestamptz, statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second',
         CASE WHEN u.group_key IS NULL THEN greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
-        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN u.group_key IS NOT
+        statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' END, CASE WHEN NOT u.group_key IS
         NULL THEN 'group' END, greatest(statement_timestamp(), coalesce(u.run_at::timestamptz,
         statement_timestamp())) + coalesce(u.delay, 0) * interval '1 second' + u.ttl * interval '1 second'
     FROM (

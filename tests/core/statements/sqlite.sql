@@ -771,7 +771,7 @@ INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts,
     expire_time)
 SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
     u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN u.group_key IS
-    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL THEN 'group'
+    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN NOT u.group_key IS NULL THEN 'group'
     END, NULL
 FROM (
     SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
@@ -818,7 +818,7 @@ SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN NOT u.group_key IS NULL THEN
     'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
@@ -1304,7 +1304,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL) OFFSET 0
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -2611,7 +2611,7 @@ INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts,
     expire_time)
 SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
     u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), CASE WHEN u.group_key IS
-    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN u.group_key IS NOT NULL THEN 'group'
+    NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, CASE WHEN NOT u.group_key IS NULL THEN 'group'
     END, NULL
 FROM (
     SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
@@ -2654,7 +2654,7 @@ SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload
     %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
     seconds', coalesce(u.delay, 0))), CASE WHEN u.group_key IS NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
     max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN u.group_key IS NOT NULL THEN
+    'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))) END, CASE WHEN NOT u.group_key IS NULL THEN
     'group' END, CASE WHEN u.ttl IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(u.run_at, strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'))), printf('%%.3f seconds', coalesce(u.delay, 0))), printf('%%.3f seconds', u.ttl))
