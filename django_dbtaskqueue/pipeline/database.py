@@ -1,4 +1,7 @@
-"""The tasks' database as a value that is sent to executors. It is never printed with its password."""
+"""The tasks' database as a value that is sent to executors. It is never printed with its password.
+
+Spark starts two processes to plan a read, which do not need psycopg: it is imported at its first use.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
-import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
-
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Tables
@@ -20,15 +20,24 @@ from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Tables
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
+    DATABASE_ERRORS: tuple[type[Exception], ...]
+
 __all__ = ["Database"]
 
 Vendor = Literal["postgresql", "sqlite"]
 URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
-DATABASE_ERRORS = (psycopg.Error, sqlite3.Error)
 SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_LOCATION = "dbtaskqueue.task"
 Params = Mapping[str, object]
 SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
+
+
+def __getattr__(name: str) -> object:
+    if name != "DATABASE_ERRORS":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import psycopg
+
+    return (psycopg.Error, sqlite3.Error)
 
 
 @dataclass(frozen=True)
@@ -100,20 +109,26 @@ class Database:
 
         Raises `PipelineError` when there is no such database, or it cannot be reached within 10 seconds.
         """
+        if self.postgresql:
+            return self._connect()
         try:
-            if self.postgresql:
-                connection = psycopg.connect(self._libpq, autocommit=True)
-                connection.execute(SESSION_SETTINGS)
-                return connection
             uri = f"{Path(self.conninfo['dbname']).as_uri()}?mode=rw"
             file = sqlite3.connect(uri, uri=True, timeout=120, isolation_level=None)
             file.execute("SELECT name FROM sqlite_master LIMIT 1").fetchall()
-        except psycopg.Error as error:
-            raise self._unusable(error) from None
         except sqlite3.Error as error:
             path = self.conninfo["dbname"]
             raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
         return file
+
+    def _connect(self) -> Any:
+        import psycopg
+
+        try:
+            connection = psycopg.connect(self._libpq, autocommit=True)
+            connection.execute(SESSION_SETTINGS)
+        except psycopg.Error as error:
+            raise self._unusable(error) from None
+        return connection
 
     @contextmanager
     def open(self) -> Iterator[Link]:
@@ -133,7 +148,9 @@ class Database:
 
     @property
     def _libpq(self) -> str:
-        return make_conninfo("", connect_timeout=10, application_name="dbtaskqueue-pipeline", **self.conninfo)
+        words = {"connect_timeout": "10", "application_name": "dbtaskqueue-pipeline", **self.conninfo}
+        escaped = {name: value.replace("\\", r"\\").replace("'", r"\'") for name, value in words.items()}
+        return " ".join(f"{name}='{value}'" for name, value in escaped.items())
 
     def _unusable(self, error: Exception) -> PipelineError:
         return PipelineError(
@@ -179,6 +196,9 @@ class Link:
 
 
 def _conninfo(url: str) -> dict[str, str]:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         found = {name: str(value) for name, value in conninfo_to_dict(url).items() if value is not None}
     except psycopg.ProgrammingError:

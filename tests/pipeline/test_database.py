@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
+import sys
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from psycopg import sql
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.database import Database
@@ -51,6 +57,27 @@ def test_a_database_that_cannot_be_reached_is_named_without_its_password(tmp_pat
     with pytest.raises(PipelineError, match="cannot be used"):
         Database.from_url(f"sqlite:///{tmp_path}/none.sqlite3").connect()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_password_may_hold_any_character(pg: Database) -> None:
+    """Spaces, quotes and backslashes are escaped on the way to libpq."""
+    user, password = f"odd_{os.getpid()}", "a' b\\c=\""
+    with pg.open() as link:
+        link.run(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(sql.Identifier(user), password).as_string(None))
+        try:
+            odd = replace(pg, conninfo={**pg.conninfo, "user": user, "password": password})
+            for connect in (odd.connect, odd.connect_arrow):
+                with closing(connect()) as connection, closing(connection.cursor()) as cursor:
+                    assert cursor.execute("SELECT 1") is not False
+        finally:
+            link.run(sql.SQL("DROP ROLE {}").format(sql.Identifier(user)).as_string(None))
+
+
+def test_a_process_that_plans_a_read_imports_little() -> None:
+    """Spark starts two of them for each query. psycopg and the writer took a third of their time."""
+    program = "import sys, django_dbtaskqueue.pipeline.source; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {"psycopg", "asyncio", "pyarrow.compute", "django"} & {*done.stdout.split()}
 
 
 def test_what_fails_inside_a_transaction_leaves_nothing(database: Database) -> None:

@@ -17,14 +17,15 @@ from pyspark.sql.types import StructType
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import stream_reader, task_reader
-from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
+from django_dbtaskqueue.pipeline.source import task_reader
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, Value, open_snapshot
-from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, TaskWriter, plan_of, write_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+    from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
+    from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, write_tasks
 
 __all__ = [
     "Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "register_stream", "stream_tasks",
@@ -38,6 +39,19 @@ SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
     "max_attempts", "priority", "path", "checkpointlocation", "queryname",
 )  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """Import the writer and the streams at their first use: Spark starts two processes to plan a read, with this."""
+    if name == "write_tasks":
+        from django_dbtaskqueue.pipeline.source.task_writer import write_tasks
+
+        return write_tasks
+    if name in ("register_stream", "unregister_stream"):
+        from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
+
+        return register_stream if name == "register_stream" else unregister_stream
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class TaskSource(DataSource):
@@ -76,18 +90,24 @@ class TaskSource(DataSource):
         return task_reader.TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=ids)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
+
         self._check_options()
         name = self.options.get("name")
-        return stream_reader.TaskStreamReader(self.database, self._selection(schema), self._table, name)
+        return TaskStreamReader(self.database, self._selection(schema), self._table, name)
 
     def writer(self, schema: StructType, overwrite: object) -> DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
+        from django_dbtaskqueue.pipeline.source.task_writer import TaskWriter, plan_of
+
         self._check_options()
         if overwrite:
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
+        from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, plan_of
+
         self._check_options()
         if not self.options.get("once"):
             raise PipelineError(
@@ -192,6 +212,8 @@ def stream_tasks(
     Give a stream of tasks a ``name``, and keep it as long as the checkpoint: then a micro-batch reads only what
     finished, and not the whole table. The stream is registered; `register_stream` says what that needs.
     """
+    from django_dbtaskqueue.pipeline.source.stream_reader import register_stream
+
     options = _options(spark, database, table, _conditions({"queue_name": queue}, {}))
     if name is not None:
         if table != "task":

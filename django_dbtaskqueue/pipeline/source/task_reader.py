@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from psycopg import sql
 from pyspark import TaskContext
 from pyspark.sql import datasource
 from pyspark.sql.types import StringType, StructType, TimestampType
@@ -215,7 +214,7 @@ def copied(
     ADBC's driver in C builds columns; psycopg would build Python rows. Raises PipelineError for a database that cannot
     be reached and a snapshot that is gone. Other errors of the server are ADBC's.
     """
-    text = query % {name: sql.Literal(value).as_string(None) for name, value in params.items()} if params else query
+    text = _with_values(query, params) if params else query
     with closing(database.connect_arrow()) as connection:
         if snapshot is not None:
             _join(connection, snapshot)
@@ -225,6 +224,12 @@ def copied(
             for batch in cursor.fetch_record_batch():
                 columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _with_values(query: str, params: Params) -> str:
+    from psycopg import sql  # the processes that plan a read do without
+
+    return query % {name: sql.Literal(value).as_string(None) for name, value in params.items()}
 
 
 def _join(connection: Connection, snapshot: str) -> None:
