@@ -54,6 +54,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 class TaskSource(DataSource):
     """The source as Spark creates it, with its options. `register` makes it known to a session."""
 
