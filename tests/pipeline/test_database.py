@@ -74,7 +74,7 @@ def test_a_password_may_hold_any_character(pg: Database) -> None:
 
 
 def test_a_process_that_plans_a_read_imports_little() -> None:
-    """Spark starts two of them for each query. psycopg and the writer took a third of their time."""
+    """Spark starts two of them in each session. psycopg and the writer took a third of their time."""
     program = "import sys, django_dbtaskqueue.pipeline.source; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"psycopg", "asyncio", "pyarrow.compute", "django"} & {*done.stdout.split()}
