@@ -128,7 +128,7 @@ class EnqueueStatements(Group):
     def _leads(self) -> str:
         """Whether its group has room for a task: with those before it here, it has fewer than ``number`` heads.
 
-        Then it is a head from the begin. Parked first and made ready by ``place_heads``, it would be written twice.
+        Then it is a head at once. Parked first and made ready by ``place_heads``, it would be written twice.
         """
         place = "row_number() OVER (PARTITION BY u.group_key ORDER BY u.priority, u.id)"
         heads = (
