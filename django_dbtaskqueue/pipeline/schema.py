@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TEXT, LONG, INT, TIME = types.StringType(), types.LongType(), types.IntegerType(), types.TimestampType()
+FLOAT, BYTES = types.DoubleType(), types.BinaryType()
 SPARK_TYPES: dict[str, types.DataType] = {
     "text": TEXT, "jsonb": TEXT, "timestamptz": TIME, "bigint": LONG, "int": INT,
-    "smallint": types.ShortType(), "float8": types.DoubleType(),
+    "smallint": types.ShortType(), "float8": FLOAT,
 }  # fmt: skip
 ARROW_TYPES: dict[type[types.DataType], pa.DataType] = {
     types.StringType: pa.string(),
@@ -30,6 +31,7 @@ ARROW_TYPES: dict[type[types.DataType], pa.DataType] = {
     types.DoubleType: pa.float64(),
     types.TimestampType: pa.timestamp("us", tz="UTC"),
     types.DateType: pa.date32(),
+    types.BinaryType: pa.binary(),
 }
 TERMINAL_STATUSES = tuple(str(status) for status in TERMINAL)
 ARCHIVED = tuple(column for column in TASK_COLUMNS if column.archived)
@@ -49,6 +51,19 @@ ATTEMPTS = _struct(
     ("id", LONG), ("location", TEXT), ("task_id", LONG), ("queue_name", TEXT), ("attempt", INT),
     ("total_attempt", LONG), ("poller_instance", TEXT), ("start_time", TIME), ("finish_time", TIME),
     ("error_type", TEXT), ("message", TEXT), ("traceback", TEXT),
+)  # fmt: skip
+# What reports add up, of a day of the lake. A row has the columns of its ``part``, the others are null.
+SUMMARIES = _struct(
+    ("part", TEXT), ("queue", TEXT), ("hour", LONG),
+    *((name, LONG) for name in (
+        "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
+        "useful_seconds", "runs", "tasks_ended", "attempts_failed", "failed_attempts", "wasted",
+    )),
+    *((name, FLOAT) for name in (
+        "run_squares", "wait_p50", "wait_p95", "wait_p99", "run_p50", "run_p95", "run_p99",
+    )),
+    ("wait", BYTES), ("run", BYTES), ("message", TEXT), ("tag", TEXT), ("reference", TEXT), ("example", TEXT),
+    ("first", TIME), ("last", TIME),
 )  # fmt: skip
 SCHEMAS = {"task": TASKS, "history": HISTORY, "attempt": ATTEMPTS}
 

@@ -2,7 +2,8 @@
 
 The lake is made up by Spark: ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. It is kept
 in ``--lake`` when that is given, and used again. The figure is that of a whole ``report`` with its page, its JSON and
-its tables, in a process of its own with two cores and 2 GiB for the driver; Spark's start is told apart.
+its tables, in a process of its own with two cores and 2 GiB for the driver; Spark's start is told apart. The first
+report sums up each day; with ``--runs 2`` the second one reads these summaries.
 """
 
 from __future__ import annotations

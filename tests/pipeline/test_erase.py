@@ -29,6 +29,8 @@ from django_dbtaskqueue.models import (
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
+from django_dbtaskqueue.pipeline.lake.export import Export
+from django_dbtaskqueue.pipeline.lake.summaries import key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TASKS
 from django_dbtaskqueue.pipeline.source import read_tasks
 from tests.factories import make_task
@@ -75,6 +77,17 @@ def fill(spark: SparkSession, database: Database, folder: Path) -> None:
             audit=entry, first_task_id=some[0], last_task_id=some[-1], task_ids=some, before={"payload": ["..."]}
         )
     LakeSink(Lake.at(folder).root, "a stream", database.location)(read_tasks(spark, database, TASKS.names), 1)
+    summed_up(Lake.at(folder), "ada", "bob")
+
+
+def summed_up(lake: Lake, *names: str) -> None:
+    """Store the summary of a day in which failures of these were."""
+    files = [*lake.files("tasks"), *lake.files("attempts")]
+    day = files[0].day
+    export = Export(lake, key_of([one for one in files if one.day == day], "no options"))
+    rows = pa.table({"part": ["failures"] * len(names), "message": [f"no {name}" for name in names]})
+    remove_out_of_date(lake, [export.write_day("summaries", day, rows, "0")])
+    assert len(lake.files("summaries")) == 1
 
 
 def ended(days: int) -> dict[str, Any]:
@@ -97,7 +110,8 @@ def names_in(folder: Path) -> set[str]:
     """Return the references in all files of the lake, whether they count or not."""
     files = [*folder.rglob("tasks/*/*.parquet"), *folder.rglob("finished/*/*.parquet")]
     found = {name for file in files for name in pq.ParquetFile(file).read(["reference_number"])[0].to_pylist()}
-    messages = [pq.ParquetFile(file).read(["message"])[0].to_pylist() for file in folder.rglob("attempts/*/*.parquet")]
+    files = [*folder.rglob("attempts/*/*.parquet"), *folder.rglob("summaries/*/*.parquet")]
+    messages = [pq.ParquetFile(file).read(["message"])[0].to_pylist() for file in files]
     return found | {message.removeprefix("no ") for some in messages for message in some}
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.pipeline.jobs import Objective
+from django_dbtaskqueue.pipeline.reports import failures
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.schema import schema_of
 from tests.pipeline import histories
@@ -30,7 +31,7 @@ def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFra
         ("dbtaskqueue.task", 1, queue, MONDAY, MONDAY + timedelta(seconds=seconds), kind, message)
         for queue, seconds, kind, message in rows
     ]
-    return spark.createDataFrame(values, schema_of("attempt", T.ATTEMPT_COLUMNS))
+    return spark.createDataFrame(values, schema_of("attempt", failures.ATTEMPT_COLUMNS))
 
 
 def by(tasks: DataFrame, *keys: str, objectives: Sequence[Objective] = ()) -> DataFrame:
@@ -194,7 +195,7 @@ def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
 )
 def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession, one: str, other: str) -> None:
     said = spark.createDataFrame([(one,), (other,)], "said string")
-    assert said.select(T.normalised(said["said"]).alias("kind")).distinct().count() == 1
+    assert said.select(failures.normalised(said["said"]).alias("kind")).distinct().count() == 1
 
 
 def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:

@@ -3,6 +3,7 @@
     LAKE/tasks/       archived tasks: they left the database
     LAKE/attempts/    their failed attempts
     LAKE/finished/    what ``stream`` copied: one row for each finish
+    LAKE/summaries/   of each day what reports add up, so that they need not read it again
 
 A table is a folder of Parquet files, in partitions by the day the task finished, and a log, ``_delta_log``. A file
 counts when the log names it. A commit adds and removes files in one step, and stores a token, so that it is made only
@@ -15,7 +16,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.lake.store import DAMAGED_FILE_REMEDY, LakeStore, reading, store_of, writing
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, TASKS, arrow_schema
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SUMMARIES, TASKS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
@@ -45,7 +46,11 @@ PARTITION = "finished_date"
 PARTITION_FIELD = StructField(PARTITION, DateType())
 LAKE_TASKS = StructType([StructField("location", StringType()), *TASKS.fields, PARTITION_FIELD])
 LAKE_ATTEMPTS = StructType([*ATTEMPTS.fields, PARTITION_FIELD])
-LAKE_SCHEMAS = {"tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS}
+LAKE_SUMMARIES = StructType([*SUMMARIES.fields, PARTITION_FIELD])
+ROW_TABLES = ("tasks", "attempts", "finished")
+LAKE_SCHEMAS = {
+    "tasks": LAKE_TASKS, "attempts": LAKE_ATTEMPTS, "finished": LAKE_TASKS, "summaries": LAKE_SUMMARIES,
+}  # fmt: skip
 MAX_READING_TASKS = 256
 READ_BATCH_ROWS = 10_000
 VERIFY_PAGES = {"parquet.page.verify-checksum.enabled": "true"}
@@ -98,7 +103,7 @@ class Lake:
         """
         lake = cls(path)
         with reading(lake.root, "Check the path, the keys in the environment and the rights"):
-            is_lake = lake._is_table("tasks")
+            is_lake = lake.has_table("tasks")
             names = [] if is_lake else lake.store.names()
         if any(one not in LAKE_SCHEMAS for one in names):
             raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
@@ -106,13 +111,15 @@ class Lake:
             raise LakeError(lake.root, "is not a lake", "Check the path; `archive` and `stream` make a lake")
         if create:
             for table in reversed(LAKE_SCHEMAS):  # "tasks" last: it makes the folder a lake
-                lake._prepare(table)
+                lake.prepare(table)
         return lake
 
-    def _is_table(self, table: str) -> bool:
+    def has_table(self, table: str) -> bool:
+        """Whether there is the table; lakes of an earlier version have no ``summaries``."""
         return DeltaTable.is_deltatable(self.store.uri(table), dict(self.store.options))
 
-    def _prepare(self, table: str) -> None:
+    def prepare(self, table: str) -> None:
+        """Make a table, or add its new columns. Raises LakeError."""
         schema, options = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table])), dict(self.store.options)
         with writing(self.root):
             self.store.make(table)
@@ -130,14 +137,18 @@ class Lake:
             return DeltaTable(self.store.uri(table), version, dict(self.store.options))
 
     def versions(self) -> dict[str, int]:
-        """Return the present version of each table: it grows with each commit."""
-        return {table: self.delta(table).version() for table in LAKE_SCHEMAS}
+        """Return the present version of each table with rows of the queue: it grows with each commit."""
+        return {table: self.delta(table).version() for table in ROW_TABLES}
 
     def files(self, table: str, version: int | None = None) -> list[DataFile]:
         """Return the files of a table that count, sorted by day and name."""
         rows = pa.table(self.delta(table, version).get_add_actions(flatten=True)).to_pylist()
         found = [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
         return sorted(found, key=lambda one: one.path)
+
+    def counted(self, table: str, state: State) -> list[DataFile]:
+        """Return the files of a table that count in a state."""
+        return [one for one in self.files(table, state.versions[table]) if one.token not in state.under_way]
 
     def has(self, table: str, name: str, number: int) -> bool:
         """Whether the commit of this name and number, or one of a later number, was made."""
@@ -237,30 +248,36 @@ def read_lake(
     database: Database | None = None,
     state: State | None = None,
     since: date | None = None,
+    without_days: Collection[str] = (),
     damaged: list[str] | None = None,
 ) -> DataFrame:
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
 
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
     are left out, so that database and lake together hold each task once. Give a ``state`` instead to read both in the
-    same state while an archive may run. ``since`` leaves out earlier days. All files are compared with their checksums
-    first: a damaged file raises LakeError, which names it. With a list ``damaged`` it is left out, and its error is
-    appended.
+    same state while an archive may run. ``since`` leaves out earlier days, ``without_days`` those (as "2026-01-31").
+    All files are compared with their checksums first: a damaged file raises LakeError, which names it. With a list
+    ``damaged`` it is left out, and its error is appended.
     """
-    if table not in LAKE_SCHEMAS:
-        raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, LAKE_SCHEMAS))}.")
+    if table not in ROW_TABLES:
+        raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, ROW_TABLES))}.")
     lake, first = Lake.at(path), since.isoformat() if since else ""
     with one_state(database, path) if state is None else nullcontext(state) as state:
-        found = lake.files(table, state.versions[table])
-    files = [one for one in found if one.day >= first and one.token not in state.under_way]
-    schema, sound = LAKE_SCHEMAS[table], lake.sound(files, damaged)
-    if not sound:
+        found = lake.counted(table, state)
+    files = [one for one in found if one.day >= first and one.day not in without_days]
+    return read_files(spark, lake, table, lake.sound(files, damaged))
+
+
+def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[DataFile]) -> DataFrame:
+    """Return the rows of these files of a table, which are `Lake.sound`, with columns of this version."""
+    schema = LAKE_SCHEMAS[table]
+    if not files:
         return spark.createDataFrame([], schema)
     if lake.store.path is None:  # Spark has no access to an object store of its own
-        numbers = spark.range(0, len(sound), 1, min(len(sound), MAX_READING_TASKS))
-        return numbers.mapInArrow(FileReader(lake, tuple(sound)), schema)
+        numbers = spark.range(0, len(files), 1, min(len(files), MAX_READING_TASKS))
+        return numbers.mapInArrow(FileReader(lake, tuple(files)), schema)
     reader = spark.read.schema(schema).options(basePath=lake.store.place(table), **VERIFY_PAGES)
-    return reader.parquet(*map(lake.path, sound))
+    return reader.parquet(*map(lake.path, files))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ALL_BATCHES
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, Lake, conformed
+from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, Lake, conformed
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
 from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.lake.store import LocalFolder, reading, store_of, writing
@@ -129,7 +129,7 @@ class OldLake:
     def delete(self) -> None:
         """Delete its files, the log last. Checkpoints of streams stay, because ``stream`` goes on from them."""
         with writing(str(self.root)):
-            for table in LAKE_SCHEMAS:
+            for table in ROW_TABLES:
                 shutil.rmtree(self.root / table, ignore_errors=True)
             shutil.rmtree(self.own / "staging", ignore_errors=True)
             shutil.rmtree(self.own / "log", ignore_errors=True)
@@ -177,7 +177,7 @@ class Convert(Job):
             for stream, number in old.streams():
                 lake.commit("finished", (), once=(stream, number))
             if context.options["delete_old"] and not context.damaged:
-                for table in LAKE_SCHEMAS:
+                for table in ROW_TABLES:
                     lake.sound(lake.files(table))
                 old.delete()
         return done

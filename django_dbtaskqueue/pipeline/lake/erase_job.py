@@ -2,7 +2,8 @@
 
 The lake's files are written again without the rows. First ``attempts`` and ``finished`` lose them, then a transaction
 deletes the rows of the database and ends with the commit of the lake's ``tasks``. So a run after a kill finds the tasks
-that are left by their references. At last the replaced files are deleted, and everything is counted again.
+that are left by their references. At last the summaries of changed days and the replaced files are deleted, and
+everything is counted again.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from django_dbtaskqueue.core.sql.erase import EraseStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
-from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake
+from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
 from django_dbtaskqueue.pipeline.lake.archive_job import Run
 from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.lake.store import writing
+from django_dbtaskqueue.pipeline.lake.summaries import remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
@@ -246,6 +248,8 @@ class Erasure:
             self._delete(before)
             rewritten += self._rewrite("tasks", before)
             self.context.progress("committing", 0, 0)
+        if self.lake is not None:
+            remove_out_of_date(self.lake)  # summaries have messages and the beginnings of references
         self.context.progress("vacuuming", 0, 0)
         vacuumed = self._vacuum()
         deleted, unreferenced = purge(self.lake) if self.lake else (0, 0)
@@ -311,7 +315,7 @@ def purge(lake: Lake) -> tuple[int, int]:
     Returns how many files were deleted, and how many do not count and are younger. Readers of older versions fail.
     """
     deleted, left = 0, 0
-    for table in LAKE_PLACES:
+    for table in (one for one in LAKE_SCHEMAS if lake.has_table(one)):
         with writing(lake.root):
             before = _stored(lake.delta(table))
             for hours, full in ((0, False), (UNREFERENCED_FILE_MAX_AGE_H, True)):

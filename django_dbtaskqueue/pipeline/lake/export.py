@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, conformed
+from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
@@ -99,7 +99,7 @@ def compact(
     Files of the changes ``without`` stay, because they may be revoked. A damaged file stays, and its error goes to
     ``damaged``. A commit replaces the old files, so that a reader of an older version can still read them for a week.
     """
-    groups = [group for table in LAKE_SCHEMAS for group in _groups(lake.files(table), without, fewest)]
+    groups = [group for table in ROW_TABLES for group in _groups(lake.files(table), without, fewest)]
     replaced = 0
     for done, group in enumerate(groups):
         progress("compact", done, len(groups))

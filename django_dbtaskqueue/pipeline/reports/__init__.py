@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import Lake, one_state, read_lake
@@ -100,47 +101,71 @@ def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
+class ClosedDays(Protocol):
+    """Days of the lake that need not be read, as `parts.KeptDays`."""
+
+    @property
+    def days(self) -> Collection[str]: ...
+    def choose(self, live: DataFrame | None) -> None:
+        """Find them; ``live`` are the tasks of the database."""
+
+
 @contextmanager
-def tasks_of(context: Context, columns: Sequence[str], period: Period) -> Iterator[DataFrame]:
+def tasks_of(
+    context: Context, columns: Sequence[str], period: Period, kept: ClosedDays | None = None
+) -> Iterator[DataFrame]:
     """Yield these columns of every task that had not ended before the period; each task is there once.
 
-    The database is read once. Raises JobOptionError when there is neither a database nor a lake.
+    With ``kept``, those of the days that are kept are not there. The database is read once. Raises JobOptionError when
+    there is neither a database nor a lake.
     """
     if context.database is None and not context.lake:
         raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
-    with _read(context, columns, period, ("task", "history"), "tasks") as frame:
+    with _read(context, columns, period, ("task", "history"), "tasks", kept) as frame:
         yield frame
 
 
 @contextmanager
-def attempts_of(context: Context, columns: Sequence[str], period: Period) -> Iterator[DataFrame]:
-    """Yield these columns of every failed attempt in the period. The database is read once."""
-    with _read(context, columns, period, ("attempt",), "attempts") as frame:
+def attempts_of(
+    context: Context, columns: Sequence[str], period: Period, kept: ClosedDays | None = None
+) -> Iterator[DataFrame]:
+    """Yield these columns of every failed attempt in the period, without those of the days ``kept``.
+
+    The database is read once.
+    """
+    with _read(context, columns, period, ("attempt",), "attempts", kept) as frame:
         yield frame.where(F.col("finish_time") < F.lit(period.until)).select(*columns)
 
 
 @contextmanager
 def _read(
-    context: Context, columns: Sequence[str], period: Period, tables: Sequence[str], archived: str
+    context: Context,
+    columns: Sequence[str],
+    period: Period,
+    tables: Sequence[str],
+    archived: str,
+    kept: ClosedDays | None,
 ) -> Iterator[DataFrame]:
     state, database = context.state, context.database
     snapshot = state.snapshot if state else None
     rows = {table: few_tasks(database, columns, table, snapshot) for table in tables} if database else {}
     few = None not in rows.values() and _lake_bytes(context, archived) <= MAX_FEW_LAKE_BYTES
-    if few:
+    if few and archived == "tasks":
         context.session = {**context.session, "short": True}
     parts = [_part(context, columns, table, found) for table, found in rows.items()]
     frames = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
     live = tuple(frames)
     if context.lake:
         since = period.since.date() if period.since is not None else None
+        if kept is not None and archived == "tasks" and not few:
+            kept.choose(live[0] if live else None)
         lake = read_lake(
             context.spark, context.lake, table=archived, database=database, state=state, since=since,
-            damaged=context.damaged,
+            without_days=kept.days if kept is not None else (), damaged=context.damaged,
         )  # fmt: skip
         frames.append(_chosen(lake.select(*columns), context, period))
     try:
-        with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):
+        with _settings(context.spark, _for_rows(few=few, attempts=archived == "attempts")):
             yield reduce(DataFrame.unionByName, frames).select(*columns)
     finally:
         for frame in live:
@@ -161,20 +186,30 @@ def _lake_bytes(context: Context, table: str) -> int:
     return sum(one.bytes for one in Lake.at(context.lake).files(table, version))
 
 
+def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:
+    """Return the settings for few or many rows. Attempts are read beside tasks: few of them change nothing."""
+    if attempts:
+        return {} if few else dict.fromkeys(FEW_ROWS_SETTINGS)
+    return FEW_ROWS_SETTINGS if few else {}
+
+
 @contextmanager
-def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set these of the session in the block."""
+def _settings(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
+    """Set these of the session in the block; None means Spark's own value."""
     before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
+    _set(spark, settings)
     try:
         yield
     finally:
-        for name, earlier in before.items():
-            if earlier is None:
-                spark.conf.unset(name)
-            else:
-                spark.conf.set(name, earlier)
+        _set(spark, before)
+
+
+def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
 
 
 def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
@@ -226,7 +261,9 @@ class ReportJob(Job):
 
     def as_text(self, result: Row) -> str:
         """Return the summary, the most important figures, and where the rest is."""
-        return "\n".join([result["summary"], *self.details(result), *_places(result)])
+        kept = result.get("days_kept")
+        days = [f"  days of the lake that were not read again: {number(kept)}"] if kept else []
+        return "\n".join([result["summary"], *self.details(result), *days, *_places(result)])
 
     def details(self, result: Row) -> Iterable[str]:
         """Return the lines that the command prints after the summary."""

@@ -25,6 +25,7 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, predict
+from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Rows
 
 __all__ = ["Forecast"]
 
@@ -35,7 +36,7 @@ DEFAULT_SLOTS = 4
 MAX_ANOMALIES = 50
 MAX_PRINTED_ANOMALIES = 5
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-MINUTE_S, MINUTES_OF_HOUR = 60, 60
+MINUTES_OF_HOUR = 60
 MIN_SEASON_VALUES = 3  # a median of fewer values is not used
 MAX_UNEVENNESS = 25.0
 
@@ -84,7 +85,7 @@ class Forecast(reports.ReportJob):
         """Return the forecast. Raises NoTasks when there is too little history."""
         options = context.options
         zone = options["timezone"]
-        rows, service, unevenness = observed(context, period)
+        rows, service, unevenness = observed(context, period, kept := KeptDays(context, period))
         have, slots = fleet(context)
         arrivals: Counter[datetime] = Counter()
         for row in rows:
@@ -119,6 +120,7 @@ class Forecast(reports.ReportJob):
             "stretches": [{"when": str(one), **asdict(one)} for one in stretches],
             "hours": [asdict(one) for one in found],
             "anomalies": [asdict(one) for one in unusual],
+            "days_kept": len(kept.days),
         }
         return figures, {"needs": pa.Table.from_pylist(figures["hours"])}
 
@@ -138,38 +140,43 @@ class Forecast(reports.ReportJob):
         )
 
 
-def observed(context: Context, period: reports.Period) -> tuple[reports.Rows, Service, float]:
+def observed(context: Context, period: reports.Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
     """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals.
 
     Raises NoTasks when nothing ran.
     """
-    with reports.tasks_of(context, T.TIMED_COLUMNS, period) as found:
+    with reports.tasks_of(context, T.TIMED_COLUMNS, period, kept) as found:
         tasks = T.as_of(found, period.until).persist()
-        sums = T.summed(tasks).persist()
-        hours = T.hours_of(sums)
+        sums = T.hour_parts(tasks).persist()
+        rest = Rows(tasks, None, sums)
+        by_hour = kept.part("hours", rest).persist()
         context.progress("reading tasks", 0, 0)
-        if hours.isEmpty():
+        if by_hour.isEmpty():
             reports.raise_no_tasks(context, period)
-        levels = T.service_levels(period.only(hours), T.percentiles_of(sums), "queue", "hour")
+        times = T.percentiles_of(by_hour, kept.part("sketches", rest))
+        levels = T.service_levels(period.only(T.hours_of(by_hour)), times, "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
-        created = tasks if period.since is None else tasks.where(F.col("create_time") >= F.lit(period.since))
-        unevenness = unevenness_of(created)
-        (runs,) = T.measured(tasks).agg(F.avg("run").alias("mean"), F.var_pop("run").alias("variance")).collect()
-        sums.unpersist()
-        tasks.unpersist()
-    if not runs["mean"]:
+        minutes = period.only(kept.part("minutes", rest), step_s=T.MINUTE_S)
+        unevenness = unevenness_of(minutes)
+        (runs,) = by_hour.agg(*(F.sum(name).alias(name) for name in ("runs", "run_seconds", "run_squares"))).collect()
+        for frame in (by_hour, sums, tasks):
+            frame.unpersist()
+    if not runs["run_seconds"]:
         raise NoTasks(f"No task ended after it ran, from {period}: nothing says how long tasks run.")
-    mean = runs["mean"] / 1_000_000
+    mean = runs["run_seconds"] / runs["runs"]  # in microseconds
+    variance = max(runs["run_squares"] / runs["runs"] - mean**2, 0.0)
     ended, attempts = sum(row["ended"] for row in rows), sum(row["attempts"] for row in rows)
-    service = Service(mean * attempts / ended if ended else mean, runs["variance"] / runs["mean"] ** 2)
+    service = Service(mean / 1_000_000 * (attempts / ended if ended else 1), variance / mean**2)
     return rows, service, unevenness
 
 
-def unevenness_of(tasks: DataFrame) -> float:
-    """Return the variance of arrivals per minute within an hour over their mean: 1 for independent arrivals."""
-    minute = F.floor(F.unix_seconds("create_time") / MINUTE_S)
-    minutes = tasks.groupBy(minute.alias("minute")).agg(F.count("*").cast("double").alias("tasks"))
-    hours = minutes.groupBy(F.floor(F.col("minute") / MINUTES_OF_HOUR)).agg(
+def unevenness_of(minutes: DataFrame) -> float:
+    """Return the variance of arrivals per minute within an hour over their mean: 1 for independent arrivals.
+
+    ``minutes`` are `transforms.minute_parts`.
+    """
+    by_minute = minutes.groupBy("hour").agg(F.sum("arrived").cast("double").alias("tasks"))
+    hours = by_minute.groupBy(F.floor(F.col("hour") / MINUTES_OF_HOUR)).agg(
         F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares")
     )
     (sums,) = hours.agg(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 
 import pandas as pd
@@ -14,7 +15,9 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
+from django_dbtaskqueue.pipeline.reports import failures
 from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Rows
 
 __all__ = ["Report"]
 
@@ -57,12 +60,20 @@ class Report(reports.ReportJob):
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
+        kept = KeptDays(context, period, context.options["objective"])
         with (
-            reports.tasks_of(context, T.REPORT_COLUMNS, period) as found,
-            reports.attempts_of(context, T.ATTEMPT_COLUMNS, period) as attempts,
+            reports.tasks_of(context, T.REPORT_COLUMNS, period, kept) as found,
+            reports.attempts_of(context, failures.ATTEMPT_COLUMNS, period, kept) as attempts,
         ):
-            tables, step = _computed(context, period, T.as_of(found, period.until), attempts)
-        return report_of(tables, period, context.options["top"], step), {
+            tasks = T.as_of(found, period.until)
+            tables = _computed(context, period, kept, tasks, attempts)
+            step = reports.ONE_HOUR
+            if _is_short(tables["levels"]):
+                with reports.tasks_of(context, T.TIMED_COLUMNS, period) if kept.days else nullcontext(tasks) as found:
+                    charts, step = _charts(context, period, T.as_of(found, period.until))
+                tables |= charts
+        figures = report_of(tables, period, context.options["top"], step)
+        return {**figures, "days_kept": len(kept.days)}, {
             name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES
         }
 
@@ -75,12 +86,14 @@ class Report(reports.ReportJob):
 
 
 def _computed(
-    context: Context, period: reports.Period, tasks: DataFrame, attempts: DataFrame
-) -> tuple[dict[str, pa.Table], timedelta]:
-    """Return the tables, and the shortest step of the charts."""
+    context: Context, period: reports.Period, kept: KeptDays, tasks: DataFrame, attempts: DataFrame
+) -> dict[str, pa.Table]:
+    objectives = context.options["objective"]
     # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
-    sums = T.summed(tasks, context.options["objective"]).persist()
-    hours, times = T.hours_of(sums).persist(), T.percentiles_of(sums).persist()
+    sums = T.hour_parts(tasks, objectives).persist()
+    rest = Rows(tasks, attempts, sums)
+    by_hour = kept.part("hours", rest).persist()
+    hours, times = T.hours_of(by_hour), T.percentiles_of(by_hour, kept.part("sketches", rest)).persist()
     chosen = period.only(hours)
     by_queue = T.service_levels(chosen, times, "queue").persist()
     try:
@@ -92,21 +105,19 @@ def _computed(
             "everything": T.service_levels(chosen, times),
             "levels": T.service_levels(chosen, times, "queue", "hour"),
             "backlog": T.backlog(hours),
-            "budgets": T.error_budgets(by_queue, context.options["objective"]),
+            "budgets": T.error_budgets(by_queue, objectives),
             "noisy": T.noisy_queues(by_queue),
-            "retry_waste": T.retry_waste(attempts, by_queue),
-            "failures": T.failure_clusters(tasks, attempts),
-            "never_succeeding": T.never_succeeding(tasks),
+            "retry_waste": failures.waste_of(kept.part("waste", rest), by_queue),
+            "failures": failures.failures_of(kept.part("failures", rest)),
+            "never_succeeding": failures.never_succeeding_of(kept.part("kinds", rest)),
         }
         found = {}
         for place, (name, plan) in enumerate(plans.items()):
             context.progress(name.replace("_", " "), place, len(plans))
             found[name] = _collected(plan)
-        if (step_s := _fine_step(tasks, period, found["levels"])) is None:
-            return found, reports.ONE_HOUR
-        return {**found, **_fine(context, period, tasks, step_s)}, timedelta(seconds=step_s)
+        return found
     finally:
-        for frame in (by_queue, times, hours, sums):
+        for frame in (by_queue, times, by_hour, sums):
             frame.unpersist()
 
 
@@ -117,26 +128,28 @@ def _collected(plan: DataFrame) -> pa.Table:
     return table.sort_by(order) if order else table
 
 
-def _fine_step(tasks: DataFrame, period: reports.Period, levels: pa.Table) -> int | None:
-    """Return the shortest step in which the charts can show all tasks; None for hours."""
+def _is_short(levels: pa.Table) -> bool:
+    """Whether the charts can show all hours in minutes."""
     times = levels["hour"].to_pylist()
-    if (max(times) - min(times)).total_seconds() >= FINE_STEPS_S[-1] * MAX_CHART_STEPS:
-        return None
+    return bool((max(times) - min(times)).total_seconds() < FINE_STEPS_S[-1] * MAX_CHART_STEPS)
+
+
+def _charts(context: Context, period: reports.Period, tasks: DataFrame) -> tuple[Mapping[str, pa.Table], timedelta]:
+    """Return the tables of the charts by the shortest step that can show all tasks, and the step: none for hours."""
     ends = T.measured(tasks).select(F.explode(F.array("created", "ended")).alias("time"))
     if period.since is not None:
         ends = ends.where(F.col("time") >= int(period.since.timestamp()) * 1_000_000)
     first, last = ends.agg(F.min("time"), F.max("time")).collect()[0]
-    return next((one for one in FINE_STEPS_S if (last - first) / 1_000_000 < one * (MAX_CHART_STEPS - 1)), None)
-
-
-def _fine(context: Context, period: reports.Period, tasks: DataFrame, step_s: int) -> dict[str, pa.Table]:
-    sums = T.summed(tasks, context.options["objective"], step_s=step_s).persist()
-    hours = T.hours_of(sums)
-    levels = T.service_levels(period.only(hours, step_s=step_s), T.percentiles_of(sums), "queue", "hour", step_s=step_s)
+    step_s = next((one for one in FINE_STEPS_S if (last - first) / 1_000_000 < one * (MAX_CHART_STEPS - 1)), None)
+    if step_s is None:
+        return {}, reports.ONE_HOUR
+    sums = T.hour_parts(tasks, context.options["objective"], step_s=step_s).persist()
+    hours, times = T.hours_of(sums), T.percentiles_of(T.with_percentiles(sums), sums)
+    levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
     found = levels, T.backlog(hours, step_s=step_s)
     tables = {name: _collected(plan) for name, plan in zip(CHART_TABLES, found, strict=True)}
     sums.unpersist()
-    return tables
+    return tables, timedelta(seconds=step_s)
 
 
 def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest: timedelta) -> reports.Figures:

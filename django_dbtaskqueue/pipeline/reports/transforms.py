@@ -4,6 +4,8 @@ Two small tables are made from the tasks, of the sums of one pass (`summed`); `s
 
 * `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
 * `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end)
+
+The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
+from django_dbtaskqueue.pipeline.reports.failures import failure_clusters, never_succeeding, retry_waste
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
 ]  # fmt: skip
 
 HOUR_S = 3600
+MINUTE_S = 60
 PERCENTILES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 MEASURES = ("wait", "run")
 PERCENTILE_COLUMNS = tuple(f"{time}_{name}" for time in MEASURES for name in PERCENTILES)
@@ -34,6 +38,7 @@ COUNTED = (
     "arrived", "ended", "completed", "errors", "poisoned", "good", "attempts", "retried", "retries", "run_seconds",
     "useful_seconds",
 )  # fmt: skip
+RUN_SUMS = ("runs", "run_squares")  # how many run times there are, and the sum of their squares in microseconds
 # What the report reads of a task.
 REPORT_COLUMNS = (
     "queue_name", "reference_number", "status", "tag", "total_attempt", "reenqueue_attempt", "process_result",
@@ -44,20 +49,6 @@ TIMED_COLUMNS = (
     "queue_name", "status", "total_attempt", "reenqueue_attempt", "create_time", "start_time", "finish_time",
 )  # fmt: skip
 
-MAX_MESSAGE_PATTERN_CHARS = 200
-# (pattern, replacement), in this order: what differs between two failures of one kind.
-MESSAGE_PATTERNS = (
-    (r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}", "<id>"),
-    (r"0x[0-9a-fA-F]+|\b(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])[0-9a-f]{12,}\b", "<hex>"),
-    (r"'[^']*'|\"[^\"]*\"", "<text>"),
-    (r"[0-9]+(?:[.,:/-][0-9]+)*", "<n>"),
-    (r"\s+", " "),
-)
-ATTEMPT_COLUMNS = ("location", "task_id", "queue_name", "start_time", "finish_time", "error_type", "message")
-KIND_COLUMNS = ("queue", "tag", "reference")  # tasks of one kind share these
-MAX_REFERENCE_PREFIX_CHARS = 60  # the reference up to its first digit tells the kind
-MIN_ENDED_TASKS = 3  # fewer ended tasks of one kind do not prove that it never succeeds
-
 
 def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
     """Return the tasks as they stood at a time: what was created later is left out, what ended later had not ended."""
@@ -67,9 +58,13 @@ def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
     return tasks.where(F.col("create_time") < F.lit(until)).withColumns({"status": status, "finish_time": finish})
 
 
-def measured(tasks: DataFrame) -> DataFrame:
-    """Return queue, status, attempts, retries, and in microseconds: created, ended (null if not), wait, run, lead."""
+def measured(tasks: DataFrame, *by: str) -> DataFrame:
+    """Return queue, status, attempts, retries, and in microseconds: created, ended (null if not), wait, run, lead.
+
+    ``by`` are further columns of the tasks to return.
+    """
     times = tasks.select(
+        *by,
         F.col("queue_name").alias("queue"),
         "status",
         F.col("total_attempt").alias("attempts"),
@@ -80,20 +75,46 @@ def measured(tasks: DataFrame) -> DataFrame:
     )
     created, started, ended = F.col("created"), F.col("started"), F.col("ended")
     return times.select(
-        *("queue", "status", "attempts", "retries", "created", "ended"),
+        *(*by, "queue", "status", "attempts", "retries", "created", "ended"),
         F.when(ended.isNotNull() & (F.col("attempts") == 1), _not_negative(started - created)).alias("wait"),
         _not_negative(ended - started).alias("run"),
         _not_negative(ended - created).alias("lead"),
     )
 
 
-def summed(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
-    """Return counts, microseconds and sketches of times by queue, ``came`` and ``went``: the hours of creation and end.
+def hour_parts(tasks: DataFrame, objectives: Sequence[Objective] = (), *by: str, step_s: int = HOUR_S) -> DataFrame:
+    """Return counts, microseconds and sketches of times by queue and hour, a whole number of hours since 1970.
 
-    `hours_of` and `percentiles_of` make the other tables of it, without a second pass over the tasks. ``went`` is null
-    if the tasks have not ended. Another ``step_s``, here and below, makes an "hour" of so many seconds.
+    Arrivals are in the hour of the creation, all else in that of the end. `hours_of` and `percentiles_of` make the
+    other tables of it, without a second pass over the tasks. ``by`` are further columns of the tasks to group by.
+    Another ``step_s``, here and below, makes an "hour" of so many seconds.
     """
-    rows = measured(tasks)
+    sums, ended = _summed(tasks, objectives, *by, step_s=step_s), (*COUNTED[1:], *RUN_SUMS)
+    nothing, none = F.lit(0).cast("bigint"), F.lit(None).cast("binary")
+    no_ends = [(F.lit(0.0) if name == "run_squares" else nothing).alias(name) for name in ended]
+    no_times = [none.alias(time) for time in MEASURES]
+    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *no_ends, *no_times)
+    ends = F.struct(F.col("went").alias("hour"), nothing.alias("arrived"), *ended, *MEASURES)
+    parts = sums.select(
+        *by, "queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part")
+    )
+    return (
+        parts.where(F.col("part").isNotNull())
+        .select(*by, "queue", "part.*")
+        .groupBy(*by, "queue", "hour")
+        .agg(
+            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*COUNTED, *RUN_SUMS)),
+            *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
+        )
+    )
+
+
+def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s: int) -> DataFrame:
+    """Return counts, microseconds and sketches by queue, ``came`` and ``went``: the hours of creation and end.
+
+    ``went`` is null if the tasks have not ended.
+    """
+    rows = measured(tasks, *by)
     limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
     within = _by_queue(limits, "bigint")
     completed = F.col("status") == str(COMPLETED)
@@ -108,33 +129,24 @@ def summed(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: in
         "retries": F.sum("retries"),
         "run_seconds": F.sum("run"),
         "useful_seconds": F.sum(F.when(completed, F.col("run"))),
+        "runs": F.count("run"),
+        "run_squares": F.sum(F.col("run").cast("double") * F.col("run")),
         **{time: F.kll_sketch_agg_bigint(time, SKETCH_SIZE) for time in MEASURES},
     }
     came, went = (hour_of(F.col(name), step_s) for name in ("created", "ended"))
-    return rows.groupBy("queue", came.alias("came"), went.alias("went")).agg(
+    return rows.groupBy(*by, "queue", came.alias("came"), went.alias("went")).agg(
         F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
     )
 
 
 def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
     """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
-    return hours_of(summed(tasks, objectives, step_s=step_s))
+    return hours_of(hour_parts(tasks, objectives, step_s=step_s))
 
 
-def hours_of(sums: DataFrame) -> DataFrame:
-    """Return what `hours` returns, for the tasks that were `summed` up."""
-    nothing = F.lit(0).cast("bigint")
-    ended = COUNTED[1:]
-    arrivals = F.struct(F.col("came").alias("hour"), "arrived", *(nothing.alias(name) for name in ended))
-    ends = F.struct(F.col("went").alias("hour"), nothing.alias("arrived"), *ended)
-    parts = sums.select("queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part"))
-    counted = (
-        parts.where(F.col("part").isNotNull())
-        .select("queue", "part.*")
-        .groupBy("queue", "hour")
-        .agg(*(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in COUNTED))
-    )
-    return counted.select(
+def hours_of(parts: DataFrame) -> DataFrame:
+    """Return what `hours` returns, for the tasks of these `hour_parts`."""
+    return parts.select(
         "queue", "hour",
         *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTED),
     )  # fmt: skip
@@ -151,26 +163,32 @@ def percentiles(tasks: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
     ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. They are exact for groups
     of up to `SKETCH_SIZE` tasks.
     """
-    return percentiles_of(summed(tasks, step_s=step_s))
+    parts = hour_parts(tasks, step_s=step_s)
+    return percentiles_of(with_percentiles(parts), parts)
 
 
-def percentiles_of(sums: DataFrame) -> DataFrame:
-    """Return what `percentiles` returns, for the tasks that were `summed` up."""
-    ended = sums.where(F.col("went").isNotNull()).withColumnRenamed("went", "hour")
-    merged = ended.rollup("queue", "hour").agg(
-        (2 - F.grouping("queue") - F.grouping("hour")).alias("keys"),
-        *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
-    )
+def with_percentiles(parts: DataFrame) -> DataFrame:
+    """Return the parts with the percentiles of their sketches, in seconds, instead of the sketches."""
     shares = F.array(*map(F.lit, PERCENTILES.values()))
     # A sketch of no task has no quantile: Spark raises an error for it.
-    found = merged.select("keys", "queue", "hour", *(
-        F.when(F.kll_sketch_get_n_bigint(time) > 0, F.kll_sketch_get_quantile_bigint(time, shares)).alias(time)
+    found = parts.withColumns({
+        time: F.when(F.kll_sketch_get_n_bigint(time) > 0, F.kll_sketch_get_quantile_bigint(time, shares))
         for time in MEASURES
-    ))  # fmt: skip
+    })  # fmt: skip
     times = [F.col(time)[place] / 1_000_000 for time in MEASURES for place in range(len(PERCENTILES))]
-    return found.select(
-        "keys", "queue", "hour", *(time.alias(name) for time, name in zip(times, PERCENTILE_COLUMNS, strict=True))
+    return found.withColumns(dict(zip(PERCENTILE_COLUMNS, times, strict=True))).drop(*MEASURES)
+
+
+def percentiles_of(by_hour: DataFrame, sketches: DataFrame) -> DataFrame:
+    """Return what `percentiles` returns, of the percentiles by queue and hour, and of sketches by queue."""
+    merged = sketches.rollup("queue").agg(
+        (1 - F.grouping("queue")).cast("int").alias("keys"),
+        F.lit(None).cast("bigint").alias("hour"),
+        *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
     )
+    columns = ("keys", "queue", "hour", *PERCENTILE_COLUMNS)
+    hourly = by_hour.withColumn("keys", F.lit(2)).where(" OR ".join(f"{one} IS NOT NULL" for one in PERCENTILE_COLUMNS))
+    return hourly.select(*columns).unionByName(with_percentiles(merged).select(*columns))
 
 
 def service_levels(hours: DataFrame, times: DataFrame, *by: str, step_s: int = HOUR_S) -> DataFrame:
@@ -264,98 +282,12 @@ def _not_negative(time: Column) -> Column:
     return F.when(time > 0, time).when(time <= 0, 0)  # greatest() would make 0 of null
 
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+# -- arrivals ----------------------------------------------------------------------------------------------------------
 
 
-def normalised(message: Column) -> Column:
-    """Return a message without what makes it unique: ids, numbers, quoted text. Null stays null."""
-    for pattern, replacement in MESSAGE_PATTERNS:
-        message = F.regexp_replace(message, pattern, replacement)
-    return F.substring(F.trim(message), 1, MAX_MESSAGE_PATTERN_CHARS)
-
-
-def last_line(text: Column) -> Column:
-    """Return the last line that is not empty: of a traceback, the exception."""
-    return F.regexp_extract(F.rtrim(text, F.lit(" \n\r\t")), r"([^\n]*)\z", 1)
-
-
-def failure_clusters(tasks: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Return the failures by queue and normalised message.
-
-    ``tasks_ended`` counts the tasks that ended so, ``attempts_failed`` the recorded failed attempts of any task.
-    ``example`` is one of the messages, unchanged.
-    """
-    ended = tasks.where(F.col("status").isin(str(ERROR), str(POISON))).select(
-        F.col("queue_name").alias("queue"),
-        last_line(F.coalesce("process_result", F.lit(""))).alias("text"),
-        F.col("finish_time").alias("time"),
-        F.lit(1).alias("ended"),
-    )
-    kind = F.regexp_replace("error_type", r"^builtins\.", "")
-    failed = attempts.select(
-        F.col("queue_name").alias("queue"),
-        last_line(F.concat_ws(": ", F.nullif(kind, F.lit("")), F.nullif("message", F.lit("")))).alias("text"),
-        F.col("finish_time").alias("time"),
-        F.lit(0).alias("ended"),
-    )
-    message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
-    return (
-        ended.unionByName(failed)
-        .groupBy("queue", message.alias("message"))
-        .agg(
-            F.sum("ended").alias("tasks_ended"),
-            F.sum(1 - F.col("ended")).alias("attempts_failed"),
-            F.min("time").alias("first"),
-            F.max("time").alias("last"),
-            F.max("text").alias("example"),
-        )
-        .select("queue", "message", "tasks_ended", "attempts_failed", "first", "last", "example")
-    )
-
-
-def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:
-    """Return, by queue, the failed attempts, the seconds they ran, and those as a share of all seconds worked.
-
-    ``levels`` are those by queue: all seconds worked are these and the seconds of the attempts that completed a task.
-    """
-    seconds = F.greatest(F.unix_micros("finish_time") - F.unix_micros("start_time"), F.lit(0)) / 1_000_000
-    wasted = attempts.groupBy(F.col("queue_name").alias("queue")).agg(
-        F.count("*").alias("failed_attempts"), F.coalesce(F.sum(seconds), F.lit(0.0)).alias("wasted_seconds")
-    )
-    whole = F.coalesce(F.col("useful_seconds"), F.lit(0.0)) + F.col("wasted_seconds")
-    return wasted.join(levels.select("queue", "useful_seconds"), "queue", "left").select(
-        "queue",
-        "failed_attempts",
-        "wasted_seconds",
-        F.try_divide("wasted_seconds", whole).alias("share_of_work"),
-    )
-
-
-def never_succeeding(tasks: DataFrame) -> DataFrame:
-    """Return the kinds of tasks that ended at least `MIN_ENDED_TASKS` times and never COMPLETED.
-
-    Tasks are of one kind when queue, tag, and their references up to the first digit are the same: those of one
-    schedule, one producer, or one business object.
-    """
-    kind = F.regexp_extract(F.coalesce("reference_number", F.lit("")), f"^[^0-9]{{0,{MAX_REFERENCE_PREFIX_CHARS}}}", 0)
-    ended = tasks.where(F.col("status").isin(*TERMINAL_STATUSES)).select(
-        F.col("queue_name").alias("queue"),
-        "tag",
-        kind.alias("reference"),
-        F.col("reference_number").alias("example"),
-        (F.col("status") == str(COMPLETED)).alias("completed"),
-        F.col("finish_time").alias("last"),
-    )
-    never = (
-        ended.groupBy(*KIND_COLUMNS)
-        .agg(F.count("*").alias("ended"), F.count_if("completed").alias("completed"), F.max("last").alias("last"))
-        .where((F.col("ended") >= MIN_ENDED_TASKS) & (F.col("completed") == 0))
-    )
-    # max() of a text makes Spark sort its rows: it gets the tasks that did not complete only.
-    examples = ended.where(~F.col("completed")).groupBy(*KIND_COLUMNS).agg(F.max("example").alias("example"))
-    same = [F.col(f"n.{name}").eqNullSafe(F.col(f"e.{name}")) for name in KIND_COLUMNS]
-    return (
-        never.alias("n")
-        .join(examples.alias("e"), same)
-        .select(*(f"n.{name}" for name in KIND_COLUMNS), "n.ended", "n.last", "e.example")
+def minute_parts(tasks: DataFrame, *by: str) -> DataFrame:
+    """Return how many tasks arrived, by queue and minute since 1970, and by further columns."""
+    minute = F.floor(F.unix_seconds("create_time") / MINUTE_S)
+    return tasks.groupBy(*by, F.col("queue_name").alias("queue"), minute.alias("hour")).agg(
+        F.count("*").alias("arrived")
     )
