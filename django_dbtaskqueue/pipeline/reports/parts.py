@@ -154,7 +154,7 @@ class KeptDays:
         assert state is not None  # noqa: S101 -- a report holds one while it reads
         if live is not None:
             days = live.select(F.floor(F.unix_seconds("finish_time") / DAY_S).alias("day")).distinct().collect()
-            open_days = {str(date.fromtimestamp(0) + timedelta(days=row.day)) for row in days if row.day is not None}
+            open_days = {str(date(1970, 1, 1) + timedelta(days=row.day)) for row in days if row.day is not None}
         found = defaultdict(list)
         for file in (*lake.counted("tasks", state), *lake.counted("attempts", state)):
             if file.day not in open_days and self._in_period(file.day):
