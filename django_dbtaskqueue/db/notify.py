@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import selectors
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -211,12 +212,15 @@ class Wakeup:
         raw: Any = self._session.connection.connection
         self._wake("")  # a wake-up may have been sent before we listened
         probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
-        while not self._ended.is_set():
-            for notification in raw.notifies(timeout=LISTEN_CHECK_INTERVAL_S):
-                self._wake(notification.payload)
-            if monotonic() >= probe_at:  # a connection that only listens does not notice that it is dead
-                self._session.run(f"LISTEN {CHANNEL}", {})  # the doctor knows a listener by its last statement
-                probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
+        with selectors.DefaultSelector() as socket:  # a connection that only listens does not notice that it is dead
+            socket.register(raw.fileno(), selectors.EVENT_READ)
+            while not self._ended.is_set():
+                # psycopg's own wait wakes up ten times a second. Older ones forget what comes with a probe's answer.
+                if not socket.select(LISTEN_CHECK_INTERVAL_S) and monotonic() >= probe_at:
+                    self._session.run(f"LISTEN {CHANNEL}", {})  # the doctor knows a listener by its last statement
+                    probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
+                for notification in raw.notifies(timeout=0):  # also those that came with the probe's answer
+                    self._wake(notification.payload)
 
 
 def _after_fork() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -222,6 +224,31 @@ def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> N
         assert sender._thread is None
     finally:
         del connections.settings["away"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the system how often a thread woke up")
+def test_a_listener_rests_until_it_hears_something() -> None:
+    woken: list[str] = []
+    listener = notify.Wakeup("default", woken.append)
+    listener.start()
+
+    def switches() -> int:
+        status = Path(f"/proc/self/task/{listener.thread.native_id}/status").read_text()
+        return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+
+    try:
+        until(lambda: woken == [""])
+        before = switches()
+        threading.Event().wait(2)
+        assert switches() - before <= 8  # psycopg's own wait alone would make twenty
+        with connections["default"].cursor() as cursor:
+            cursor.execute(f"NOTIFY {notify.CHANNEL}, 'letters'")
+            until(lambda: woken == ["", "letters"])
+            # When its connection breaks, then it makes a new one, and what it may have missed is looked for
+            cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+        until(lambda: woken == ["", "letters", ""])
+    finally:
+        listener.stop()
 
 
 def test_it_survives_a_fork(recorder: WakeupRecorder) -> None:
