@@ -126,7 +126,7 @@ class Heartbeat:
     # -- jobs --------------------------------------------------------------------------------------------------------
 
     def _report(self, alias: str, state: str | None = None) -> float:
-        """Write this poller's row, in one statement."""
+        """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
         poller, now = self._poller, monotonic()
         report = {
             "host": socket.gethostname()[:200],
@@ -150,29 +150,28 @@ class Heartbeat:
             "running": self._running(),
             "heartbeat_time": Now(),
         }
-        row = models.Poller(instance=poller.instance, **report)
-        models.Poller.objects.using(alias).bulk_create(
-            [row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report)
-        )
+        rows = models.Poller.objects.using(alias)
+        if not rows.filter(pk=poller.instance, requested_command="").update(**report):
+            row = models.Poller(instance=poller.instance, **report)
+            rows.bulk_create([row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report))
+            if state is None:
+                self._run_command(alias)
         self.reported_at = monotonic()
-        return conf.settings().heartbeat.total_seconds() * random.uniform(0.9, 1.0)
+        return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _apply_changes(self, alias: str) -> float:
-        """Apply the settings and the command that operators stored."""
+        """Apply the settings that operators stored."""
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
-        applied = apply_overrides(queues, alias)
-        if applied:
+        if applied := apply_overrides(queues, alias):
             row = models.Poller.objects.using(alias).filter(pk=self._poller.instance)
             row.update(applied_settings="\n".join(applied))
             self._poller.wake("")
-        self._run_command(alias)
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _run_command(self, alias: str) -> None:
         """Run the command that an operator requested, once."""
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
-        requested = rows.values_list("requested_command", flat=True).first()
-        if requested in COMMANDS:
+        if (requested := rows.values_list("requested_command", flat=True).first()) in COMMANDS:
             logger.info("An operator requested: %s", requested)
             COMMANDS[requested](self._poller)
             rows.filter(requested_command=requested).update(requested_command="")

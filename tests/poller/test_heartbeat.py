@@ -14,6 +14,7 @@ import pytest
 from django.db import connection, connections
 from django.db.models import F
 from django.db.models.functions import Now
+from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue import LeaseLost, __version__, enqueue
 from django_dbtaskqueue.conf import settings as conf
@@ -23,7 +24,7 @@ from django_dbtaskqueue.flow.rescue import exhausted, rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
-from django_dbtaskqueue.poller import heartbeat
+from django_dbtaskqueue.poller import heartbeat, loop
 from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -68,6 +69,29 @@ def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tm
         gate.touch()
     row.refresh_from_db()
     assert (row.state, row.finished, row.held, row.running) == ("STOPPED", 1, 0, [])
+
+
+def test_a_heartbeat_is_one_statement(process_database: ProcessDatabase) -> None:
+    """Unless there is a command, which it runs, or the row is gone, which it writes anew."""
+
+    def report() -> list[str]:
+        with CaptureQueriesContext(connection) as seen:
+            reporter._report("default")
+        return [query["sql"].partition(" ")[0] for query in seen]
+
+    reporter = heartbeat.Heartbeat(loop.Poller({"work": 1}))
+    rows = Poller.objects.filter(pk=reporter._poller.instance)
+    assert len(report()) > 1
+    assert report() == ["UPDATE"]
+    rows.delete()
+    assert len(report()) > 1 and rows.exists()
+    for command, paused in (("pause", True), ("start", False)):
+        rows.update(requested_command=command)
+        report()
+        assert (reporter._poller.paused, rows.get().requested_command) == (paused, "")
+    rows.update(requested_command="pause")
+    reporter._report("default", "STOPPED")
+    assert (reporter._poller.paused, rows.get().state) == (False, "STOPPED")
 
 
 def test_rows_of_pollers_long_dead_go(process_database: ProcessDatabase) -> None:
