@@ -276,6 +276,8 @@ def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: b
 
     ``untyped`` says whether rows without a payload type have a handler too.
     """
+    if not session.run(session.sql.parked, {"queue_name": queue}):  # as a rule: one statement, and no transaction
+        return 0
     types = session.sql.dialect.array(payload_types)
 
     def update() -> tuple[list[Row], Groups]:

@@ -6,7 +6,7 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 50_100,  # with COPY, settings from the command line, the index of groups, days that reports keep
+    "lines": 50_110,  # with COPY, settings from the command line, the index of groups, days that reports keep
     "files": 243,  # one for arrivals, two for events of finished tasks, three for days that reports keep
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,

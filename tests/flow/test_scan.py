@@ -10,7 +10,7 @@ import pytest
 
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout
+from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
@@ -100,3 +100,12 @@ def test_a_full_scan_is_charged_what_it_costs_beyond_a_checkout_of_as_many(rows:
     began = monotonic() - 1.0
     cursor.schedule_full_scan(began, rows)
     assert cursor.may_full_scan - (began + 1.0) == pytest.approx(pause, abs=0.5)
+
+
+def test_where_nothing_is_parked_one_statement_looks_for_it(django_assert_num_queries: Any) -> None:
+    """Each poller looks every few seconds, and mostly in vain."""
+    make_task(parked_by="cycle of parents", ready_time=None)
+    with django_assert_num_queries(1):
+        assert move.unpark(Session.on("default"), "parcels", []) == 0
+    make_task(parked_by="no handler for x", ready_time=None)
+    assert move.unpark(Session.on("default"), "parcels", []) == 1

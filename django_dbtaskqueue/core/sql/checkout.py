@@ -345,6 +345,15 @@ class LeaseStatements(Group):
         )
 
     @statement
+    def parked(self) -> str:
+        """One row if a queue has tasks that were parked without a processor."""
+        # In the order of their index: else the planner may read the table where it expects many such tasks.
+        return (
+            f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
+            f" AND {self.dialect.begins('parked_by', NO_HANDLER)} ORDER BY payload_type LIMIT 1"
+        )
+
+    @statement
     def unpark(self) -> str:
         """Make parked tasks ready again, when this poller has a processor for their type."""
         now = self.dialect.now

@@ -157,11 +157,13 @@ class Command(BaseCommand):
             began = monotonic()
             heartbeat = Heartbeat(poller)
             probes = PollerProbes(poller, heartbeat) if options["metrics_port"] or self._manager.present else None
+
+            def show(poller: Poller) -> None:
+                if status or probes:  # else nobody sees it, and it would be half of what an idle main thread costs
+                    self._show(Snapshot.of(poller), status, probes, stopping=poller.stopping)
+
             with probe_port.served(options["metrics_port"], probes):
-                left = run(
-                    poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"],
-                    on_tick=lambda poller: self._show(Snapshot.of(poller), status, probes, stopping=poller.stopping),
-                )  # fmt: skip
+                left = run(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=show)
             self._manager.stopped()
             for text in left:
                 logger.error("%s", text)

@@ -1628,6 +1628,14 @@ AND status IN ('CREATED', 'PROCESSING')
 AND next_process_time <= statement_timestamp()
 RETURNING id;
 
+-- Statements.parked
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND parked_by::text LIKE 'no handler%%'
+ORDER BY payload_type
+LIMIT 1;
+
 -- Statements.place_heads
 WITH g AS MATERIALIZED (
     SELECT g.g

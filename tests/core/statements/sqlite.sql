@@ -1275,6 +1275,14 @@ AND status IN ('CREATED', 'PROCESSING')
 AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 RETURNING id;
 
+-- Statements.parked
+SELECT 1
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND parked_by LIKE 'no handler%%' ESCAPE '\'
+ORDER BY payload_type
+LIMIT 1;
+
 -- Statements.place_heads
 WITH g AS MATERIALIZED (
     SELECT g.g
