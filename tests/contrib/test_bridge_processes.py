@@ -27,8 +27,8 @@ LOST_SHARE = 0.2  # of the requests, and of the answers of those that arrive
 ODD_PAYLOADS = ("null", "1.10", '{"b": 1, "a": [1e3, -0.5]}', '"\\u00e9\\n"', "123456789012345678901234567890")
 # As SQL, because Python has no number that is written 1.10. The jsonb of the last column is NULL.
 INSERT_ODD = """
-INSERT INTO dbtaskqueue_task (queue_name, payload)
-SELECT 'outbox', unnest(%s::text[])::jsonb UNION ALL SELECT 'outbox', NULL
+INSERT INTO dbtaskqueue_task (queue_name, max_attempts, payload)
+SELECT 'outbox', 1000, unnest(%s::text[])::jsonb UNION ALL SELECT 'outbox', 1000, NULL
 """
 CONTENT = "SELECT reference_number, payload::text FROM dbtaskqueue_task WHERE queue_name = %s"
 

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.pipeline.lake import PARTITION, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.export import Export, described
 from django_dbtaskqueue.pipeline.lake.store import reading, writing
 
 SUMMARY_TABLE = "summaries"
-VERSION = 1  # of what a summary holds: a change makes every summary out of date
+VERSION = f"{__version__} 1"  # of what a summary holds: with each release every summary is made again
 KEY_CHARACTERS = 32
 SORTED = [(name, "ascending") for name in ("part", "queue", "hour", "message", "tag", "reference")]
 
@@ -64,7 +65,7 @@ def _out_of_date(lake: Lake) -> list[DataFile]:
 
 
 def _key_of_files(files: Iterable[DataFile]) -> str:
-    return _digest("\n".join([str(VERSION), *sorted(f"{one.table}/{one.sha256}" for one in files)]))
+    return _digest("\n".join([VERSION, *sorted(f"{one.table}/{one.sha256}" for one in files)]))
 
 
 def _digest(text: str) -> str:

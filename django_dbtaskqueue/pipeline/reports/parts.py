@@ -186,6 +186,7 @@ class KeptDays:
     def _rows(self, table: str, days: Files) -> DataFrame:
         files = [one for found in days.values() for one in found if one.table == table]
         rows = read_files(self.context.spark, self.lake, table, files)
+        rows = rows.where(F.col("finish_time").isNotNull()) if table == "attempts" else rows
         return rows.withColumn("hour", T.hour_of(F.unix_micros("finish_time")))
 
     def part(self, name: str, rest: Rows) -> DataFrame:
@@ -199,7 +200,8 @@ class KeptDays:
         if queues := self.context.options.get("queue"):
             kept = kept.where(F.col("queue").isin(*queues))
         if name in OF_ATTEMPTS and self.period.since is not None:
-            kept = kept.where(F.col("hour") >= int(self.period.since.timestamp()) // T.HOUR_S)
+            hour = F.col("hour")  # null for a task that has no time of its end
+            kept = kept.where(hour.isNull() | (hour >= int(self.period.since.timestamp()) // T.HOUR_S))
         columns = REPORT_PARTS[name].columns
         return REPORT_PARTS[name].merged(read.select(*columns).unionByName(kept.select(*columns)))
 
