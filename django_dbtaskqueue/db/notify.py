@@ -212,10 +212,11 @@ class Wakeup:
         raw: Any = self._session.connection.connection
         self._wake("")  # a wake-up may have been sent before we listened
         probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
-        with selectors.DefaultSelector() as socket:  # a connection that only listens does not notice that it is dead
+        with selectors.DefaultSelector() as socket:  # psycopg's own wait wakes up ten times a second
             socket.register(raw.fileno(), selectors.EVENT_READ)
             while not self._ended.is_set():
-                # psycopg's own wait wakes up ten times a second. Older ones forget what comes with a probe's answer.
+                # A connection that only listens does not notice that it is dead, so it is probed. Not while a
+                # notification waits: psycopg 3.2 forgets those that come before a probe's answer.
                 if not socket.select(LISTEN_CHECK_INTERVAL_S) and monotonic() >= probe_at:
                     self._session.run(f"LISTEN {CHANNEL}", {})  # the doctor knows a listener by its last statement
                     probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S

@@ -149,7 +149,7 @@ def test_a_day_that_changed_or_is_damaged_is_read_again(spark: SparkSession, fol
     add(lake, FIRST + DAY, 20, random.Random(8))
     flip(Path(lake.path(kept[DAYS[2]])), kept[DAYS[2]].bytes // 2)
     whole = figures(Report, spark, folder, dry_run=True)
-    assert whole["days_kept"] == 2
+    assert (whole["days_kept"], whole["everything"]["ended"]) == (2, len(DAYS) * TASKS_OF_A_DAY + 20)
     assert same(figures(Report, spark, folder), whole)
     now = {one.day: one for one in lake.files("summaries")}
     assert [*now] == [*DAYS] and lake.sound(now.values()) == [*now.values()]
@@ -175,15 +175,18 @@ def test_a_day_with_a_task_in_the_database_is_read(spark: SparkSession, pg: Data
 
 
 @pytest.mark.soak
-def test_a_lake_that_cannot_be_written_to_is_read_whole(spark: SparkSession, folder: Path) -> None:
+@pytest.mark.parametrize("place", ["summaries", f"summaries/finished_date={DAYS[0]}"], ids=["table", "files"])
+def test_a_lake_that_cannot_be_written_to_is_read_whole(spark: SparkSession, folder: Path, place: str) -> None:
+    """Also if only Spark's tasks notice it: the table is there, and its files cannot be written."""
     fill(folder)
     whole = figures(Report, spark, folder, dry_run=True)
-    shutil.rmtree(folder / "summaries")
-    (folder / "summaries").write_text("no folder")
+    shutil.rmtree(folder / place, ignore_errors=True)
+    (folder / place).write_text("no folder")
     said: list[str] = []
     found = figures(Report, spark, folder, progress=lambda text, _done, _total: said.append(text))
     assert found["days_kept"] == 0 and same(found, whole)
-    assert any(one.startswith("the summaries of days are not kept: ") for one in said)
+    (reason,) = {one for one in said if one.startswith("the summaries of days are not kept: ")}
+    assert "summaries" in reason.partition(": ")[2] and "\n" not in reason
 
 
 @pytest.mark.soak

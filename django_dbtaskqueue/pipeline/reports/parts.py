@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
@@ -145,8 +146,11 @@ class KeptDays:
                 self.context.progress("summing up days", done, len(chunks))
                 self._keep(days, keys)
                 self.files = summaries(self.lake, keys)
-        except LakeError as error:
-            self.context.progress(f"the summaries of days are not kept: {error}", 0, 0)
+        except (LakeError, PythonException) as error:
+            _before, is_in_task, reason = str(error).rpartition(f"{LakeError.__name__}: ")
+            if isinstance(error, PythonException) and not is_in_task:
+                raise
+            self.context.progress(f"the summaries of days are not kept: {reason.splitlines()[0]}", 0, 0)
 
     def _closed(self, live: DataFrame | None) -> Files:
         """Return the files of the closed days that lie in the period."""
