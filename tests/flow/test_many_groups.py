@@ -57,6 +57,24 @@ def test_no_task_of_another_group_is_read(who: str, finished: int) -> None:
         transaction.set_rollback(True)  # the settings end here
 
 
+@pytest.mark.django_db(databases=["default"], transaction=True)
+@pytest.mark.parametrize(("parked", "probes"), [(False, 1), (True, 1 + GROUPS)])
+def test_a_settle_looks_once_where_no_task_is_parked(parked: bool, probes: int) -> None:
+    """A poller's plan, made for any parameters, looked for a parked task of each group that it settled."""
+    enqueue_many("claims", (item(key, 0) for key in KEYS))
+    if parked:
+        make_task(queue="claims", group_key="of a task that is not settled", parked_by="group", ready_time=None)
+    session = Session.open("default")
+    try:
+        with session.atomic():
+            params = {"queue_name": "claims", "groups": KEYS, "hold": True, "every": False, "number": 1}
+            assert session.run(session.sql.place_heads, params) == []
+            sql = "SELECT pg_stat_get_xact_numscans('dbtaskqueue_task_next'::regclass)"
+            assert session.run(sql, {}) == [(probes,)]
+    finally:
+        session.close()
+
+
 @pytest.mark.django_db(databases=["default"])
 def test_a_head_is_written_once(settings: Any) -> None:
     """Inserted as parked and then made ready, it would have two versions, and entries of both in each index."""

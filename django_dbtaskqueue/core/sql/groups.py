@@ -67,10 +67,10 @@ class GroupStatements(Group):
         first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
         return (
             "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
-            # Most queues have no parked task: then one probe is enough. An EXISTS for each group the planner could
-            # hash, and read all parked tasks of the queue.
-            f" WHERE %(every)s OR (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
-            f" AND {BEHIND} LIMIT 1) = 1 AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
+            # Most queues have no parked task: then one probe is enough. It must say false and not NULL, after which
+            # AND looks on. An EXISTS for each group the planner could hash, and read all parked tasks of the queue.
+            f" WHERE %(every)s OR EXISTS (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
+            f" AND {BEHIND}) AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
             # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry. With OFFSET 0 it is no join,
             # for which the planner may read the heads of the whole queue, once for each group.
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"

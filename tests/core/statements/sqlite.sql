@@ -1287,13 +1287,12 @@ LIMIT 1;
 WITH g AS MATERIALIZED (
     SELECT g.g
     FROM unnest(%(groups)s::text[]) AS g(g)
-    WHERE %(every)s OR (
+    WHERE %(every)s OR EXISTS (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
-        LIMIT 1
-    ) = 1
+    )
     AND (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
