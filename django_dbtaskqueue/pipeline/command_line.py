@@ -19,6 +19,7 @@ from django_dbtaskqueue.pipeline.spark.terminal import (
     py4j_silenced,
     shown_on,
     sigterm_interrupts,
+    silence_spark_at_exit,
 )
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ def perform(argv: Sequence[str], face: Face) -> int:
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
         if is_interrupt(error):
+            silence_spark_at_exit()
             face.err.write(f"\n{INTERRUPTED_MESSAGE}\n")
             return EXIT_INTERRUPTED
         face.err.write(f"{one_paragraph(error)}\n")

@@ -287,7 +287,7 @@ def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: Pr
     killer.cancel()
     process.communicate()
     assert process.returncode == 130, "".join(said)
-    assert said[-1].startswith("Interrupted. Finished work stays")
+    assert said[-1].startswith("Interrupted. Finished work stays"), "".join(said)
     assert "Traceback" not in "".join(said)
 
 

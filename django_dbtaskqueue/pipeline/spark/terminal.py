@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -154,6 +156,20 @@ def interrupts_delayed() -> Iterator[None]:
             signal.signal(number, handler)
         if len(waiting) == 1:
             before[signal.Signals(waiting[0])](waiting[0], None)
+
+
+def silence_spark_at_exit() -> None:
+    """Let Spark log nothing more when this process ends: of tasks that were cut off it would print stack traces."""
+    atexit.register(_silence_spark)
+
+
+def _silence_spark() -> None:
+    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
+    session = getattr(context, "_active_spark_context", None)
+    if session is not None:
+        with suppress(Exception, KeyboardInterrupt), py4j_silenced():  # the process ends: nobody could handle it
+            log4j = session._jvm.org.apache.logging.log4j
+            log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
 
 
 @contextmanager
