@@ -164,11 +164,10 @@ def silence_spark_at_exit() -> None:
 
 
 def _silence_spark() -> None:
-    context = getattr(sys.modules.get("pyspark"), "SparkContext", None)
-    session = getattr(context, "_active_spark_context", None)
-    if session is not None:
+    context = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_active_spark_context", None)
+    if context is not None:
         with suppress(Exception, KeyboardInterrupt), py4j_silenced():  # the process ends: nobody could handle it
-            log4j = session._jvm.org.apache.logging.log4j
+            log4j = context._jvm.org.apache.logging.log4j
             log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
 
 
