@@ -95,6 +95,8 @@ def test_each_task_runs_once_however_often_the_move_is_killed(
         poller = Poller({"spread": 1}, Options())
         poller.start()
         stack.callback(poller.close)
+        stack.callback(lambda: poller.wait(PATIENCE))  # a task that ran but is not settled would run again
+        stack.callback(poller.stop)
         ended = Counter[str]()
         for number in range(random_kills):
             source, target = SHARDS if number % 2 else SHARDS[::-1]
