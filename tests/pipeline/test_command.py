@@ -205,7 +205,7 @@ def as_typed(database: ProcessDatabase, *words: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # nine starts of Spark; the blocks of the pages in docs/ run each job, too
 @pytest.mark.timeout(600)
 def test_each_job_runs_in_a_process_of_its_own(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
     database, lake, orders = sqlite_process_database, tmp_path / "lake", tmp_path / "orders.jsonl"
