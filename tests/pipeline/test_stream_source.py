@@ -57,6 +57,17 @@ class Follower:
             found += self.read()
         assert sorted(found) == sorted(references)
 
+    def read_until_events_are_complete(self) -> None:
+        """Pass the registration: a micro-batch before it compares all rows. Open transactions of others delay it."""
+        complete_from = self.reader._complete_from()
+        assert complete_from is not None
+
+        def passed() -> bool:
+            assert self.read() == []
+            return bool(self.offset["transaction"] >= complete_from)
+
+        until(passed)
+
     def read(self) -> list[str]:
         """The references of the next micro-batch."""
         self.reader.commit(self.offset)
@@ -132,6 +143,7 @@ def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> No
     enqueue_many("other", [(name, None) for name in "abc"])
     follower = registered(pg)
     follower.read_until(*(f"old {number}" for number in range(5_000)))
+    follower.read_until_events_are_complete()
     commit(finish(pg, *"abc"))
     found: list[str] = []
     deadline = Deadline()
