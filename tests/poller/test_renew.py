@@ -15,11 +15,10 @@ from django.db.backends.signals import connection_created
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, processor
-from django_dbtaskqueue.conf.settings import overlay, queue_settings
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import settle
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
 from django_dbtaskqueue.poller.renew import Renewer
@@ -71,7 +70,7 @@ def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_made_shorter_while_running_is_renewed_in_time(taskqueue: TaskQueueKit, settings: Any) -> None:
     """Given a poller that plans to renew in 20 s, when an operator shortens the lease, then renewal follows it."""
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
+    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"long": {}}}
     done = threading.Event()
 
     @processor("long")
@@ -80,7 +79,8 @@ def test_a_lease_made_shorter_while_running_is_renewed_in_time(taskqueue: TaskQu
 
     with taskqueue.run_poller("long") as poller:
         until(lambda: poller.state == "RUNNING")
-        poller.queues["long"].apply(overlay(queue_settings("long"), {"lease": LEASE}))
+        Queue.objects.create(name="long", overrides={"lease": "PT2S"})
+        until(lambda: poller.queues["long"].settings.lease == LEASE)
         task = enqueue("long")
         until(lambda: Task.objects.filter(pk=task.pk, status="PROCESSING").exists())
         first = Task.objects.get(pk=task.pk).next_process_time
