@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 if TYPE_CHECKING:
@@ -79,6 +81,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return ByGroup(config, log)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Kill what a Ctrl-C has left: it may come after the start of a process, and before a fixture knows of it."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash[LEFT])
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if any(word.endswith("manage.py") for word in child.cmdline()):
+                child.kill()
+
+
 # -- what the end of a run says ---------------------------------------------------------------------------------------
 
 
@@ -92,11 +105,6 @@ def left_out(config: pytest.Config) -> dict[str, str]:
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items:
         item.config.stash[LEFT].update(name for name in left_out(item.config) if item.get_closest_marker(name))
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["left out"] = dict(session.config.stash[LEFT])
 
 
 @pytest.hookimpl(optionalhook=True)

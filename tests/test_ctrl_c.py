@@ -62,6 +62,27 @@ def nothing_of(run: str) -> None:
     assert lines(run) == []
 
 
+def test_a_process_that_no_fixture_knows_yet_is_killed(folder: Path) -> None:
+    # Given a Ctrl-C that comes just after a test has started a process
+    run = str(uuid4())
+    command = [sys.executable, "-c", "import time; time.sleep(1000)", "manage.py"]
+    test = folder / "test_interrupted.py"
+    test.write_text(
+        f"import subprocess\ndef test_it():\n    subprocess.Popen({command!r})\n    raise KeyboardInterrupt\n"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "tests.suites", "-p", "no:cacheprovider", "-c", os.devnull, test],
+            env=os.environ | {NAME: run}, cwd=REPOSITORY, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        # Then the run ends, and the process does, too
+        assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
+        eventually(lambda: nothing_of(run))
+    finally:
+        for left in family(run):
+            left.kill()
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_nothing_running(folder: Path) -> None:
     # Given a run of the tests in two processes that has started servers, pollers and Spark
