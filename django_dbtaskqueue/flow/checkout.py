@@ -83,7 +83,7 @@ class SkipLocked(_FromWatermarks):
     """Lock due rows, passing over locked ones, and lease them in the same statement."""
 
     def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        return session.run(session.sql.checkout_skip_locked, params)
+        return session.repeat(session.sql.checkout_skip_locked, params)
 
 
 class Optimistic(_FromWatermarks):

@@ -153,7 +153,7 @@ def _take(session: Session, scans: Sequence[Scan], full: list[bool], limit: int,
 def _find_priorities(session: Session, scans: list[Scan]) -> None:
     """Let scans begin at the first row of every priority there is."""
     if len(scans) == 1:
-        found = session.run(session.sql.priorities, {"queue_name": scans[0].cursor.queue})
+        found = session.repeat(session.sql.priorities, {"queue_name": scans[0].cursor.queue})
         scans[0].watermarks = {priority: START for (priority,) in found}
     elif scans:
         by_queue = {scan.cursor.queue: scan.watermarks for scan in scans}

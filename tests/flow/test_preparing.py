@@ -1,4 +1,4 @@
-"""Enqueue's statement is prepared on the caller's connection: where that pays, and where it cannot break."""
+"""Statements are prepared on the caller's connection: where that pays, and where it cannot break."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from django_dbtaskqueue import DuplicateTask, enqueue
+from django_dbtaskqueue import DuplicateTask, enqueue, queue
 from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE, Session
 from django_dbtaskqueue.models import Task
 
@@ -24,12 +24,11 @@ def _fresh() -> Iterator[None]:
     connection.close()
 
 
-def prepared() -> int:
-    """Return how many of our inserts are prepared on this connection."""
+def prepared(verb: str = "INSERT INTO") -> int:
+    """Return how many of our statements that begin so are prepared on this connection."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'INSERT INTO %dbtaskqueue_task%'"
-        )
+        like = f"{verb} %dbtaskqueue_task%"
+        cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", [like])
         return int(cursor.fetchone()[0])
 
 
@@ -42,6 +41,17 @@ def test_a_few_go_first_and_then_it_is_prepared_once() -> None:
     assert prepared() == 1
     assert connection.connection.prepare_threshold is None  # the site's own statements are prepared as it wishes
     assert Task.objects.count() == MIN_STATEMENTS_TO_PREPARE + 5
+
+
+def test_take_and_ack_are_prepared_too() -> None:
+    """Given a consumer that takes one task after the other, then the server does not plan each checkout anew."""
+    parcels = queue("parcels")
+    for number in range(2 * MIN_STATEMENTS_TO_PREPARE):
+        enqueue("parcels", f"r-{number}")
+    while task := parcels.take():
+        parcels.ack(task)
+    assert prepared("WITH RECURSIVE") == 1, "the priorities"
+    assert prepared("UPDATE") == 2, "checkout and settle"
 
 
 def test_not_where_the_settings_say_no(settings: Any) -> None:
