@@ -18,7 +18,7 @@ from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.benchmarks.server import SETTINGS, Server, serving
 
 NAMES = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers")
-ASKED = ("tuning", "limits", "fan_in")  # run when they are named
+ASKED = ("tuning", "limits", "fan_in", "rows")  # run when they are named
 QUICK = 0.2
 
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"Of {', '.join(NAMES + ASKED)}. Default: all but the last three."
+        "names", nargs="*", metavar="NAME", help=f"Of {', '.join(NAMES + ASKED)}. Default: all but the last four."
     )
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
