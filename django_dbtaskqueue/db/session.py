@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from datetime import UTC, datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from django.apps import apps
 from django.conf import settings as django_settings
@@ -30,6 +29,7 @@ from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.sql import Statements, Tables
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE
 from django_dbtaskqueue.db import liveness
+from django_dbtaskqueue.db.prepared import execute_prepared, kept_for, load_times_fast, should_prepare
 from django_dbtaskqueue.models import (
     AbstractTask,
     Attempt,
@@ -47,11 +47,9 @@ Row = tuple[Any, ...]
 Params = Mapping[str, Any]
 TABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a digit"
-TIMESTAMPTZ_OID = 1184
 UNDEFINED_SQLSTATES = ("42P01", "42703")  # a table, a column
 UNDEFINED_IN_SQLITE = ("no such table", "no such column")
 NO_DEADLINE = nullcontext()
-_cursors: WeakKeyDictionary[BaseDatabaseWrapper, Any] = WeakKeyDictionary()  # the one kept for each connection
 
 
 class Session:
@@ -67,9 +65,13 @@ class Session:
         if answer_timeout is not None:
             self._deadline = liveness.Deadline(connection, answer_timeout)
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
-        self.location: str = model._meta.label_lower
         self.postgresql = connection.vendor == "postgresql"
         self.sql = statements_of(model, connection.vendor)
+
+    @cached_property
+    def location(self) -> str:
+        """The task table, as ``app.model`` in lower case."""
+        return self.model._meta.label_lower
 
     @classmethod
     def on(cls, using: str, model: type[AbstractTask] = Task) -> Session:
@@ -132,15 +134,20 @@ class Session:
 
     def repeat(self, sql: str, params: Params) -> list[Row]:
         """``run`` a statement that comes again and again: prepared, once this connection has seen a few of them."""
-        if self.owned or not self.postgresql or self.watched():
+        connection = self.connection
+        if self.owned or not self.postgresql:
             return self.run(sql, params)
-        self._raw()  # connects, so that the connection can be asked
-        if not should_prepare(self.connection):
+        if (connection.execute_wrappers or connection.queries_logged) and self.watched():
             return self.run(sql, params)
-        cursor = self._cursor()
-        with self.connection.wrap_database_errors:
-            execute_prepared(cursor, sql, params, ends=self.ends)
-            return _rows(cursor)
+        kept = kept_for(connection, self._raw())
+        with connection.wrap_database_errors:
+            if kept.prepares is None and conf.settings().prepare:
+                kept.prepares = should_prepare(kept.raw)
+            if kept.prepares:
+                execute_prepared(kept.cursor, sql, params, ends=self.ends)
+            else:
+                kept.cursor.execute(sql, params)
+            return _rows(kept.cursor)
 
     def together(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
         """Execute statements in one transaction; return their rows. On an owned connection: in one round trip."""
@@ -218,14 +225,7 @@ class Session:
         return watched or bool(self.connection.queries_logged)
 
     def _cursor(self) -> Any:
-        raw = self._raw()
-        cursor = _cursors.get(self.connection)
-        if cursor is None or cursor.closed or cursor.connection is not raw:
-            import psycopg
-
-            _cursors[self.connection] = cursor = psycopg.Cursor(raw)
-            _load_times_fast(cursor)
-        return cursor
+        return kept_for(self.connection, self._raw()).cursor
 
     def _raw(self) -> Any:
         connection = self.connection
@@ -246,7 +246,7 @@ class Session:
 
         raw: Any = self.connection.connection
         raw.cursor_factory = psycopg.Cursor
-        _load_times_fast(raw)
+        load_times_fast(raw)
         if conf.settings().prepare:
             raw.prepare_threshold = 0
             with self.connection.wrap_database_errors, self._deadline:
@@ -255,15 +255,6 @@ class Session:
 
 def _rows(cursor: Any) -> list[Row]:
     return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper to ask for than a description
-
-
-def _load_times_fast(context: Any) -> None:
-    """Django's loader, in Python, costs a checkout more than the database does."""
-    if django_settings.USE_TZ:
-        import psycopg
-
-        loader = psycopg.adapters.get_loader(TIMESTAMPTZ_OID, psycopg.pq.Format.TEXT)
-        context.adapters.register_loader(TIMESTAMPTZ_OID, loader)
 
 
 @contextmanager
@@ -339,11 +330,6 @@ def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     return standbys.get().get(alias, alias)
 
 
-LIBPQ_IDLE = 0  # libpq's number of a connection that is in no transaction
-MIN_STATEMENTS_TO_PREPARE = 3  # on one connection: fewer do not pay for the round trips of preparing
-_statement_counts: WeakKeyDictionary[Any, int | bool] = WeakKeyDictionary()  # how many so far; then whether to prepare
-
-
 @lru_cache(maxsize=256)
 def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
     """Return the statements for one task table; an unknown database gets those of SQLite."""
@@ -362,37 +348,3 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
         columns=renamed,
     )
     return Statements(tables, DIALECTS.get(vendor, SQLITE))
-
-
-def should_prepare(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a PostgreSQL connection is used long enough, and keeps its server process. Asked once per statement."""
-    raw: Any = connection.connection
-    known = _statement_counts.get(raw, 0)
-    if isinstance(known, bool) or not conf.settings().prepare:
-        return known is True
-    if known < MIN_STATEMENTS_TO_PREPARE:
-        _statement_counts[raw] = known + 1
-        return False
-    with connection.wrap_database_errors:
-        [pid] = raw.execute("SELECT pg_backend_pid()").fetchone()
-    _statement_counts[raw] = direct = bool(pid == raw.info.backend_pid)  # a pooler makes a number up
-    return direct
-
-
-def execute_prepared(cursor: Any, sql: str, params: Mapping[str, Any], *, ends: bool) -> None:
-    """Execute a prepared statement, whatever the site has set for its own statements.
-
-    ``ends``: this is the last statement of the caller's transaction. If it is the first as well, it goes without BEGIN
-    and needs no COMMIT, which are round trips of their own.
-    """
-    raw = cursor.connection
-    threshold, autocommit = raw.prepare_threshold, raw.autocommit
-    raw.prepare_threshold = 0
-    if ends and not autocommit and raw.info.transaction_status == LIBPQ_IDLE:
-        raw.autocommit = True
-    try:
-        cursor.execute(sql, params)
-    finally:
-        raw.prepare_threshold = threshold
-        if raw.autocommit != autocommit and not raw.closed:
-            raw.autocommit = autocommit

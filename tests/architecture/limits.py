@@ -6,8 +6,10 @@ A limit above its target may only fall, but for new functions: then the commit t
 from __future__ import annotations
 
 LIMITS: dict[str, int] = {
-    "lines": 50_110,  # with COPY, settings from the command line, the index of groups, days that reports keep
-    "files": 243,  # one for arrivals, two for events of finished tasks, three for days that reports keep
+    # With COPY, settings from the command line, the index of groups, days that reports keep, cursors that are kept
+    "lines": 50_165,
+    # One for arrivals, two for events of finished tasks, three for days that reports keep, one for kept cursors
+    "files": 244,
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
@@ -16,9 +18,9 @@ LIMITS: dict[str, int] = {
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
     "Any": 711,
     "files that branch on outcomes": 3,
-    "enqueue: calls": 39,
+    "enqueue: calls": 37,
     "enqueue: modules": 9,
-    "plain enqueue: calls": 32,
+    "plain enqueue: calls": 27,
     "plain enqueue: modules": 9,
     "task: calls": 129,  # 128, or one more: which of two threads is first
     "task: modules": 20,

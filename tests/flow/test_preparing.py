@@ -10,7 +10,8 @@ import pytest
 from django.db import connection, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue, queue
-from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE, Session
+from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
