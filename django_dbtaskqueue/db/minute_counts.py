@@ -54,12 +54,13 @@ class MinuteCounter(Generic[K, V]):
     ) -> None:
         self._add_up, self._append, self._max_keys = add_up, append, max_keys
         self._pending: dict[K, V] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken for each count: without the two calls of a condition in Python
+        self._changed = threading.Condition(self._lock)
         self._storing = threading.Lock()  # held from taking counts out of memory until they are committed
 
     def add(self, key: K, value: V) -> None:
         """Count. Returns at once."""
-        with self._changed:
+        with self._lock:
             known = self._pending.get(key)
             if known is not None:
                 self._pending[key] = self._add_up(known, value)

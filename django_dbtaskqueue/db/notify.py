@@ -59,6 +59,8 @@ class Notifier:
 
     def notify(self, queue: str) -> None:
         """Wake the pollers of ``queue`` soon. Returns at once; never raises."""
+        if queue in self._pending:  # its NOTIFY is sent after this, and no lock is needed to see that
+            return
         with self._changed:
             self._pending.add(queue)
             if self._thread is None:

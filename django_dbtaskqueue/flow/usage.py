@@ -56,7 +56,7 @@ def after_commit(
 
     ``wake(alias, vendor, queue)`` is called first. Without autocommit nothing happens, as in ``db.notify.on_commit``.
     """
-    alias, database = connection.alias, str(connection.settings_dict["NAME"])
+    alias, vendor, database = connection.alias, connection.vendor, str(connection.settings_dict["NAME"])
 
     def happened() -> None:
         for (queue, call), ids in calls.items():
@@ -64,15 +64,20 @@ def after_commit(
                 continue
             try:
                 if wake is not None:
-                    wake(alias, connection.vendor, queue)
+                    wake(alias, vendor, queue)
             finally:
                 number, ids = (ids, ()) if isinstance(ids, int) else (len(ids), ids)
                 counter.add(UsageKey(alias, database, queue, call), number)
                 if signals.task_changed.receivers:
                     signals.task_changed.send_robust(queue, call=call, task_ids=tuple(ids), using=alias)
 
-    if connection.in_atomic_block or connection.get_autocommit():
+    if connection.in_atomic_block:
         connection.on_commit(happened, robust=True)
+    elif connection.autocommit or connection.get_autocommit():
+        try:  # as Django would, which asks twice more whether there is a transaction
+            happened()
+        except Exception:
+            logger.exception("Not all was told of calls that are stored")
 
 
 def settled(connection: BaseDatabaseWrapper, pairs: Iterable[tuple[Lease, Settlement]], ids: Container[int]) -> None:
@@ -109,7 +114,7 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
 
     def add(self, key: UsageKey, value: int) -> None:
         """Count. Returns at once; never raises."""
-        with self._changed:
+        with self._lock:
             self._pending[key] = self._pending.get(key, 0) + value
             if self._thread is None and not self._ending:
                 thread = threading.Thread(target=self._run, name="dbtaskqueue-usage", daemon=True)
