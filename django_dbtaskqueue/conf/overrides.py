@@ -14,6 +14,7 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_delete, post_save
 from django.db.utils import InterfaceError, OperationalError
 
@@ -45,12 +46,13 @@ _unreachable_until: dict[str, float] = {}  # by alias: no row is read before tha
 _quiet_until = 0.0  # after a change that may still be rolled back, nothing read in a transaction is remembered
 
 
-def queue_settings(queue: str, alias: str) -> conf.QueueSettings:
+def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | None = None) -> conf.QueueSettings:
     """Return what ``queue`` is set to, the runtime overrides of its row laid over it; at most a second old.
 
-    A queue made at runtime stands only in the ``Queue`` table. Raises ``UnknownQueue``.
+    A queue made at runtime stands only in the ``Queue`` table. ``connection``: that of the alias, for a caller that has
+    it in hand. Raises ``UnknownQueue``.
     """
-    key = (alias, str(connections[alias].settings_dict["NAME"]), queue)
+    key = (alias, str((connection or connections[alias]).settings_dict["NAME"]), queue)
     row = _rows.get(key)
     base = conf.default_settings(queue)
     # Other settings, and other queues known, come with another ``base``.

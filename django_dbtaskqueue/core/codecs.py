@@ -84,7 +84,9 @@ def _given_name(cls: type) -> str | None:
 def encode(value: object, declared: object = None) -> tuple[str | None, object]:
     """Return (type name, JSON-ready value). Plain JSON has the name None and is encoded as ``declared``."""
     cls = type(value)
-    if cls not in JSON_TYPES and (_is_record(cls) or _is_model(cls)):
+    if cls in JSON_TYPES:
+        return None, value if declared is None else _run(prepare(declared).encode, value)
+    if _is_record(cls) or _is_model(cls):
         return type_name(cls), _run(prepare(cls).encode, value)  # type: ignore[arg-type]  # a class is hashable
     return None, _run(prepare(declared).encode, value)
 

@@ -6,10 +6,11 @@ for the commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
+from operator import itemgetter
 from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
@@ -37,9 +38,7 @@ from django_dbtaskqueue.flow.parents import checked_parents, insert_related, mem
 from django_dbtaskqueue.flow.placement import (
     UNIQUE_OVER_HISTORY,
     PeriodTaken,
-    apply_rule,
     check_timeout,
-    checked_rule,
     claim_periods,
     existing_task,
     free_capacity,
@@ -49,6 +48,7 @@ from django_dbtaskqueue.flow.placement import (
     own_fields,
     own_values,
     route,
+    rule_of,
     with_fail_over,
     without_spent,
 )
@@ -56,7 +56,9 @@ from django_dbtaskqueue.models import AbstractTask, Task
 
 Row = dict[str, Any]  # the values of a task's columns, as parameters
 HELD = "held"  # a key of the row of a task that waits for others
-PLAIN_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type != "jsonb")
+PLAIN_COLUMNS = tuple(column for column in ENQUEUED if column.type != "jsonb")
+PLAIN_NAMES = [column.name for column in PLAIN_COLUMNS]
+PLAIN_VALUES = itemgetter(*(column.db for column in PLAIN_COLUMNS))
 JSON_COLUMNS = tuple((column.name, column.db) for column in ENQUEUED if column.type == "jsonb")
 
 
@@ -109,9 +111,9 @@ def enqueue(
     if enqueue_hook.around is not None and enqueue_hook.applies():
         return enqueue_hook.surround(queue, lambda: enqueue(**options))
     alias = alias_for(queue, using)
-    settings = overrides.queue_settings(queue, alias)
+    settings = overrides.queue_settings(queue, alias, connection := connections[alias])
     row = row_of(options, settings)
-    rule = _rule_of(unique, settings, row)
+    rule = None if unique is None and settings.unique is None else rule_of(unique, settings, row)
     if row["payload_type"] is not None and queue in codecs.expected:
         codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
@@ -125,8 +127,8 @@ def enqueue(
         alias, parents = checked_parents(after, on_parent_failure, settings, alias, using)
         row[HELD] = True
 
-    def insert(alias: str) -> Task:
-        session = Session(connections[alias], model_of(settings))
+    def insert(at: str) -> Task:
+        session = Session(connection if at == connection.alias else connections[at], model_of(settings))
         if rule is not None:
             return _insert_unique(session, queue, row, rule, settings.capacity, timeout)
         if row["reference_number"] is not None and settings.unique_over == UNIQUE_OVER_HISTORY:
@@ -145,17 +147,6 @@ def enqueue(
     if settings.shards and using is None and parents is None:
         return with_fail_over(route(settings, row["reference_number"], payload), settings.shards, insert)
     return insert(alias)
-
-
-def _rule_of(unique: UniqueRule | str | None, settings: conf.QueueSettings, row: Row) -> UniqueRule | None:
-    """Return the rule of uniqueness for a task, if any, and give the row the reference that it derives."""
-    reference = row["reference_number"]
-    rule = settings.unique if unique is None and reference is None else None
-    if unique is not None:
-        rule = checked_rule(unique, reference)
-    if rule is not None:
-        apply_rule(rule, row)
-    return rule
 
 
 def enqueue_copy(task: AbstractTask) -> AbstractTask:
@@ -265,7 +256,7 @@ def _insert(
             usage.after_commit(session.connection, {(queue, "put"): written[0][:1]}, wake=notify.notify)
             if on_duplicate == "replace_running":
                 notify.after_commit(session.connection, queue, lost=True)
-            task = _task(session, queue, row, dict(zip(returned, written[0], strict=True)))
+            task = _task(session, queue, row, zip(returned, written[0], strict=True))
             if on_duplicate in REPLACE and task.last_update_time > task.create_time:
                 why = f" The rule allows {rule.words}." if rule is not None else ""
                 task.enqueue_note = f"No task was inserted: task {task.pk} has the new values.{why}"
@@ -284,20 +275,24 @@ def _insert(
     raise DuplicateTask(queue, row["reference_number"])
 
 
-def _task(session: Session, queue: str, row: Row, written: Row) -> Task:
+def _task(session: Session, queue: str, row: Row, written: Iterable[tuple[str, Any]]) -> Task:
     """Return the row just written as a model instance; columns not in hand are loaded when they are read."""
+    values: Row = {"queue": queue, "status": "CREATED", "attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0}
+    values.update(zip(PLAIN_NAMES, PLAIN_VALUES(row), strict=True))
+    values.update(written)
     if not session.postgresql:
         # A replaced task may be parked: it has no ready time.
-        written |= {n: session.time(value) for n, value in written.items() if n.endswith("_time") and value is not None}
-    values = {"attempt": 0, "reenqueue_attempt": 0, "total_attempt": 0, **written}
-    values.setdefault("ready_time", values.setdefault("next_process_time", values["create_time"]))
+        values |= {n: session.time(value) for n, value in values.items() if n.endswith("_time") and value is not None}
+    due = values.setdefault("next_process_time", values["create_time"])
     if row["group_key"] is not None or HELD in row:
-        del values["ready_time"]  # whether it is ready is decided next
-    values |= {"queue": queue, "status": "CREATED"} | {name: row[column] for name, column in PLAIN_COLUMNS}
+        values.pop("ready_time", None)  # whether it is ready is decided next
+    else:
+        values.setdefault("ready_time", due)
     for name, column in JSON_COLUMNS:
-        values[name] = None if row[column] is None else json_payload.loads(row[column])
-    for name, value in row[OWN_COLUMNS].items():
-        values[own_fields(session.model)[name].attname] = getattr(value, "pk", value)
+        values[name] = None if (text := row[column]) is None else json_payload.loads(text)
+    if row[OWN_COLUMNS]:
+        fields = own_fields(session.model)
+        values |= {fields[name].attname: getattr(value, "pk", value) for name, value in row[OWN_COLUMNS].items()}
     return _instance(session, values)
 
 
@@ -307,11 +302,11 @@ def _instance(session: Session, values: Row) -> Task:
     if model_signals.pre_init.receivers or model_signals.post_init.receivers or model.__init__ is not Model.__init__:
         names = [field.attname for field in model._meta.concrete_fields if field.attname in values]
         return cast(Task, model.from_db(alias, names, [values[name] for name in names]))
-    task = model.__new__(model)
+    task: Task = model.__new__(model)  # type: ignore[assignment]
     task._state = ModelState()
     task._state.adding, task._state.db = False, alias
     task.__dict__.update(values)
-    return cast(Task, task)
+    return task
 
 
 async def aenqueue(

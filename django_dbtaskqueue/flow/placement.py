@@ -182,6 +182,17 @@ def apply_rule(rule: UniqueRule, row: Row) -> None:
         row["delay"] = rule.wait.total_seconds()
 
 
+def rule_of(unique: object, settings: QueueSettings, row: Row) -> UniqueRule | None:
+    """Return the rule of uniqueness for a task, if any, and give the row the reference that it derives."""
+    reference = row["reference_number"]
+    rule = settings.unique if unique is None and reference is None else None
+    if unique is not None:
+        rule = checked_rule(unique, reference)
+    if rule is not None:
+        apply_rule(rule, row)
+    return rule
+
+
 def in_period(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> set[str]:
     """Return the references whose period is not over: they are taken, also if their tasks have left the table."""
     if rule.period is None or not references:
