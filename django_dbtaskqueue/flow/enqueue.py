@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
-from django_dbtaskqueue.core.sql.enqueue import REPLACE
+from django_dbtaskqueue.core.sql.enqueue import RARE_COLUMNS, REPLACE
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
@@ -56,6 +56,7 @@ from django_dbtaskqueue.models import AbstractTask, Task
 
 Row = dict[str, Any]  # the values of a task's columns, as parameters
 HELD = "held"  # a key of the row of a task that waits for others
+RARE_VALUES, NO_RARE_VALUES = itemgetter(*RARE_COLUMNS), (None,) * len(RARE_COLUMNS)
 PLAIN_COLUMNS = tuple(column for column in ENQUEUED if column.type != "jsonb")
 PLAIN_NAMES = [column.name for column in PLAIN_COLUMNS]
 PLAIN_VALUES = itemgetter(*(column.db for column in PLAIN_COLUMNS))
@@ -242,7 +243,7 @@ def _insert(
     bounded = rule is not None and rule.bound is not None
     sql = session.sql.insert(
         on_duplicate, timed=timed, grouped=grouped, keep_due=keep_due, bounded=bounded, referenced=referenced,
-        held=HELD in row, own=own,
+        held=HELD in row, bare=RARE_VALUES(row) == NO_RARE_VALUES, own=own,
     )  # fmt: skip
     run_at = None if row["run_at"] is None else session.time_text(row["run_at"])
     returned = session.sql.returned(on_duplicate, timed=timed)

@@ -16,6 +16,7 @@ RETURNED = (
     "last_update_time",
 )  # fmt: skip
 REPLACE = ("replace", "replace_running")  # what ``on_duplicate`` may be where a task that holds the reference changes
+RARE_COLUMNS = ("payload_type", "context", "group_key", "tag", "lease_seconds")  # most tasks have none of them
 VARYING_COLUMNS = ("reference_number", "payload")
 # The reference names the row; a task stays in its group (to move it, cancel it and enqueue another); the budget has a
 # rule of its own.
@@ -39,18 +40,20 @@ class EnqueueStatements(Group):
         bounded: bool = False,
         referenced: bool = True,
         held: bool = False,
+        bare: bool = False,
         own: OwnColumns = (),
     ) -> str:
         """Insert one task; answers ``returned``, or nothing when the reference is taken and nothing was written.
 
-        ``held``: the task waits for others.
+        ``held``: the task waits for others. ``bare``: it has none of the ``RARE_COLUMNS``, which need no parameters.
         A task without a reference is never a duplicate, so PostgreSQL need not look first. ``bounded``: a replaced task
         is due at most ``max_wait`` seconds after it was created. The values of ``own`` columns are the parameters
         ``own_0``, ``own_1``, ….
         """
         due = self._due("%(delay)s", "%(run_at)s") if timed else self.dialect.now
         expire = self.dialect.maybe_later("%(ttl)s", start=due) if timed else "NULL"
-        values = ", ".join(f"%({name})s" for name in [*ENQUEUED_TYPES, *_keys(own)])
+        nulls = RARE_COLUMNS if bare else ()
+        values = ", ".join("NULL" if key in nulls else f"%({key})s" for key in [*ENQUEUED_TYPES, *_keys(own)])
         names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
         ready, parked = ("NULL", f"'{PARENTS if held else GROUP}'") if grouped or held else (due, "NULL")
         return (

@@ -35,6 +35,7 @@ VARIANTS: dict[str, Variants] = {
     "Statements.insert": [
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
+        *_all(on_duplicate=["error"], timed=[False], grouped=[False], bare=[True]),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
         *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
     ],
