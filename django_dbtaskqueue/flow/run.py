@@ -219,18 +219,24 @@ def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
-        token = current_lease.set(lease)
-        try:
-            if processor.mode == "atomic":
-                _call_atomic(lease, processor)
-                return None
-            value = (processor.call or processor.with_middleware())(lease)
-            outcome = DONE if value is None else as_outcome(value)
-        except BaseException as error:
-            return _failed(lease, error)
-        finally:
-            current_lease.reset(token)
+    if lease.decoded_context or context.ambient.get():
+        with context.restored(lease.context):
+            return _call(lease, processor)
+    return _call(lease, processor)
+
+
+def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
+    token = current_lease.set(lease)
+    try:
+        if processor.mode == "atomic":
+            _call_atomic(lease, processor)
+            return None
+        value = (processor.call or processor.with_middleware())(lease)
+        outcome = DONE if value is None else as_outcome(value)
+    except BaseException as error:
+        return _failed(lease, error)
+    finally:
+        current_lease.reset(token)
     return None if lease.settled else outcome
 
 

@@ -348,10 +348,11 @@ class Fetcher:
         if "retry" in queue.overrides:
             for lease in leases:
                 lease.policy = queue.settings.retry
-        processors = [registry.find(lease.queue, lease.payload_type) for lease in leases]
+        found = {name: registry.find(queue.name, name) for name in {lease.payload_type for lease in leases}}
+        processors = [found[lease.payload_type] for lease in leases]
         observe.checked_out(leases, processors)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
-        now, late = monotonic(), False
+        now, late, expired = monotonic(), False, queue.settings.expired
         jobs: list[Job] = []
         isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
@@ -360,13 +361,13 @@ class Fetcher:
             if lease.lease_seconds is not None:
                 self._expect_lease(queue, lease.lease_seconds)
             late = late or lease.deadline <= now
-            refused = refusal(lease, processor, queue.settings.expired)
+            refused = refusal(lease, processor, expired) if processor is None or lease.expire_text else None
             if refused is not None or processor is None:
                 refusals.append((lease, refused))
             elif lease.lost_leases and self.capacity.executors.isolates(processor):
                 isolated.append(Job(lease, processor))
             elif processor.plain:
-                jobs.append(Job(lease, processor))
+                jobs.append(tuple.__new__(Job, (lease, processor, ())))  # half the time of Job's own function
             else:
                 special.setdefault(processor, []).append(lease)
         if isolated:

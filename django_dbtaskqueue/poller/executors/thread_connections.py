@@ -99,9 +99,9 @@ def _lost_database(outcome: Outcome | Settlement | None) -> bool:
     return outcome is not None and isinstance(outcome.facts.error, OperationalError | InterfaceError)
 
 
-def tidy() -> None:
+def tidy(now: float | None = None) -> None:
     """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
-    _opened.tidied_at = monotonic()
+    _opened.tidied_at = monotonic() if now is None else now
     if _opened.changed:
         _list_connections()
     for connection in _opened.connections:
