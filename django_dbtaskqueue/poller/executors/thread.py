@@ -24,6 +24,7 @@ from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, 
 
 logger = logging.getLogger(__name__)
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
+HAND_OVER_SECONDS = 0.001  # at most, from the wake-up of an idle thread until it has the interpreter
 
 
 class ThreadExecutor(Executor):
@@ -37,16 +38,24 @@ class ThreadExecutor(Executor):
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
         self._threads: list[WatchedThread] = []
         self._idle: set[int] = set()
+        self._awake = threading.Event()  # an idle thread has the interpreter
         self._closed = False
         self._lock = threading.Lock()  # only for starting threads
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Append jobs and wake as many threads as they can use."""
+        """Append jobs and wake as many threads as they can use.
+
+        If no job runs, wait until a thread has the interpreter. The caller would keep it until its next statement.
+        """
+        idle = not self.busy()
+        self._awake.clear()
         self.todo.extend(jobs)
         if fast:
             self.nudge()
         else:
             self._wake(len(jobs))
+        if idle and self._wakeups.qsize():
+            self._awake.wait(HAND_OVER_SECONDS)
 
     def nudge(self) -> None:
         """Wake one more thread if jobs wait and all running threads are in slow jobs.
@@ -112,6 +121,7 @@ class ThreadExecutor(Executor):
             return self._wakeups.get() and not self._closed
         finally:
             self._idle.discard(slot)
+            self._awake.set()
 
     def _run(self, slot: int, job: Job) -> None:
         if not job.processor.plain:
