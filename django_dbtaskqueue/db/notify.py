@@ -1,7 +1,9 @@
 """The wake-up of pollers by NOTIFY and LISTEN. A lost wake-up costs only time, because pollers poll as well.
 
-NOTIFY inside the caller's transaction would make all commits of the server take turns. So the commit only marks the
-queue, and a daemon thread with its own connection sends at most one NOTIFY per 5 ms, fewer on a busy machine.
+NOTIFY inside the caller's transaction would make all commits of the server take turns. So the notifier, a daemon thread
+with its own connection, sends at most one NOTIFY per 5 ms, fewer on a busy machine. After the commit the caller only
+marks the queue. If the notifier's connection is idle, the caller sends the NOTIFY on it, and the notifier waits for the
+answer: so a wake-up does not wait until the notifier has the interpreter.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from django.db import connections
+from django.db import OperationalError, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
@@ -25,7 +27,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, should_prepare
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ NOTIFY_INTERVAL_S = 0.005  # between two NOTIFYs
 NOTIFY_PAUSE_FACTOR = 40  # pause on average 40 times as long as a NOTIFY takes: a busy machine sends fewer
 MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that one slow NOTIFY delays no other
 MAX_NOTIFY_PAUSE_S = 0.1  # however slow a NOTIFY is
-NOTIFIER_LINGER_S = 1.0  # the notifier keeps its idle connection for this time
+NOTIFIER_LINGER_S = 1.0, 60.0  # the notifier keeps its idle connection for CONN_MAX_AGE, within these limits
 FLUSH_TIMEOUT_S = 2.0  # a process waits at its end at most this long for its last wake-up
 LISTEN_CHECK_INTERVAL_S = 1.0  # between two looks at whether to end
 LISTEN_PROBE_INTERVAL_S = 10.0  # between two statements that only see whether the connection works
@@ -45,6 +47,44 @@ RECONNECT_PAUSES_S = 0.1, 5.0  # between two attempts to connect: the first paus
 NOTIFY_SQL = f"""
 SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q
 """
+NOTIFY_ONE_SQL = f"SELECT set_config('synchronous_commit', 'off', true), pg_notify('{CHANNEL}', $1)".encode()
+NOTIFY_ONE_NAME = b"dbtaskqueue_notify"  # of the prepared statement
+
+
+class _IdleLine:
+    """An idle connection: one thread may send a NOTIFY, and another waits for the answer."""
+
+    def __init__(self, session: Session) -> None:
+        connection = session.connection
+        self.raw: Any = connection.connection
+        self.prepared = not connection.settings_dict["OPTIONS"].get("pool") and should_prepare(connection)
+        if self.prepared:
+            self.raw.pgconn.prepare(NOTIFY_ONE_NAME, NOTIFY_ONE_SQL)
+
+    def send(self, queue: str) -> bool:
+        """Send without waiting for the answer; return whether that worked."""
+        pgconn, parameters = self.raw.pgconn, [queue.encode()]
+        try:
+            if self.prepared:
+                pgconn.send_query_prepared(NOTIFY_ONE_NAME, parameters)
+            else:
+                pgconn.send_query_params(NOTIFY_ONE_SQL, parameters)
+            pgconn.flush()
+        except Exception:  # it died while it was idle, which is not the trouble of the one who enqueues
+            return False
+        return True
+
+    def receive(self) -> None:
+        """Wait for the answer, or raise what went wrong."""
+        pgconn = self.raw.pgconn
+        with selectors.DefaultSelector() as socket:  # psycopg's ``get_result`` would keep the interpreter
+            socket.register(self.raw.fileno(), selectors.EVENT_READ)
+            while pgconn.is_busy():
+                socket.select()
+                pgconn.consume_input()
+        while (result := pgconn.get_result()) is not None:
+            if result.error_message:
+                raise OperationalError(result.error_message.decode(errors="replace"))
 
 
 class Notifier:
@@ -53,7 +93,10 @@ class Notifier:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._pending: set[str] = set()
-        self._linger = NOTIFIER_LINGER_S
+        self._line: _IdleLine | None = None  # while the thread waits
+        self._sent: str | None = None  # the queue whose NOTIFY is on its way on that line
+        self._sent_at = 0.0
+        self._linger = NOTIFIER_LINGER_S[0]
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -62,7 +105,10 @@ class Notifier:
         if queue in self._pending:  # its NOTIFY is sent after this, and no lock is needed to see that
             return
         with self._changed:
-            self._pending.add(queue)
+            if self._line is not None and self._line.send(queue):
+                self._line, self._sent, self._sent_at = None, queue, monotonic()
+            else:
+                self._pending.add(queue)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._send, name=f"{CHANNEL}-notifier", daemon=True)
                 self._thread.start()
@@ -79,36 +125,81 @@ class Notifier:
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
-        self._linger = 0.0 if is_for_tests(session.connection.settings_dict) else NOTIFIER_LINGER_S
+        self._linger = _linger(session.connection.settings_dict)
         liveness.bound_waits(session.connection)
         deadline = liveness.Deadline(session.connection)
-        owed, begun = 0.0, monotonic()
-        while queues := self._take(session):
-            owed, begun = max(owed - (monotonic() - begun), -MAX_SAVED_PAUSE_S), monotonic()
+        owed, begun, line = 0.0, monotonic(), None
+        while queues := self._take(session, line):
+            now = monotonic() if self._sent is None else self._sent_at
+            owed, begun = max(owed - (now - begun), -MAX_SAVED_PAUSE_S), now
             try:
                 liveness.watch()
                 with deadline:
-                    session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
+                    self._notify_all(session, line, queues)
+                    line = _line_of(session, line)
             except Exception as error:  # if the thread died, this process would send no more wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 _close(session)
+                line = None
             owed += NOTIFY_PAUSE_FACTOR * (monotonic() - begun)
             threading.Event().wait(min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
 
-    def _take(self, session: Session) -> set[str]:
-        """Return the queues to wake; empty when the thread is to end, which it then has."""
+    def _notify_all(self, session: Session, line: _IdleLine | None, queues: set[str]) -> None:
+        """Send one NOTIFY, or wait for the answer to the one that was sent; again if the connection has died."""
+        kept = session.connection.connection is not None
+        try:
+            if self._sent is not None and line is not None:
+                line.receive()
+            else:
+                session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
+        except Exception:
+            if not kept:
+                raise
+            _close(session)
+            session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
+        finally:
+            self._sent = None
+
+    def _take(self, session: Session, line: _IdleLine | None) -> set[str]:
+        """Return the queues to wake, or the one that ``notify`` has sent on ``line``.
+
+        Empty when the thread is to end, which it then has.
+        """
         with self._changed:
+            self._line = line
             idle_since = monotonic()
-            while not self._pending:
+            while not self._pending and self._sent is None:
                 left = idle_since + self._linger - monotonic()
                 if left <= 0:
+                    self._line = None
                     _close(session)
                     self._thread = None
                     self._changed.notify_all()
                     return set()
                 self._changed.wait(left)
+            self._line = None
+            if self._sent is not None:
+                return {self._sent}
             queues, self._pending = self._pending, set()
             return queues
+
+
+def _line_of(session: Session, line: _IdleLine | None) -> _IdleLine | None:
+    """Return how others may use a connection that is idle now; ``line``: how they could before."""
+    if session.watched():
+        return None
+    return (
+        line if line is not None and line.prepared and line.raw is session.connection.connection else _IdleLine(session)
+    )
+
+
+def _linger(settings: Mapping[str, Any]) -> float:
+    """Return how long an idle notifier keeps its connection: one of a pool may be missed elsewhere."""
+    if is_for_tests(settings):
+        return 0.0
+    shortest, longest = NOTIFIER_LINGER_S
+    age = settings["CONN_MAX_AGE"]
+    return shortest if settings["OPTIONS"].get("pool") else max(shortest, longest if age is None else min(age, longest))
 
 
 def _close(session: Session) -> None:

@@ -7,8 +7,10 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -16,6 +18,7 @@ from django.db import connections, transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
@@ -37,8 +40,8 @@ def heard() -> Iterator[list[str]]:
 class WakeupRecorder:
     """Another process's connection, listening."""
 
-    def __init__(self) -> None:
-        parameters = connections["default"].get_connection_params()
+    def __init__(self, alias: str = "default") -> None:
+        parameters = connections[alias].get_connection_params()
         keys = ("host", "port", "user", "password", "dbname")
         self.connection = psycopg.connect(
             **{key: parameters[key] for key in keys if key in parameters}, autocommit=True
@@ -289,3 +292,68 @@ def test_a_transaction_by_hand_can_enqueue_and_settle(alias: str, heard: list[st
         transaction.set_autocommit(True, using=alias)
     assert Task.objects.using(alias).get().status == "COMPLETED"
     assert heard == []
+
+
+@pytest.fixture
+def site(settings: Any) -> Iterator[str]:
+    """A database that is not one of a test run, so that a notifier keeps its connection."""
+    name = urlsplit(settings.SERVER_URL).path.removeprefix("/")
+    connections.settings["site"] = {**connections.settings["default"], "NAME": name, "CONN_MAX_AGE": None}
+    yield "site"
+    connections["site"].close()
+    del connections.settings["site"], connections["site"]
+
+
+@pytest.fixture
+def idle_notifier(site: str) -> Iterator[notify.Notifier]:
+    """One that has sent some wake-ups, and has nothing to do."""
+    one = notify.Notifier(site)
+    for _ in range(MIN_STATEMENTS_TO_PREPARE + 1):
+        one.notify("parcels")
+        until(lambda: one._line is not None)
+    yield one
+    one.flush(PATIENCE)
+
+
+def test_the_caller_sends_on_an_idle_connection(site: str, idle_notifier: notify.Notifier) -> None:
+    """Given a notifier's thread that gets no turn, when it has nothing to do, then the wake-up is sent all the same."""
+    recorder = WakeupRecorder(site)
+    with idle_notifier._changed, closing(recorder.connection):  # without it the thread can do nothing
+        idle_notifier.notify("letters")
+        assert recorder.hear(1) == ["letters"]
+
+
+def test_what_comes_meanwhile_is_sent_afterwards(site: str, idle_notifier: notify.Notifier) -> None:
+    recorder = WakeupRecorder(site)
+    with closing(recorder.connection):
+        for queue in ("letters", "parcels", "letters"):
+            idle_notifier.notify(queue)
+        assert sorted(recorder.hear(3)) == ["letters", "letters", "parcels"]
+
+
+def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, idle_notifier: notify.Notifier) -> None:
+    assert idle_notifier._line is not None
+    recorder = WakeupRecorder(site)
+    with closing(recorder.connection):
+        pid = idle_notifier._line.raw.info.backend_pid
+        recorder.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
+        alive = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
+        until(lambda: not recorder.connection.execute(alive, [pid]).fetchone())
+        idle_notifier.notify("letters")
+        assert recorder.hear(1) == ["letters"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "seconds"),
+    [
+        ({"CONN_MAX_AGE": 0}, 1),
+        ({"CONN_MAX_AGE": 20}, 20),
+        ({"CONN_MAX_AGE": 3600}, 60),
+        ({"CONN_MAX_AGE": None}, 60),
+        ({"CONN_MAX_AGE": None, "OPTIONS": {"pool": True}}, 1),
+    ],
+)
+def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(
+    site: str, changed: dict[str, Any], seconds: int
+) -> None:
+    assert notify._linger({**connections.settings[site], **changed}) == seconds

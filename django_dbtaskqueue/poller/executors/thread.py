@@ -47,7 +47,7 @@ class ThreadExecutor(Executor):
 
         If no job runs, wait until a thread has the interpreter. The caller would keep it until its next statement.
         """
-        idle = not self.busy()
+        idle = self._jobs.count(None) == self.slots
         self._awake.clear()
         self.todo.extend(jobs)
         if fast:
