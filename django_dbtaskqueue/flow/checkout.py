@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.limiter import Limiter, fenced
-from django_dbtaskqueue.flow.scan import READY_ORDER, Scan, ScanCursor, Watermarks, take_rows
+from django_dbtaskqueue.flow.scan import READY_ORDER, Scan, ScanCursor, Watermarks, array, take_rows
 
 logger = logging.getLogger("django_dbtaskqueue")
 CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
@@ -282,18 +282,13 @@ def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
     lasts = list(accumulate(len(scan.watermarks) for scan in scans))
     return {
         "queues": [scan.cursor.queue for scan in scans],
-        "limits": _array([scan.limit for scan in scans]),
-        "firsts": _array([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
-        "lasts": _array(lasts),
-        "priorities": _array([priority for priority, _, _ in marks]),
-        "times": _array([f'"{time}"' for _, time, _ in marks]),
-        "ids": _array([number for _, _, number in marks]),
+        "limits": array([scan.limit for scan in scans]),
+        "firsts": array([last - len(scan.watermarks) + 1 for scan, last in zip(scans, lasts, strict=True)]),
+        "lasts": array(lasts),
+        "priorities": array([priority for priority, _, _ in marks]),
+        "times": array([f'"{time}"' for _, time, _ in marks]),
+        "ids": array([number for _, _, number in marks]),
     }
-
-
-def _array(values: Iterable[int | str]) -> str:
-    """Return an array as PostgreSQL writes it: psycopg takes many times as long for a list."""
-    return f"{{{','.join(map(str, values))}}}"
 
 
 def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ full scans may use at most 5 % of the time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import itemgetter
@@ -55,9 +55,9 @@ class ScanCursor:
         order = aged + [priority for priority in sorted(watermarks) if priority not in aged]
         return {
             "queue_name": self.queue,
-            "priorities": order,
-            "times": [watermarks[priority][0] for priority in order],
-            "ids": [watermarks[priority][1] for priority in order],
+            "priorities": array(order),
+            "times": array([f'"{watermarks[priority][0]}"' for priority in order]),
+            "ids": array([watermarks[priority][1] for priority in order]),
         }
 
     def in_order(self, rows: list[Row]) -> list[Row]:
@@ -101,6 +101,14 @@ class ScanCursor:
         cost = now - begun - rows * (self.row_seconds or 0.0)
         self.may_full_scan = now + min(FULL_SCAN_MAX_INTERVAL_S, max(0.0, cost) / FULL_SCAN_TIME_SHARE)
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
+
+
+def array(values: Iterable[int | str]) -> str:
+    """Return an array as PostgreSQL writes it.
+
+    For a list, psycopg takes many times as long, and prepares the statement anew when the numbers need a larger type.
+    """
+    return f"{{{','.join(map(str, values))}}}"
 
 
 @dataclass(slots=True, eq=False)

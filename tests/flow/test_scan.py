@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -20,8 +21,8 @@ pytestmark = pytest.mark.django_db
 PAST, FUTURE = 0.001, float("inf")
 
 
-def take(cursor: ScanCursor, limit: int = 10) -> list[int]:
-    session = Session.on("default")
+def take(cursor: ScanCursor, limit: int = 10, session: Session | None = None) -> list[int]:
+    session = session or Session.on("default")
     strategy = checkout.strategy_for(session)
     taken: list[Lease] = checkout.take(
         session, cursor, strategy=strategy, poller_instance="p", limit=limit, lease=timedelta(minutes=1),
@@ -41,6 +42,17 @@ def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_querie
     cursor.next_full_scan = PAST
     with django_assert_num_queries(1):
         assert take(cursor) == [second.pk]
+
+
+def test_the_statement_stays_prepared_as_the_ids_grow() -> None:
+    cursor, session = ScanCursor("parcels"), Session.open("default")
+    cursor.next_full_scan = cursor.may_full_scan = FUTURE
+    with closing(session):
+        for number in (1, 2**15, 2**31):
+            cursor.watermarks = {0: ("-infinity", number)}
+            assert take(cursor, session=session) == []
+        checkouts = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'UPDATE %%'"
+        assert session.run(checkouts, {}) == [(1,)]
 
 
 def test_a_full_scan_that_is_due_lets_one_checkout_go_first_and_no_more() -> None:
