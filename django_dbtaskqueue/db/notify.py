@@ -27,7 +27,8 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.session import Session, should_prepare
+from django_dbtaskqueue.db.prepared import should_prepare
+from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +52,14 @@ NOTIFY_ONE_SQL = f"SELECT set_config('synchronous_commit', 'off', true), pg_noti
 NOTIFY_ONE_NAME = b"dbtaskqueue_notify"  # of the prepared statement
 
 
-class _IdleLine:
+class _IdleConnection:
     """An idle connection: one thread may send a NOTIFY, and another waits for the answer."""
 
     def __init__(self, session: Session) -> None:
         connection = session.connection
         self.raw: Any = connection.connection
-        self.prepared = not connection.settings_dict["OPTIONS"].get("pool") and should_prepare(connection)
+        lasts = conf.settings().prepare and not connection.settings_dict["OPTIONS"].get("pool")
+        self.prepared = bool(lasts and should_prepare(self.raw))
         if self.prepared:
             self.raw.pgconn.prepare(NOTIFY_ONE_NAME, NOTIFY_ONE_SQL)
 
@@ -93,8 +95,8 @@ class Notifier:
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self._pending: set[str] = set()
-        self._line: _IdleLine | None = None  # while the thread waits
-        self._sent: str | None = None  # the queue whose NOTIFY is on its way on that line
+        self._idle: _IdleConnection | None = None  # while the thread waits
+        self._sent: str | None = None  # the queue whose NOTIFY is on its way on it
         self._sent_at = 0.0
         self._linger = NOTIFIER_LINGER_S[0]
         self._changed = threading.Condition()
@@ -105,8 +107,8 @@ class Notifier:
         if queue in self._pending:  # its NOTIFY is sent after this, and no lock is needed to see that
             return
         with self._changed:
-            if self._line is not None and self._line.send(queue):
-                self._line, self._sent, self._sent_at = None, queue, monotonic()
+            if self._idle is not None and self._idle.send(queue):
+                self._idle, self._sent, self._sent_at = None, queue, monotonic()
             else:
                 self._pending.add(queue)
             if self._thread is None:
@@ -128,28 +130,28 @@ class Notifier:
         self._linger = _linger(session.connection.settings_dict)
         liveness.bound_waits(session.connection)
         deadline = liveness.Deadline(session.connection)
-        owed, begun, line = 0.0, monotonic(), None
-        while queues := self._take(session, line):
+        owed, begun, idle = 0.0, monotonic(), None
+        while queues := self._take(session, idle):
             now = monotonic() if self._sent is None else self._sent_at
             owed, begun = max(owed - (now - begun), -MAX_SAVED_PAUSE_S), now
             try:
                 liveness.watch()
                 with deadline:
-                    self._notify_all(session, line, queues)
-                    line = _line_of(session, line)
+                    self._notify_all(session, idle, queues)
+                    idle = _idle_after(session, idle)
             except Exception as error:  # if the thread died, this process would send no more wake-ups
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 _close(session)
-                line = None
+                idle = None
             owed += NOTIFY_PAUSE_FACTOR * (monotonic() - begun)
             threading.Event().wait(min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
 
-    def _notify_all(self, session: Session, line: _IdleLine | None, queues: set[str]) -> None:
+    def _notify_all(self, session: Session, idle: _IdleConnection | None, queues: set[str]) -> None:
         """Send one NOTIFY, or wait for the answer to the one that was sent; again if the connection has died."""
         kept = session.connection.connection is not None
         try:
-            if self._sent is not None and line is not None:
-                line.receive()
+            if self._sent is not None and idle is not None:
+                idle.receive()
             else:
                 session.repeat(NOTIFY_SQL, {"queues": sorted(queues)})
         except Exception:
@@ -160,37 +162,37 @@ class Notifier:
         finally:
             self._sent = None
 
-    def _take(self, session: Session, line: _IdleLine | None) -> set[str]:
-        """Return the queues to wake, or the one that ``notify`` has sent on ``line``.
+    def _take(self, session: Session, idle: _IdleConnection | None) -> set[str]:
+        """Return the queues to wake, or the one that ``notify`` has sent on ``idle``.
 
         Empty when the thread is to end, which it then has.
         """
         with self._changed:
-            self._line = line
+            self._idle = idle
             idle_since = monotonic()
             while not self._pending and self._sent is None:
                 left = idle_since + self._linger - monotonic()
                 if left <= 0:
-                    self._line = None
+                    self._idle = None
                     _close(session)
                     self._thread = None
                     self._changed.notify_all()
                     return set()
                 self._changed.wait(left)
-            self._line = None
+            self._idle = None
             if self._sent is not None:
                 return {self._sent}
             queues, self._pending = self._pending, set()
             return queues
 
 
-def _line_of(session: Session, line: _IdleLine | None) -> _IdleLine | None:
-    """Return how others may use a connection that is idle now; ``line``: how they could before."""
+def _idle_after(session: Session, idle: _IdleConnection | None) -> _IdleConnection | None:
+    """Return how others may use a connection that is idle now; ``idle``: how they could before."""
     if session.watched():
         return None
-    return (
-        line if line is not None and line.prepared and line.raw is session.connection.connection else _IdleLine(session)
-    )
+    if idle is not None and idle.prepared and idle.raw is session.connection.connection:
+        return idle
+    return _IdleConnection(session)
 
 
 def _linger(settings: Mapping[str, Any]) -> float:
