@@ -57,7 +57,7 @@ class _IdleConnection:
 
     def __init__(self, session: Session) -> None:
         connection = session.connection
-        self.raw: Any = connection.connection
+        self.raw = connection.connection
         lasts = conf.settings().prepare and not connection.settings_dict["OPTIONS"].get("pool")
         self.prepared = bool(lasts and should_prepare(self.raw))
         if self.prepared:
@@ -127,7 +127,7 @@ class Notifier:
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
-        self._linger = _linger(session.connection.settings_dict)
+        self._linger = _linger(session.connection)
         liveness.bound_waits(session.connection)
         deadline = liveness.Deadline(session.connection)
         owed, begun, idle = 0.0, monotonic(), None
@@ -195,8 +195,9 @@ def _idle_after(session: Session, idle: _IdleConnection | None) -> _IdleConnecti
     return _IdleConnection(session)
 
 
-def _linger(settings: Mapping[str, Any]) -> float:
+def _linger(connection: BaseDatabaseWrapper) -> float:
     """Return how long an idle notifier keeps its connection: one of a pool may be missed elsewhere."""
+    settings = connection.settings_dict
     if is_for_tests(settings):
         return 0.0
     shortest, longest = NOTIFIER_LINGER_S

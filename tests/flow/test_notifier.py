@@ -18,7 +18,7 @@ from django.db import connections, transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
+from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
@@ -310,7 +310,7 @@ def idle_notifier(site: str) -> Iterator[notify.Notifier]:
     one = notify.Notifier(site)
     for _ in range(MIN_STATEMENTS_TO_PREPARE + 1):
         one.notify("parcels")
-        until(lambda: one._line is not None)
+        until(lambda: one._idle is not None)
     yield one
     one.flush(PATIENCE)
 
@@ -332,10 +332,10 @@ def test_what_comes_meanwhile_is_sent_afterwards(site: str, idle_notifier: notif
 
 
 def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, idle_notifier: notify.Notifier) -> None:
-    assert idle_notifier._line is not None
+    assert idle_notifier._idle is not None
     recorder = WakeupRecorder(site)
     with closing(recorder.connection):
-        pid = idle_notifier._line.raw.info.backend_pid
+        pid = idle_notifier._idle.raw.info.backend_pid
         recorder.connection.execute("SELECT pg_terminate_backend(%s)", [pid])
         alive = "SELECT 1 FROM pg_stat_activity WHERE pid = %s"
         until(lambda: not recorder.connection.execute(alive, [pid]).fetchone())
@@ -356,4 +356,6 @@ def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, id
 def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(
     site: str, changed: dict[str, Any], seconds: int
 ) -> None:
-    assert notify._linger({**connections.settings[site], **changed}) == seconds
+    connection = connections.create_connection(site)
+    connection.settings_dict.update(changed)
+    assert notify._linger(connection) == seconds
