@@ -8,12 +8,14 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow.parquet as pq
 import pytest
 from django.core.management import call_command
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
+from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
@@ -21,7 +23,7 @@ from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source import few_tasks, task_reader
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
-from tests.pipeline.lakes import archive
+from tests.pipeline.lakes import archive, flip
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,16 +125,56 @@ def test_a_dry_run_of_a_period_leaves_out_the_rest_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_report_on_few_tasks_asks_little_of_spark(spark: SparkSession, sqlite: Database) -> None:
+def test_a_report_on_few_tasks_asks_little_of_spark(spark: SparkSession, sqlite: Database, folder: Path) -> None:
     fill()
+    archive(spark, sqlite, folder, limit=5)
     tracker, name, before = spark.sparkContext.statusTracker(), "few", spark.conf.get(SHUFFLES)
     spark.sparkContext.setJobGroup(name, "a report")
     try:
-        report(spark, sqlite, store=False)
-        assert 10 <= len(tracker.getJobIdsForGroup(name)) <= 20  # 15; with a sort in Spark or adaptive plans, over 30
+        assert report(spark, sqlite, lake=folder, store=False)["everything"]["ended"] == 11
+        jobs = [tracker.getJobInfo(one) for one in tracker.getJobIdsForGroup(name)]
+        assert 9 <= len(jobs) <= 15  # 14; with a sort in Spark or adaptive plans, over 30
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        assert sum(stage.numTasks for stage in stages if stage) <= 30  # 20; over 90 where Spark reads the files
     finally:
         spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     assert spark.conf.get(SHUFFLES) == before
+
+
+@pytest.mark.slow
+def test_few_tasks_and_many_have_the_same_figures(
+    spark: SparkSession, pg: Database, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill()
+    archive(spark, pg, folder, limit=6)
+    options = {"lake": folder, "store": False, "since": "2026-01-05"}
+    few = report(spark, pg, out=str(tmp_path / "few"), **options)
+    monkeypatch.setattr(task_reader, "MAX_FEW_BYTES", 0)
+    monkeypatch.setattr(reports, "MAX_FEW_LAKE_ROWS", 0)
+    many = report(spark, pg, out=str(tmp_path / "many"), **options)
+    aside = {"folder", "days_kept"}
+    assert {name: few[name] for name in few.keys() - aside} == {name: many[name] for name in many.keys() - aside}
+    tables = {one.name: pq.read_table(one) for one in (tmp_path / "few").glob("*.parquet")}
+    assert tables == {one.name: pq.read_table(one) for one in (tmp_path / "many").glob("*.parquet")}
+    assert {"levels.parquet", "failures.parquet", "retry_waste.parquet"} <= tables.keys()
+
+
+@pytest.mark.parametrize("damage", ["a flipped bit", "no file"])
+def test_a_damaged_file_of_few_tasks_is_named_and_the_others_count(
+    spark: SparkSession, sqlite: Database, folder: Path, damage: str
+) -> None:
+    fill()
+    archive(spark, sqlite, folder, limit=5)
+    path = next(folder.glob("tasks/*/*.parquet"))
+    if damage == "no file":
+        path.unlink()
+    else:
+        flip(path, path.stat().st_size // 2)
+    context = Report.context(spark=spark, database=sqlite, lake=folder, store=False)
+    found = Report().run(context)
+    assert [str(path) in one for one in context.damaged] == [True]
+    assert found["summary"].endswith("Damaged files of the lake were left out: 1.")
+    assert 0 < found["everything"]["ended"] < 11
 
 
 def test_what_is_too_large_for_the_driver_is_left_to_spark(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,13 +16,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Lake", "read_lake"]
+
+Found = TypeVar("Found")
 
 PARTITION = "finished_date"
 PARTITION_FIELD = StructField(PARTITION, DateType())
@@ -146,9 +148,11 @@ class Lake:
         found = [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
         return sorted(found, key=lambda one: one.path)
 
-    def counted(self, table: str, state: State) -> list[DataFile]:
-        """Return the files of a table that count in a state."""
-        return [one for one in self.files(table, state.versions[table]) if one.token not in state.under_way]
+    def counted(self, table: str, state: State, since: date | None = None) -> list[DataFile]:
+        """Return the files of a table that count in a state, of the days since one."""
+        first = since.isoformat() if since else ""
+        files = self.files(table, state.versions[table])
+        return [one for one in files if one.token not in state.under_way and one.day >= first]
 
     def has(self, table: str, name: str, number: int) -> bool:
         """Whether the commit of this name and number, or one of a later number, was made."""
@@ -204,10 +208,16 @@ class Lake:
         return self.store.place(file.name)
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows of a file. Raises LakeError if its bytes do not have the checksum in its name."""
+        """Return the rows of a file, with those of the columns that it has.
+
+        Raises LakeError if its bytes do not have the checksum in its name.
+        """
         with reading(self.path(file)):
             content = self.store.read(file.name)
             self._compare(file, hashlib.sha256(content).hexdigest())
+            if columns is not None:  # a file of an earlier version lacks the columns that are newer
+                there = pq.read_schema(pa.BufferReader(content)).names
+                columns = [one for one in columns if one in there]
             return pq.read_table(pa.BufferReader(content), columns=columns, page_checksum_verification=True)
 
     def sound(self, files: Iterable[DataFile], damaged: list[str] | None = None) -> list[DataFile]:
@@ -216,28 +226,36 @@ class Lake:
         Append what is wrong with the others to ``damaged``; without it, raise LakeError.
         """
 
-        def error(file: DataFile) -> LakeError | None:
-            try:
-                with reading(self.path(file)):
-                    self._compare(file, self.store.sha256(file.name))
-            except LakeError as found:
-                return found
-            return None
+        def compare(file: DataFile) -> DataFile:
+            with reading(self.path(file)):
+                self._compare(file, self.store.sha256(file.name))
+            return file
 
-        found = []
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for file, wrong in zip(files := [*files], pool.map(error, files), strict=True):
-                if wrong is None:
-                    found.append(file)
-                elif damaged is None:
-                    raise wrong
-                else:
-                    damaged.append(str(wrong))
-        return found
+        return _of_each(compare, files, damaged)
+
+    def rows(self, table: str, files: Iterable[DataFile], columns: Collection[str], damaged: list[str]) -> pa.Table:
+        """Return these columns of small files of a table, read by this process. ``damaged`` is as for `sound`."""
+        schema = lake_schema(table, columns)
+        found = _of_each(lambda file: conformed(self.read(file, schema.names), table, columns), files, damaged)
+        return pa.concat_tables([schema.empty_table(), *found])
 
     def _compare(self, file: DataFile, sha256: str) -> None:
         if sha256 != file.sha256:
             raise LakeError(self.path(file), "is damaged: its checksum is not the one in its name", DAMAGED_FILE_REMEDY)
+
+
+def _of_each(read: Callable[[DataFile], Found], files: Iterable[DataFile], damaged: list[str] | None) -> list[Found]:
+    """Return what ``read`` returns of each file, without those of which it raises LakeError: see `Lake.sound`."""
+    found = []
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for one in [pool.submit(read, file) for file in files]:
+            try:
+                found.append(one.result())
+            except LakeError as error:
+                if damaged is None:
+                    raise
+                damaged.append(str(error))
+    return found
 
 
 def read_lake(
@@ -261,10 +279,10 @@ def read_lake(
     """
     if table not in ROW_TABLES:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, ROW_TABLES))}.")
-    lake, first = Lake.at(path), since.isoformat() if since else ""
+    lake = Lake.at(path)
     with one_state(database, path) if state is None else nullcontext(state) as state:
-        found = lake.counted(table, state)
-    files = [one for one in found if one.day >= first and one.day not in without_days]
+        files = lake.counted(table, state, since)
+    files = [one for one in files if one.day not in without_days]
     return read_files(spark, lake, table, lake.sound(files, damaged))
 
 
@@ -272,7 +290,7 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
     """Return the rows of these files of a table, which are `Lake.sound`, with columns of this version."""
     schema = LAKE_SCHEMAS[table]
     if not files:
-        return spark.createDataFrame([], schema)
+        return spark.createDataFrame(lake_schema(table).empty_table(), schema)  # a list would start a Python worker
     if lake.store.path is None:  # Spark has no access to an object store of its own
         numbers = spark.range(0, len(files), 1, min(len(files), MAX_READING_TASKS))
         return numbers.mapInArrow(FileReader(lake, tuple(files)), schema)
@@ -296,9 +314,14 @@ class FileReader:
                 yield from conformed(rows, file.table).to_batches(max_chunksize=READ_BATCH_ROWS)
 
 
-def conformed(rows: pa.Table, table: str) -> pa.Table:
-    """Return the rows with exactly the columns of a table; a missing column is null."""
-    schema = arrow_schema(LAKE_SCHEMAS[table])
+def lake_schema(table: str, columns: Collection[str] | None = None) -> pa.Schema:
+    """Return the columns of a table, or those of them that are named, in the order of the table."""
+    return arrow_schema(one for one in LAKE_SCHEMAS[table] if columns is None or one.name in columns)
+
+
+def conformed(rows: pa.Table, table: str, columns: Collection[str] | None = None) -> pa.Table:
+    """Return the rows with exactly the columns of `lake_schema`; a missing column is null."""
+    schema = lake_schema(table, columns)
     columns = [
         rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
         for one in schema

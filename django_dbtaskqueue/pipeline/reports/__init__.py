@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,8 +26,8 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, ne
 from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
-from django_dbtaskqueue.pipeline.lake import Lake, one_state, read_lake
-from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_lake
+from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
 
 Figures = dict[str, Any]
@@ -42,7 +42,7 @@ FEW_ROWS_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-MAX_FEW_LAKE_BYTES = 4 * 2**20  # of its compressed files
+MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
 ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
@@ -149,15 +149,20 @@ def _read(
     state, database = context.state, context.database
     snapshot = state.snapshot if state else None
     rows = {table: few_tasks(database, columns, table, snapshot) for table in tables} if database else {}
-    few = None not in rows.values() and _lake_bytes(context, archived) <= MAX_FEW_LAKE_BYTES
+    since = period.since.date() if period.since is not None else None
+    files = _files(context, archived, since)
+    few = _are_few(rows.values(), files)
     if few and archived == "tasks":
         context.session = {**context.session, "short": True}
-    parts = [_part(context, columns, table, found) for table, found in rows.items()]
-    frames = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
+    if few:
+        files = [one for one in files if kept is None or one.day not in kept.days]
+        frames = [_chosen(_few(context, columns, rows, archived, files), context, period).persist()]
+    else:
+        parts = [_part(context, columns, table, found) for table, found in rows.items()]
+        frames = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
     live = tuple(frames)
-    if context.lake:
-        since = period.since.date() if period.since is not None else None
-        if kept is not None and archived == "tasks" and not few:
+    if context.lake and not few:
+        if kept is not None and archived == "tasks":
             kept.choose(live[0] if live else None)
         lake = read_lake(
             context.spark, context.lake, table=archived, database=database, state=state, since=since,
@@ -179,11 +184,38 @@ def _part(context: Context, columns: Sequence[str], table: str, rows: pa.Table |
     return read_tasks(context.spark, context.need_database(), columns, table, snapshot=snapshot)
 
 
-def _lake_bytes(context: Context, table: str) -> int:
+def _files(context: Context, table: str, since: date | None) -> list[DataFile]:
     if not context.lake:
-        return 0
-    version = context.state.versions[table] if context.state else None
-    return sum(one.bytes for one in Lake.at(context.lake).files(table, version))
+        return []
+    assert context.state is not None  # noqa: S101 -- a report holds one while it reads
+    return Lake.at(context.lake).counted(table, context.state, since)
+
+
+def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool:
+    """Whether this process can hold the tables that were read, and what is in the files."""
+    return (
+        all(one is not None for one in rows)
+        and sum(one.bytes for one in files) <= MAX_FEW_LAKE_BYTES
+        and sum(one.rows for one in files) <= MAX_FEW_LAKE_ROWS
+    )
+
+
+def _few(
+    context: Context,
+    columns: Sequence[str],
+    rows: Mapping[str, pa.Table | None],
+    archived: str,
+    files: Sequence[DataFile],
+) -> DataFrame:
+    """Return the rows of database and lake as one partition, so that Spark need not move them between its tasks."""
+    schema = schema_of("task" if archived == "tasks" else "attempt", columns)
+    parts = [one for one in rows.values() if one is not None]
+    if context.lake:
+        parts.append(Lake.at(context.lake).rows(archived, files, columns, context.damaged))
+    wanted = arrow_schema(schema)
+    found = pa.concat_tables([one.select(wanted.names).cast(wanted) for one in parts])
+    # Spark reads no further than to an empty chunk.
+    return context.spark.createDataFrame(found.combine_chunks(), schema).coalesce(1)
 
 
 def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:

@@ -98,8 +98,6 @@ def _computed(
     by_queue = T.service_levels(chosen, times, "queue").persist()
     try:
         context.progress("reading tasks", 0, 0)
-        if chosen.isEmpty():
-            reports.raise_no_tasks(context, period)
         plans = {
             "queues": by_queue,
             "everything": T.service_levels(chosen, times),
@@ -111,19 +109,26 @@ def _computed(
             "failures": failures.failures_of(kept.part("failures", rest)),
             "never_succeeding": failures.never_succeeding_of(kept.part("kinds", rest)),
         }
-        found = {}
-        for place, (name, plan) in enumerate(plans.items()):
-            context.progress(name.replace("_", " "), place, len(plans))
-            found[name] = _collected(plan)
+        found = _tables(context, plans)
+        if not found["queues"].num_rows:
+            reports.raise_no_tasks(context, period)
         return found
     finally:
         for frame in (by_queue, times, by_hour, sums):
             frame.unpersist()
 
 
-def _collected(plan: DataFrame) -> pa.Table:
+def _tables(context: Context, plans: Mapping[str, DataFrame]) -> dict[str, pa.Table]:
+    """Return the rows of each plan. One query for all of few tasks was tried: Spark planned it for longer."""
+    found = {}
+    for place, (name, plan) in enumerate(plans.items()):
+        context.progress(name.replace("_", " "), place, len(plans))
+        found[name] = _sorted(plan.toArrow())
+    return found
+
+
+def _sorted(table: pa.Table) -> pa.Table:
     """Return the rows, sorted by those of `SORT_COLUMNS` that they have. Spark would read them twice to sort."""
-    table = plan.toArrow()
     order = [(name, "ascending") for name in SORT_COLUMNS if name in table.column_names]
     return table.sort_by(order) if order else table
 
@@ -147,7 +152,7 @@ def _charts(context: Context, period: reports.Period, tasks: DataFrame) -> tuple
     hours, times = T.hours_of(sums), T.percentiles_of(T.with_percentiles(sums), sums)
     levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
     found = levels, T.backlog(hours, step_s=step_s)
-    tables = {name: _collected(plan) for name, plan in zip(CHART_TABLES, found, strict=True)}
+    tables = _tables(context, dict(zip(CHART_TABLES, found, strict=True)))
     sums.unpersist()
     return tables, timedelta(seconds=step_s)
 

@@ -55,7 +55,9 @@ REQUIRED_PACKAGES = ("pyspark", "pandas", "pyarrow", "psycopg", "adbc_driver_pos
 INSTALL_COMMAND = 'pip install "django-dbtaskqueue[spark]"'
 PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
 
-SHORT_OPTIONS = ["-XX:TieredStopAtLevel=1"]  # without the second compiler, which takes a core for seconds
+# Without the second compiler and the threads of the collector: each takes a core for seconds.
+SHORT_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+SHORT_SETTINGS = {"spark.python.sql.dataFrameDebugging.enabled": "false"}  # a call of Spark for each column
 GATEWAY_VARIABLE = "PYSPARK_GATEWAY_PORT"  # of a process that spark-submit has started
 MASTER_PATTERN = re.compile(r"^\s*spark\.master[\s=:]+(\S+)", re.MULTILINE)
 TIME_ZONE = "spark.sql.session.timeZone"
@@ -128,7 +130,8 @@ def spark_session(
     folder = scratch()
     java = find_java(folder)
     classes = ClassData.of(java, folder)
-    settings = _settings(master, memory, folder, [*classes.options, *SHORT_OPTIONS * short], conf or {})
+    conf = {**(SHORT_SETTINGS if short else {}), **(conf or {})}
+    settings = _settings(master, memory, folder, [*classes.options, *SHORT_OPTIONS * short], conf)
     with _environment(java, local=master.startswith("local")), interrupts_delayed():
         try:
             session = session_of({"spark.master": master, **settings}, app_name)
