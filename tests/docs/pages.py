@@ -231,6 +231,8 @@ class Reader:
         name = words[0]
         if name == "demo":  # in the repository, with fewer claims; .ci/run executes the whole of it
             return self.database.run("demo", "--tasks", "60", "--no-serve", "--no-spark", *words[1:]).stdout
+        if name == "runtaskpipeline" and any(word.startswith("spark://") for word in words):
+            words = [*words, "--explain"]  # there is no such cluster here; tests/pipeline/test_cluster.py has one
         command = [sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words]
         if name not in ENDING or ENDING[name].intersection(words):
             return self.run(command)

@@ -1,8 +1,10 @@
-"""Jobs on a real standalone cluster: ``spark-submit``, and a cluster that is busy."""
+"""Jobs and processors on a real standalone cluster: what the page says, ``spark-submit``, a busy cluster."""
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"
+PAGE, PAGE_MASTER = REPOSITORY / "docs" / "howto" / "spark-cluster.md", "spark://spark-1:7077"
 PROGRAM = Path(django_dbtaskqueue.pipeline.__file__).with_name("__main__.py")
 
 
@@ -35,6 +38,21 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The URL of a master with two workers, and the folder where these keep what they run."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with ExitStack() as stack:
+        yield Cluster(stack, folder).url, folder
+
+
+def workers_of_new_applications(folder: Path, seen: set[str]) -> set[str]:
+    """Return the workers that ran an executor of an application which is not among those seen, and see it."""
+    new = {path for path in folder.glob("work-*/app-*") if path.name not in seen}
+    seen |= {path.name for path in new}
+    return {path.parent.name for path in new}
+
+
 def confs(*settings: str) -> list[str]:
     return [word for setting in settings for word in ("--conf", f"spark.{setting}")]
 
@@ -42,14 +60,15 @@ def confs(*settings: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_spark_submit_s_master_does_the_work(
-    postgres_process_database: ProcessDatabase, stack: ExitStack, tmp_path: Path
+    postgres_process_database: ProcessDatabase, pair: tuple[str, Path], tmp_path: Path
 ) -> None:
-    cluster = Cluster(stack, tmp_path, workers=1)
+    url, folder = pair
+    seen = {path.name for path in folder.glob("work-*/app-*")}
     orders = tmp_path / "orders.jsonl"
     orders.write_text("".join(f'{{"reference": "o{number}"}}\n' for number in range(20)))
     paths = f"executorEnv.PYTHONPATH={REPOSITORY}"
     command = [
-        *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url),
+        *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", url),
         *confs(*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", paths),
         *(str(PROGRAM), "enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"),
         # Options of the job, which once put the session on this machine's cores.
@@ -60,7 +79,36 @@ def test_spark_submit_s_master_does_the_work(
     assert done.returncode == 0, done.stderr
     assert "enqueued: 20" in done.stdout
     assert Task.objects.count() == 20
-    assert [*tmp_path.glob("work-0/app-*/*/stderr")], "the cluster's worker has run no executor"
+    assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_page_s_commands_do_their_work_on_a_cluster(
+    postgres_process_database: ProcessDatabase, pair: tuple[str, Path], tmp_path: Path
+) -> None:
+    """Each as it stands on the page, but for the names of what is elsewhere here, and what makes this cluster small."""
+    url, folder = pair
+    (tmp_path / "orders.jsonl").write_text(
+        "".join(f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40))
+    )
+    text = PAGE.read_text().replace(PAGE_MASTER, url).replace("/mnt/", f"{tmp_path}/").replace("claims", "work")
+    text = text.replace("--older-than 7d", "--older-than 0s").replace("spark.executor.memory=2g", "spark.ui.port=0")
+    jobs = [
+        shlex.split(line) for line in re.findall(r"^python (manage.py runtaskpipeline .* --master \S+)$", text, re.M)
+    ]
+    (poller,) = (shlex.split(line) for line in re.findall(r"^ExecStart=/srv/shop/venv/bin/python (.*)$", text, re.M))
+    assert [words[2] for words in jobs] == ["enqueue", "archive", "report"]
+    small, seen = confs(*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}"), set[str]()
+    said = []
+    for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
+        said.append(postgres_process_database.run(*words[1:], *small, timeout=200).stdout)
+        assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
+    assert "enqueued: 40" in said[0]
+    assert "tasks: 40" in said[2]
+    assert "40 tasks ended, 100 % of them COMPLETED" in said[3]
+    assert (tmp_path / "report" / "report.html").exists()
+    assert not Task.objects.exists()
 
 
 @pytest.mark.soak
