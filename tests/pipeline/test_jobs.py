@@ -14,12 +14,18 @@ import pytest
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Objective, by_queue, complete, job, objective
+from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
 from django_dbtaskqueue.pipeline.spark.terminal import shown_on
+from tests.factories import make_task
+from tests.pipeline.lakes import MEANWHILE
+from tests.pipeline.test_command import as_typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from tests.conftest import ProcessDatabase
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -163,3 +169,26 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_failed_check_keeps_what_it_found() -> None:
     assert CheckFailed("Two terminal.", {"faults": 2}).result == {"faults": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("check", "3 tasks checked\nno findings\n"),
+        ("forecast --since 30d --no-store", "to keep 95 % of the waits"),
+        ("whatif --slots 2 --no-store", "would have waited"),
+        ("replay --lake LAKE", "enqueued: 0\n"),
+        ("erase --reference r0 --lake LAKE", "tasks: 1 -> 0\n"),
+    ],
+)
+def test_a_job_begins_in_a_process_of_its_own(
+    sqlite_process_database: ProcessDatabase, folder: Path, words: str, said: str
+) -> None:
+    """There no other test has started Spark. The other jobs do so on a cluster, as a stream, in an upgrade."""
+    Lake.at(folder, create=True)
+    for number in range(3):
+        make_task("COMPLETED", finish_time=-timedelta(days=number + 1), reference=f"r{number}", **MEANWHILE)
+    code, out, err = as_typed(sqlite_process_database, *words.replace("LAKE", str(folder)).split())
+    assert (code, err) == (0, "")
+    assert said in out
