@@ -21,7 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +30,7 @@ from urllib.parse import urlsplit
 import hypothesis
 import psycopg
 import pytest
+from asgiref.sync import SyncToAsync
 from django.conf import settings
 from django.db import connections
 from django.db.backends.signals import connection_created
@@ -39,7 +40,7 @@ from django.test import TransactionTestCase
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from example_project.database import database_from_url
 from tests.emptying import teardown
-from tests.patience import DEFAULT_S, patience
+from tests.patience import DEFAULT_S, PATIENCE, patience
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -112,6 +113,22 @@ def _leftovers() -> None:
         for (name,) in server.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
             if not _alive(int(re.findall(r"\d+", name)[0])):
                 server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(autouse=True)
+def _asynchronous_thread() -> Iterator[None]:
+    """Django's asynchronous code has a thread of its own, which would keep its connection to the database of a test."""
+    yield
+    executor = SyncToAsync.single_thread_executor
+    if executor._threads:
+        executor.submit(_forget_connections).result(PATIENCE)
+
+
+def _forget_connections() -> None:
+    connections.close_all()
+    for alias in connections:
+        with suppress(AttributeError):  # none was made
+            del connections[alias]
 
 
 def _alive(pid: int) -> bool:
