@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import duckdb
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from django.core.management import call_command
@@ -20,6 +21,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, task_reader
 from tests.factories import make_task
 from tests.pipeline.histories import MONDAY
@@ -157,6 +159,13 @@ def test_few_tasks_and_many_have_the_same_figures(
     tables = {one.name: pq.read_table(one) for one in (tmp_path / "few").glob("*.parquet")}
     assert tables == {one.name: pq.read_table(one) for one in (tmp_path / "many").glob("*.parquet")}
     assert {"levels.parquet", "failures.parquet", "retry_waste.parquet"} <= tables.keys()
+
+
+def test_an_empty_chunk_hides_no_row_after_it(spark: SparkSession) -> None:
+    schema = schema_of("task", ["id"])
+    chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
+    found = reports.frame_of(spark, pa.concat_tables(chunks), schema)
+    assert sorted(row.id for row in found.collect()) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("damage", ["a flipped bit", "no file"])

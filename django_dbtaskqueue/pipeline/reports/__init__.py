@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
@@ -179,7 +180,7 @@ def _read(
 
 def _part(context: Context, columns: Sequence[str], table: str, rows: pa.Table | None) -> DataFrame:
     if rows is not None:
-        return context.spark.createDataFrame(rows, schema_of(table, columns))
+        return frame_of(context.spark, rows, schema_of(table, columns))
     snapshot = context.state.snapshot if context.state else None
     return read_tasks(context.spark, context.need_database(), columns, table, snapshot=snapshot)
 
@@ -214,8 +215,12 @@ def _few(
         parts.append(Lake.at(context.lake).rows(archived, files, columns, context.damaged))
     wanted = arrow_schema(schema)
     found = pa.concat_tables([one.select(wanted.names).cast(wanted) for one in parts])
-    # Spark reads no further than to an empty chunk.
-    return context.spark.createDataFrame(found.combine_chunks(), schema).coalesce(1)
+    return frame_of(context.spark, found, schema).coalesce(1)
+
+
+def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
+    """Return rows for Spark, which reads no further than to an empty chunk of a table."""
+    return spark.createDataFrame(rows.combine_chunks(), schema)
 
 
 def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:
