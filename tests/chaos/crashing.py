@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from django_dbtaskqueue.db.session import Session
@@ -40,8 +41,12 @@ def in_handler() -> None:
 
 def install() -> None:
     """Watch the statements of this process, and die at the point when one of them found rows."""
+    Session.run = _deadly(Session.run)  # type: ignore[method-assign]
+    Session.repeat = _deadly(Session.repeat)  # type: ignore[method-assign]
+
+
+def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, Any], Any]:
     kinds, thread, committed = POINTS[str(POINT)]
-    run = Session.run
 
     def run_and_die(self: Session, sql: str, params: Any) -> Any:
         if thread not in threading.current_thread().name or _kind(self, sql) not in kinds:
@@ -55,7 +60,7 @@ def install() -> None:
                 die()
         return rows
 
-    Session.run = run_and_die  # type: ignore[method-assign]
+    return run_and_die
 
 
 def _kind(session: Session, sql: str) -> str | None:
