@@ -121,10 +121,10 @@ def _asynchronous_thread() -> Iterator[None]:
     yield
     executor = SyncToAsync.single_thread_executor
     if executor._threads:
-        executor.submit(_forget_connections).result(PATIENCE)
+        executor.submit(_close_connections).result(PATIENCE)
 
 
-def _forget_connections() -> None:
+def _close_connections() -> None:
     connections.close_all()
     for alias in connections:
         with suppress(AttributeError):  # none was made
