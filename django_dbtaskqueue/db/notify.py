@@ -79,14 +79,16 @@ class _IdleConnection:
     def receive(self) -> None:
         """Wait for the answer, or raise what went wrong."""
         pgconn = self.raw.pgconn
-        with selectors.DefaultSelector() as socket:  # psycopg's ``get_result`` would keep the interpreter
+        with selectors.DefaultSelector() as socket:
             socket.register(self.raw.fileno(), selectors.EVENT_READ)
-            while pgconn.is_busy():
-                socket.select()
-                pgconn.consume_input()
-        while (result := pgconn.get_result()) is not None:
-            if result.error_message:
-                raise OperationalError(result.error_message.decode(errors="replace"))
+            while True:
+                while pgconn.is_busy():  # psycopg's ``get_result`` would keep the interpreter, also for the last part
+                    socket.select()
+                    pgconn.consume_input()
+                if (result := pgconn.get_result()) is None:
+                    return
+                if result.error_message:
+                    raise OperationalError(result.error_message.decode(errors="replace"))
 
 
 class Notifier:
