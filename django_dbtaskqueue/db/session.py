@@ -157,13 +157,13 @@ class Session:
             with self.atomic():
                 return [self.repeat(sql, params) for sql, params in batch]
         raw = self._raw()
-        # Statements between two syncs of a pipeline form one implicit transaction.
-        with self.connection.wrap_database_errors, self._deadline, raw.pipeline() as pipeline:
-            cursors = [raw.cursor() for _ in batch]
-            for cursor, (sql, params) in zip(cursors, batch, strict=True):
-                cursor.execute(sql, params)
-            pipeline.sync()  # before it, a cursor does not know yet whether it has rows
-            return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+        # Statements between two syncs of a pipeline form one implicit transaction. Its end sends the only sync.
+        with self.connection.wrap_database_errors, self._deadline:
+            with raw.pipeline():
+                cursors = [raw.cursor() for _ in batch]
+                for cursor, (sql, params) in zip(cursors, batch, strict=True):
+                    cursor.execute(sql, params)
+            return [_rows(cursor) for cursor in cursors]
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
