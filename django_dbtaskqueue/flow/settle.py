@@ -271,17 +271,24 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: s
 
     Raises the error when no outcome is at fault.
     """
+    sqlstate = getattr(error.__cause__, "sqlstate", "")
+    if sqlstate == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
+        return _halves(pairs)
     _raise_if_common(session, pairs, error, keep)
-    locked = getattr(error.__cause__, "sqlstate", "") == LOCKED
+    locked = sqlstate == LOCKED
     if locked:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}
         if len(free) < len(pairs):
             return [[pair for pair in pairs if pair[0].id in free]] if free else []
     if len(pairs) > 1:
-        middle = len(pairs) // 2
-        return [pairs[:middle], pairs[middle:]]
+        return _halves(pairs)
     return [] if locked else None
+
+
+def _halves(pairs: Sequence[Decided]) -> list[Sequence[Decided]]:
+    middle = len(pairs) // 2
+    return [pairs[:middle], pairs[middle:]]
 
 
 def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[int]]:

@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import psycopg
 import pytest
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue import enqueue_many, registry
 from django_dbtaskqueue.core.exceptions import TooManyGroups
 from django_dbtaskqueue.core.sql.dialects import OWN_SESSION_SQL
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.poller.processes import polling
+from tests.support import until
 
 GROUPS, TASKS = 400, 8000
 KEYS = [f"g{number}".ljust(150, "-") for number in range(GROUPS)]  # long: the index of groups is higher than others
@@ -114,6 +117,37 @@ def test_more_groups_than_the_server_has_locks_for(crash_database: ProcessDataba
     with pytest.raises(TooManyGroups, match=r"'claims'.* in one transaction"), transaction.atomic():
         enqueue_many("claims", ({"group": f"g{number}"} for number in range(60_000)))
     assert enqueue_many("claims", ({"group": f"g{number}"} for number in range(3000))).enqueued == 3000
+
+
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_a_settle_of_more_groups_than_locks_are_left(crash_database: ProcessDatabase) -> None:
+    """All outcomes waited for a producer with many groups: until its commit, each try to store them failed."""
+    # Given a producer whose open transaction leaves few locks to others
+    registry.register("claims", lambda task: None)
+    enqueue_many("claims", ({"group": f"g{number}"} for number in range(300)))
+    with psycopg.connect(crash_database.url) as producer:
+        lock_all_but(100, producer)
+
+        # When a poller ends more tasks at once, each of another group
+        with polling({"claims": 1}):
+            # Then all are settled before that transaction ends
+            until(lambda: Task.objects.filter(status="COMPLETED").count() == 300)
+
+
+def lock_all_but(few: int, connection: psycopg.Connection[Any]) -> None:
+    """Take locks until the server has only about so many left."""
+    number, step = 0, 1024
+    connection.execute("BEGIN")
+    while step >= few // 2:
+        try:
+            with connection.transaction():
+                connection.execute(
+                    "SELECT count(pg_advisory_xact_lock(7, n)) FROM generate_series(%s::int, %s) AS n",
+                    [number, number + step - 1],
+                )
+            number += step
+        except psycopg.errors.OutOfMemory:
+            step //= 2
 
 
 def nodes_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
