@@ -1,9 +1,11 @@
-// graphile-worker and pg-boss: `node node.cjs PEER install | single | fill N | drain N`, spoken to as the others.
+// graphile-worker and pg-boss: `node node.cjs PEER install | single | fill N | drain N | share`, spoken to as the
+// others. `share` drains beside other processes (graphile-worker only): it ends when it got nothing for a while.
 "use strict";
 const readline = require("node:readline");
 
 const URL = process.env.DATABASE_URL;
 const SECONDS = 2;
+const IDLE_SECONDS = 0.5;
 const [peer, way, argument] = process.argv.slice(2);
 const tasks = Number(argument || 0);
 const now = () => Number(process.hrtime.bigint()) / 1e9;
@@ -24,8 +26,10 @@ function graphile() {
     },
     async drain() {
       let done = 0, finished;
+      this.last = now();
       const all = new Promise((resolve) => { finished = resolve; });
-      const idle = () => { if (done >= tasks) finished(); };
+      const idle = () => { this.last = now(); if (done === tasks) finished(); };
+      if (!tasks) setInterval(() => { if (now() - this.last > IDLE_SECONDS) finished(); }, 50);
       const runner = await run({
         preset: { worker: { connectionString: URL, concurrentJobs: 24, maxPoolSize: 10, logger: quiet, pollInterval: 200,
           localQueue: { size: 500 }, completeJobBatchDelay: 0, failJobBatchDelay: 0 } },
@@ -75,9 +79,10 @@ async function main() {
   const cpu = process.cpuUsage(), began = now();
   let done = 0;
   if (way === "single") for (; now() < began + SECONDS; done += 1) await queue.single();
-  else done = (await queue[way]()) || 0;
+  else done = (await queue[way === "share" ? "drain" : way]()) || 0;
+  const ended = way === "share" ? queue.last : now();
   const used = process.cpuUsage(cpu);
-  process.stdout.write(JSON.stringify({ tasks: done, began, ended: now(), cpu: (used.user + used.system) / 1e6 }) + "\n", () => process.exit(0));
+  process.stdout.write(JSON.stringify({ tasks: done, began, ended, cpu: (used.user + used.system) / 1e6 }) + "\n", () => process.exit(0));
 }
 
 main().catch((error) => { process.stderr.write(`${error.stack}\n`); process.exit(1); });

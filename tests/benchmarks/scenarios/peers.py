@@ -1,4 +1,4 @@
-"""Others on the same server, beside ours and the simplest loop: enqueue one, enqueue many, drain."""
+"""Others on the same server, beside ours and the simplest loop: enqueue one, enqueue many, drain, drain by two."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ PYTHON = {  # peer -> (package that has to be there, tasks of a drain)
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}
 SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
 TASKS, BULK = 60_000, 50_000
+OURS_SHARED, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker, 2 processes"
 NOISE = ("ms/commit", "cores used by others")
 installed: set[tuple[str, ...]] = set()
 
@@ -55,6 +56,32 @@ def peer(server: Server, command: Sequence[str], missing: Callable[[], str], siz
         "µs CPU PostgreSQL": span.cpu / count * 1e6,
         **span.noise,
     }
+
+
+def shared(server: Server, command: Sequence[str], missing: Callable[[], str], size: float, tasks: int) -> Reading:
+    """Let two processes of a peer drain together."""
+    if reason := missing():
+        raise NotRun(reason)
+    count = int(tasks * min(1, 2 * size))
+    together([Worker(*command, "fill", str(count))])
+    workers = [Worker(*command, "share"), Worker(*command, "share")]
+    with server.span() as span:
+        found = together(workers)
+    if sum(one["tasks"] for one in found) < count:
+        raise TimeoutError(f"they processed {[one['tasks'] for one in found]} of {count} tasks")
+    return {
+        "drain/s": count / (max(one["ended"] for one in found) - min(one["began"] for one in found)),
+        "µs CPU worker": sum(one["cpu"] for one in found) / count * 1e6,
+        "µs CPU PostgreSQL": span.cpu / count * 1e6,
+        **span.noise,
+    }
+
+
+def ours_shared(server: Server, size: float) -> Reading:
+    """The same with ours."""
+    drained = Drain(server, int(TASKS * min(1, 2 * size)), processes=2)()
+    found = {name: drained[name] for name in drained if "CPU" in name or name in NOISE}
+    return {"drain/s": drained["tasks/s"], **found}
 
 
 def without(package: str) -> str:
@@ -95,5 +122,14 @@ def scenario(server: Server, size: float) -> Scenario:
     for name, (package, tasks) in PYTHON.items():
         command = python("peers", name)
         cases.append(Case(name, partial(peer, server, command, partial(without, package), size, tasks)))
-    targets = [Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, "graphile-worker")]
+    graphile, command = "graphile-worker", ["node", str(SCRIPT), "graphile-worker"]
+    missing = partial(without_node, graphile)
+    cases += [
+        Case(OURS_SHARED, partial(ours_shared, server, size)),
+        Case(GRAPHILE_SHARED, partial(shared, server, command, missing, size, NODE[graphile])),
+    ]
+    targets = [
+        Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, graphile),
+        Target("two processes ≥ 1.5 times two of it", OURS_SHARED, "drain/s", 1.5, GRAPHILE_SHARED),
+    ]
     return Scenario("peers", "Beside others", cases, targets)
