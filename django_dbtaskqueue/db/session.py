@@ -157,7 +157,27 @@ class Session:
             with self.atomic():
                 return [self.repeat(sql, params) for sql, params in batch]
         with self.connection.wrap_database_errors, self._deadline:
-            return _in_one_trip(self._raw(), batch)
+            return self._in_one_trip(batch)
+
+    def _in_one_trip(self, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
+        """Execute statements between two syncs of a pipeline: they form one implicit transaction."""
+        import psycopg
+
+        raw, first_error = self._raw(), None
+        cursors = [raw.cursor() for _ in batch]
+        try:
+            with raw.pipeline():
+                try:
+                    for cursor, (sql, params) in zip(cursors, batch, strict=True):
+                        cursor.execute(sql, params)
+                except psycopg.Error as error:  # the end of the block would log that it could not raise another one
+                    first_error = error
+        except psycopg.Error:
+            if first_error is None:
+                raise
+        if first_error is not None:
+            raise first_error
+        return [_rows(cursor) for cursor in cursors]
 
     @contextmanager
     def atomic(self) -> Iterator[None]:
@@ -249,26 +269,6 @@ class Session:
 
 def _rows(cursor: Any) -> list[Row]:
     return list(cursor.fetchall()) if cursor.rownumber is not None else []  # cheaper to ask for than a description
-
-
-def _in_one_trip(raw: Any, batch: Sequence[tuple[str, Params]]) -> list[list[Row]]:
-    """Execute statements between two syncs of a pipeline: they form one implicit transaction."""
-    import psycopg
-
-    cursors, first_error = [raw.cursor() for _ in batch], None
-    try:
-        with raw.pipeline():
-            try:
-                for cursor, (sql, params) in zip(cursors, batch, strict=True):
-                    cursor.execute(sql, params)
-            except psycopg.Error as error:  # the end of the block would log that it could not raise another one
-                first_error = error
-    except psycopg.Error:
-        if first_error is None:
-            raise
-    if first_error is not None:
-        raise first_error
-    return [_rows(cursor) for cursor in cursors]
 
 
 @contextmanager
