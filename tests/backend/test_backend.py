@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Iterator
 from io import StringIO
@@ -239,6 +240,15 @@ def test_housekeeping_leaves_the_result_in_the_history() -> None:
     assert result.return_value == 3
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Whoever starts the tests in the background has them ignore Ctrl-C, and so every interrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_process_and_the_task_is_not_lost() -> None:
     result = functions.interrupt.enqueue()
     with pytest.raises(KeyboardInterrupt), run_poller("default"):
