@@ -58,7 +58,7 @@ STATEMENTS: dict[str, tuple[str, str, str]] = {
         "SET status = CASE u.new_status WHEN 'ERROR' THEN 'COMPLETED' ELSE u.new_status END",
     ),
     "three members of a group are ready": ("ranked AS", r"%\(number\)s::int", "3"),
-    "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\(x\.key\)", "x.key"),
+    "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\((.*), 0\)\)", r"length(\1)"),
 }
 
 

@@ -19,13 +19,10 @@ class GroupStatements(Group):
 
     @cached_property
     def lock_groups(self) -> str:
-        """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer.
-
-        The order is that of the numbers that are locked: to sort texts by the rules of a language takes much longer.
-        """
+        """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
         return (  # counted, for a settle would else read a row for each group
-            "SELECT count(pg_advisory_xact_lock(x.key)) FROM (SELECT hashtextextended(%(queue_name)s || ' ' || g, 0)"
-            " AS key FROM unnest(%(groups)s::text[]) AS g ORDER BY key) AS x"
+            "SELECT count(pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0)))"
+            " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
             if self.dialect.vendor == "postgresql"
             else "SELECT 1"
         )

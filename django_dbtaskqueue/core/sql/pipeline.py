@@ -108,10 +108,10 @@ class StagingStatements(Group):
         return f"SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {self._counted(table)} AND u.group_key > ''"
 
     def lock_groups_of(self, table: str) -> str:
-        """Lock these groups to the end of the transaction: by queue, then in the order of ``lock_groups``."""
+        """Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``."""
         return (
-            "SELECT pg_advisory_xact_lock(x.key) FROM (SELECT hashtextextended(g.q || ' ' || g.k, 0) AS key"
-            f' FROM ({self._groups(table)}) AS g ORDER BY g.q COLLATE "C", key) AS x'
+            "SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))"
+            f" FROM ({self._groups(table)} ORDER BY q, k) AS x"
         )
 
     @cached_property

@@ -1448,11 +1448,11 @@ SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_t
 RETURNING group_key, tokens;
 
 -- Statements.lock_groups
-SELECT count(pg_advisory_xact_lock(x.key))
+SELECT count(pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0)))
 FROM (
-    SELECT hashtextextended(%(queue_name)s || ' ' || g, 0) AS key
+    SELECT g
     FROM unnest(%(groups)s::text[]) AS g
-    ORDER BY key
+    ORDER BY g
 ) AS x;
 
 -- Statements.lock_holds
@@ -2672,18 +2672,15 @@ ORDER BY u.reference_number COLLATE "C", u.queue_name COLLATE "C"
 ON CONFLICT (reference_number, queue_name) DO NOTHING;
 
 -- StagingStatements.lock_groups_of
-SELECT pg_advisory_xact_lock(x.key)
+SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))
 FROM (
-    SELECT hashtextextended(g.q || ' ' || g.k, 0) AS key
-    FROM (
-        SELECT DISTINCT u.queue_name AS q, u.group_key AS k
-        FROM "dbtaskqueue_stg_20260131000000_x" AS u
-        WHERE u._attempt IN (
-            SELECT unnest(%(attempts)s::bigint[])
-        )
-        AND u.group_key > ''
-    ) AS g
-    ORDER BY g.q COLLATE "C", key
+    SELECT DISTINCT u.queue_name AS q, u.group_key AS k
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT unnest(%(attempts)s::bigint[])
+    )
+    AND u.group_key > ''
+    ORDER BY q, k
 ) AS x;
 
 -- StagingStatements.lock_table
