@@ -44,17 +44,10 @@ def peer(server: Server, command: Sequence[str], missing: Callable[[], str], siz
     single = act("single")
     count = int(tasks * min(1, 2 * size))
     filled = act("fill", count)
-    with server.span() as span:
-        drained = act("drain", count)
-    if drained["tasks"] < count:
-        raise TimeoutError(f"it processed {drained['tasks']:.0f} of {count} tasks")
     return {
         "enqueue/s": single["tasks"] / (single["ended"] - single["began"]),
         "enqueue many/s": count / (filled["ended"] - filled["began"]),
-        "drain/s": count / (drained["ended"] - drained["began"]),
-        "µs CPU worker": drained["cpu"] / count * 1e6,
-        "µs CPU PostgreSQL": span.cpu / count * 1e6,
-        **span.noise,
+        **_drained(server, [Worker(*command, "drain", str(count))], count),
     }
 
 
@@ -64,7 +57,10 @@ def shared(server: Server, command: Sequence[str], missing: Callable[[], str], s
         raise NotRun(reason)
     count = int(tasks * min(1, 2 * size))
     together([Worker(*command, "fill", str(count))])
-    workers = [Worker(*command, "share"), Worker(*command, "share")]
+    return _drained(server, [Worker(*command, "share"), Worker(*command, "share")], count)
+
+
+def _drained(server: Server, workers: list[Worker], count: int) -> Reading:
     with server.span() as span:
         found = together(workers)
     if sum(one["tasks"] for one in found) < count:
