@@ -65,6 +65,7 @@ class Poller:
         self.counts = Counts()
         self.state = "INIT"
         self.stopping = False
+        self.cancelling = False
         self.paused = False
         self.polled_at = 0.0  # time.monotonic() of the last poll that worked
         self.busy_since: dict[str, float | None] = {}  # by fetch thread: since when it polls; None while it waits
@@ -124,12 +125,16 @@ class Poller:
         self._wake_first.set()
 
     def cancel(self) -> None:
-        """Do not wait for running tasks: cancel async ones, end child processes, tell threads. Attempts stay."""
+        """Do not wait for running tasks: cancel async ones, end child processes, tell threads. Attempts stay.
+
+        Tasks that have not started are released. The next poll cancels one that another thread starts meanwhile.
+        """
         self.stop()
+        self._release_waiting()
         for executor in self.executors.all:
             executor.cancel()
-            for run in executor.running():
-                self._give_up(executor, run, Fail("Cancelled while the poller was stopping", delay=timedelta(0)))
+        self.cancelling = True
+        self._give_up_running()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until the loop has ended; return False if ``timeout`` seconds were not enough."""
@@ -264,14 +269,24 @@ class Poller:
 
     def _wind_up(self, connection_set: ConnectionSet) -> float:
         """Release the tasks that have not started; end the loop as soon as no task is held."""
-        for job in self.executors.withdraw():
-            for lease in job.leases:
-                self.settler.finish(Done(lease, Release(), 0.0), idle=False)
+        self._release_waiting()
+        if self.cancelling:
+            self._give_up_running()
         self.settler.settle(connection_set)
         if not self.settler.held and not self.settler.done and not self.fetcher.capacity.reserved:
             self._ended.set()
             self._wake_second.set()
         return BUSY_POLL_SECONDS
+
+    def _release_waiting(self) -> None:
+        for job in self.executors.withdraw():
+            for lease in job.leases:
+                self.settler.finish(Done(lease, Release(), 0.0), idle=False)
+
+    def _give_up_running(self) -> None:
+        for executor in self.executors.all:
+            for run in executor.running():
+                self._give_up(executor, run, Fail("Cancelled while the poller was stopping", delay=timedelta(0)))
 
     # -- state and timeouts ------------------------------------------------------------------------------------------
 

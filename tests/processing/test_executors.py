@@ -14,8 +14,9 @@ import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
+from django.dispatch import receiver
 
-from django_dbtaskqueue import Fixed, processor
+from django_dbtaskqueue import Fixed, processor, signals
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
@@ -203,6 +204,67 @@ def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site) -> N
     assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
     assert (site.task(first).status, site.task(first).attempt) == ("CREATED", 1)
     assert "Cancelled" in (site.task(first).process_result or "")
+
+
+class SlowToSubmit(Crowded):
+    """Waits in the submit of the second call, as a cluster does that is asked over a wire."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.calls, self.asked, self.go_on = 0, threading.Event(), threading.Event()
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        if self.calls == 2:
+            self.asked.set()
+            self.go_on.wait(PATIENCE)
+        return super().submit(*args, **kwargs)
+
+
+@database
+def test_what_is_being_submitted_at_a_cancel_is_given_back_uncharged(site: Site) -> None:
+    go_on, slow = threading.Event(), SlowToSubmit()
+    processor(QUEUE, executor=slow)(lambda task: go_on.wait(PATIENCE))
+    first, second = site.enqueue(), site.enqueue()
+    poller = Poller({QUEUE: 1}, using=site.alias)
+    poller.start()
+    cancel = threading.Thread(target=poller.cancel)
+    try:
+        assert slow.asked.wait(PATIENCE)
+        cancel.start()
+        cancel.join(0.1)  # long enough for one that does not wait
+        slow.go_on.set()
+        cancel.join(PATIENCE)
+        assert poller.wait(PATIENCE)
+    finally:
+        slow.go_on.set()
+        go_on.set()
+        poller.close()
+        slow.shutdown()
+    assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
+    assert (site.task(first).status, site.task(first).attempt) == ("CREATED", 1)
+
+
+@database
+def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_poller_up(site: Site) -> None:
+    go_on, cancelled = threading.Event(), threading.Event()
+
+    @receiver(signals.task_checked_out)
+    def cancel(**_: Any) -> None:  # on the thread that fetches, before it submits
+        poller.cancel()
+        cancelled.set()
+
+    processor(QUEUE)(lambda task: go_on.wait(PATIENCE))
+    task = site.enqueue()
+    poller = Poller({QUEUE: 1}, using=site.alias)
+    poller.start()
+    try:
+        assert cancelled.wait(PATIENCE)
+        assert poller.wait(PATIENCE / 2)
+    finally:
+        go_on.set()
+        poller.close()
+    assert site.task(task).status == "CREATED"
 
 
 # -- other processes ---------------------------------------------------------------------------------------------------

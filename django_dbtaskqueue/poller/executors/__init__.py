@@ -165,6 +165,7 @@ class Executor:
         self._finish = finish
         self._limiter = limiter
         self._given_up: set[Run] = set()
+        self._giving_up = threading.Lock()  # several threads look for runs to give up; each run has one outcome
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
         """Run jobs in order, as slots become free. ``fast`` jobs end before a second slot could start one."""
@@ -185,10 +186,11 @@ class Executor:
 
     def overrun(self, run: Run) -> bool:
         """Give up a job past its timeout; False if it has just ended. Its slot becomes free when it ends."""
-        if run in self._given_up or run not in self.running():
-            return False
-        self._given_up.add(run)
-        return True
+        with self._giving_up:
+            if run in self._given_up or run not in self.running():
+                return False
+            self._given_up.add(run)
+            return True
 
     def stop(self, run: Run) -> None:
         """End a job, because a lease of it is lost. Here nothing can: its function sees ``task.cancelled``."""

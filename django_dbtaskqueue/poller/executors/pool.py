@@ -30,6 +30,7 @@ from django_dbtaskqueue.flow.run import PROCESS, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
 
+SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
 
 
@@ -84,9 +85,15 @@ class PoolExecutor(Executor):
     def cancel(self) -> None:
         """Cancel the calls that have not begun."""
         self._closed = True
-        for future in self._runs.copy().values():
-            if future is not None:
-                future.cancel()
+        # A call that another thread submits now can be cancelled only after that, and must not be given up before.
+        submitted = self._feeding.acquire(timeout=SUBMIT_SECONDS)
+        try:
+            for future in self._runs.copy().values():
+                if future is not None:
+                    future.cancel()
+        finally:
+            if submitted:
+                self._feeding.release()
 
     def close(self) -> None:
         """Shut the executor down if it was created here. The site shuts down an executor that it provided."""
