@@ -121,8 +121,13 @@ def bounded_answers(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 def is_about_data(error: Exception) -> bool:
     """Whether an error is about what was to be written, and not about the database: each repetition would fail."""
-    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
-    return not isinstance(error, Error) or isinstance(error, DataError | IntegrityError) or sqlstate[:2] == TOO_LARGE
+    about_data = isinstance(error, DataError | IntegrityError) or sqlstate(error).startswith(TOO_LARGE)
+    return about_data or not isinstance(error, Error)
+
+
+def sqlstate(error: Exception) -> str:
+    """Return PostgreSQL's code of the error that Django raised again; empty if it has none, as on SQLite."""
+    return getattr(error.__cause__, "sqlstate", None) or ""
 
 
 class _Outages:

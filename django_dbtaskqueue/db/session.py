@@ -295,8 +295,8 @@ def migrated() -> Iterator[None]:
     except NotSupportedError as error:
         raise ImproperlyConfigured(f"This database cannot be used: {error}") from error
     except DatabaseError as error:
-        text, sqlstate = str(error).strip().partition("\n")[0], getattr(error.__cause__, "sqlstate", "")
-        if sqlstate not in UNDEFINED_SQLSTATES and not text.startswith(UNDEFINED_IN_SQLITE):
+        text = str(error).strip().partition("\n")[0]
+        if liveness.sqlstate(error) not in UNDEFINED_SQLSTATES and not text.startswith(UNDEFINED_IN_SQLITE):
             raise
         raise ImproperlyConfigured(f"The database is not migrated ({text}). Run: python manage.py migrate") from error
 

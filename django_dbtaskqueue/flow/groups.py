@@ -19,6 +19,7 @@ from django.db import OperationalError
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import default_settings
 from django_dbtaskqueue.core.exceptions import TooManyGroups, UnknownQueue
+from django_dbtaskqueue.db.liveness import sqlstate
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Row, Session
@@ -49,7 +50,7 @@ def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
         try:
             session.run(*locking(session, queue, wanted))
         except OperationalError as error:
-            if getattr(error.__cause__, "sqlstate", "") != OUT_OF_MEMORY_SQLSTATE:
+            if sqlstate(error) != OUT_OF_MEMORY_SQLSTATE:
                 raise
             raise TooManyGroups(queue, len(wanted)) from error
 

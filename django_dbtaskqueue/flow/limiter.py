@@ -27,6 +27,7 @@ from django.db import OperationalError
 
 from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core.lease import LEASED, Lease
+from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Params, Row, Session
 
 MAX_UNWATCHED_S = 30.0  # without a checkout: then the leases are found anew, because the limit may have been off
@@ -121,7 +122,7 @@ class Limiter(threading.local):
         except OperationalError as error:
             if ahead:
                 rewind()
-            if not session.owned or getattr(error.__cause__, "sqlstate", "") != LOCK_TIMEOUT_SQLSTATE:
+            if not session.owned or sqlstate(error) != LOCK_TIMEOUT_SQLSTATE:
                 raise
             self.pause = LOCKED_PAUSE_S  # code with a long transaction takes from the queue
             return []

@@ -34,7 +34,7 @@ from django_dbtaskqueue.core.outcomes import (
     Suspend,
 )
 from django_dbtaskqueue.core.sql import Statements
-from django_dbtaskqueue.db.liveness import is_about_data
+from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
 
@@ -249,10 +249,10 @@ def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exceptio
 
     To find out, settle a task that does not exist.
     """
-    sqlstate = str(getattr(error.__cause__, "sqlstate", ""))
-    if is_about_data(error) or sqlstate == LOCKED:
+    code = sqlstate(error)
+    if is_about_data(error) or code == LOCKED:
         return
-    if sqlstate.startswith(READ_ONLY) or isinstance(error, OperationalError):
+    if code.startswith(READ_ONLY) or isinstance(error, OperationalError):
         raise error
     ghost = replace(pairs[0][0], id=0, group=None)
     for outcome in {type(outcome): _like(outcome) for _, outcome in pairs}.values():
@@ -271,11 +271,11 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: s
 
     Raises the error when no outcome is at fault.
     """
-    sqlstate = getattr(error.__cause__, "sqlstate", "")
-    if sqlstate == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
+    code = sqlstate(error)
+    if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
         return _halves(pairs)
     _raise_if_common(session, pairs, error, keep)
-    locked = sqlstate == LOCKED
+    locked = code == LOCKED
     if locked:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}

@@ -20,6 +20,7 @@ from django.utils.formats import number_format
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Session
 
 Rows = QuerySet[Any]  # of any model
@@ -79,7 +80,7 @@ def time_limit(alias: str, within: timedelta) -> Iterator[None]:
 
 def timed_out(error: OperationalError) -> bool:
     """Whether a statement was cancelled because it took too long."""
-    return getattr(error.__cause__, "sqlstate", None) == QUERY_CANCELED
+    return sqlstate(error) == QUERY_CANCELED
 
 
 @contextmanager

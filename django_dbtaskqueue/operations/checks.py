@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.db import standby
+from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import aliases_of, migrated, model_for
 from django_dbtaskqueue.flow.run import PROCESS, Processor
 from django_dbtaskqueue.models import Task
@@ -99,7 +100,7 @@ def check_columns(connection: BaseDatabaseWrapper, task_tables: Iterable[type[Mo
             with connection.cursor() as cursor:
                 cursor.execute(f"SELECT {columns} FROM {table} WHERE 1 = 0")  # noqa: S608 -- names of models
         except ProgrammingError as error:
-            if getattr(error.__cause__, "sqlstate", "") != PERMISSION_DENIED_SQLSTATE:
+            if sqlstate(error) != PERMISSION_DENIED_SQLSTATE:
                 raise
 
 

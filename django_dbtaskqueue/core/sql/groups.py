@@ -14,6 +14,11 @@ HEAD = "(t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS N
 BEHIND = f"(t.parked_by = '{GROUP}' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)"
 
 
+def locked(queue: str, group: str) -> str:
+    """PostgreSQL's call that locks a group to the end of the transaction."""
+    return f"pg_advisory_xact_lock(hashtextextended({queue} || ' ' || {group}, 0))"
+
+
 class GroupStatements(Group):
     """The head of each group: its first task. Callers hold the groups' locks."""
 
@@ -21,7 +26,7 @@ class GroupStatements(Group):
     def lock_groups(self) -> str:
         """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
         return (  # counted, for a settle would else read a row for each group
-            "SELECT count(pg_advisory_xact_lock(hashtextextended(%(queue_name)s || ' ' || g, 0)))"
+            f"SELECT count({locked('%(queue_name)s', 'g')})"
             " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
             if self.dialect.vendor == "postgresql"
             else "SELECT 1"

@@ -17,6 +17,7 @@ from functools import cached_property
 from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, READY_COLUMNS
+from django_dbtaskqueue.core.sql.groups import locked
 from django_dbtaskqueue.core.states import sql_sources
 
 STAGING_PREFIX = "dbtaskqueue_stg_"
@@ -109,10 +110,7 @@ class StagingStatements(Group):
 
     def lock_groups_of(self, table: str) -> str:
         """Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``."""
-        return (
-            "SELECT pg_advisory_xact_lock(hashtextextended(x.q || ' ' || x.k, 0))"
-            f" FROM ({self._groups(table)} ORDER BY q, k) AS x"
-        )
+        return f"SELECT {locked('x.q', 'x.k')} FROM ({self._groups(table)} ORDER BY q, k) AS x"
 
     @cached_property
     def lock_table(self) -> str:
