@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.benchmarks.measure import Case, Result, Scenario, take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
-from tests.benchmarks.server import SETTINGS, Server, serving
+from tests.benchmarks.server import Server, serving
 
 NAMES = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers")
 ASKED = ("tuning", "limits", "fan_in", "rows")  # run when they are named
@@ -25,7 +25,7 @@ QUICK = 0.2
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line, measure, report."""
     options = _options(arguments)
-    with serving() as server:
+    with serving(options.commit_delay) as server:
         import django
 
         django.setup()
@@ -53,6 +53,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
+    parser.add_argument(
+        "--commit-delay",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="Milliseconds that each commit takes longer, as on a slower disk (%(default)s).",
+    )
     parser.add_argument("--quick", action="store_true", help=f"One run of a size of {QUICK}.")
     parser.add_argument(
         "--only",
@@ -82,7 +89,7 @@ def _chosen(scenario: Scenario, options: argparse.Namespace) -> Scenario:
 
 
 def _setting(server: Server, options: argparse.Namespace) -> str:
-    values = ", ".join(f"{name}={value}" for name, value in SETTINGS.items())
+    values = ", ".join(f"{name}={value}" for name, value in server.settings.items())
     return (
         f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores, Python {platform.python_version()}, PostgreSQL "
         f"{server.version} (durable commits; {values}), {options.runs} interleaved runs, size {options.size:g}; "

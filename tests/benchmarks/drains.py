@@ -132,11 +132,14 @@ class Drain:
 
 
 def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> float:
-    """Return how many milliseconds later the first half was settled than at the second half's rate."""
+    """Return how many milliseconds later the first tenth was settled than at the rate of the rest.
+
+    A tenth, because the rate differs by a tenth within one drain: after half of it, that would be all that is seen.
+    """
     total, done = sum(count for _, count in settles), 0
     for at, count in settles:
         done += count
-        if done >= total / 2:
+        if done >= total / 10:
             per_task = (settles[-1][0] - at) / max(1, total - done)
             return 1000 * (at - began - per_task * done)
     raise ValueError("no settles")

@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,7 @@ class Server:
     version: str
     postmaster: psutil.Process
     log: Path
+    settings: Mapping[str, str]
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         """Return a connection; close it with ``with``."""
@@ -125,11 +126,20 @@ def _cpu_of_all() -> float:
     return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
+def slow_commits(milliseconds: float) -> dict[str, str]:
+    """Return the settings with which a commit waits so long before it is written, as on a slower disk."""
+    return {"commit_delay": str(round(milliseconds * 1000)), "commit_siblings": "0"} if milliseconds else {}
+
+
 @contextmanager
-def serving() -> Iterator[Server]:
-    """Start a server on a new folder, migrate a database on it, and lead this process's Django to it."""
+def serving(commit_delay: float = 0) -> Iterator[Server]:
+    """Start a server on a new folder, migrate a database on it, and lead this process's Django to it.
+
+    ``commit_delay``: milliseconds that are added to each commit.
+    """
     root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-benchmarks-"))
-    embedded = EmbeddedPostgres.start(root, settings=SETTINGS)
+    settings = SETTINGS | slow_commits(commit_delay)
+    embedded = EmbeddedPostgres.start(root, settings=settings)
     try:
         with psycopg.connect(embedded.url, autocommit=True) as connection:
             connection.execute("CREATE DATABASE benchmarks")
@@ -139,9 +149,8 @@ def serving() -> Iterator[Server]:
             [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=REPOSITORY, check=True, env=os.environ
         )
         pid = int((embedded.root / "data" / "postmaster.pid").read_text().splitlines()[0])
-        yield Server(
-            os.environ["DATABASE_URL"], embedded.version, psutil.Process(pid), embedded.root / "data" / "server.log"
-        )
+        log = embedded.root / "data" / "server.log"
+        yield Server(os.environ["DATABASE_URL"], embedded.version, psutil.Process(pid), log, settings)
     finally:
         embedded.close()
         shutil.rmtree(root, ignore_errors=True)

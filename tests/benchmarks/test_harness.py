@@ -62,7 +62,7 @@ def test_a_report_is_put_between_its_marks() -> None:
         put_into("page", "new")
 
 
-def test_the_time_lost_at_the_start_is_what_the_first_half_took_longer() -> None:
+def test_the_time_lost_at_the_start_is_what_the_first_tenth_took_longer() -> None:
     steady = [(at / 100, 500) for at in range(1, 21)]
     assert lost_at_the_start(0.0, steady) == pytest.approx(0)
     assert lost_at_the_start(-0.15, steady) == pytest.approx(150)
