@@ -272,7 +272,8 @@ class Poller:
         self._release_waiting()
         if self.cancelling:
             self._give_up_running()
-        self.settler.settle(connection_set)
+        if not self.fetcher.capacity.reserved:  # a checkout under way would take again what is released
+            self.settler.settle(connection_set)
         if not self.settler.held and not self.settler.done and not self.fetcher.capacity.reserved:
             self._ended.set()
             self._wake_second.set()

@@ -44,7 +44,7 @@ def test_a_child_that_is_worn_out_is_replaced_without_a_gap(
     slow = enqueue("work", "slow", {"do": "wait", "until": str(gate), "mark": str(mark)})
     options = ("--processes", "1", "--recycle-after", "3", "--shutdown-timeout", "100ms")
     with runtaskpoller(postgres_process_database, "--queue", "work", *options) as poller:
-        until(lambda: lines(mark))
+        until(lambda: lines(mark) and pids())
         (old,) = pids()
         for number in range(3):
             enqueue("work", f"quick {number}")
