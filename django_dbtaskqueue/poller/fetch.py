@@ -63,7 +63,7 @@ class Fetcher:
         self.queues = queues
         self._settler = settler
         self._expect_lease = expect_lease
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._isolation = CrashIsolation(settler, executors.isolates)
         self.capacity = Capacity(executors, settler, self._isolation, counts, options)
         self._last_turn = 0.0  # of the queue that had the last turn
@@ -90,7 +90,7 @@ class Fetcher:
                 asked = total if len(queues) > 1 else asked
             for each in queues:
                 each.next_turn = max(each.next_turn, self._last_turn) + 1 / each.weight
-            self._reserve(queues, asked)
+            self.reserve(queues, asked)
             return queues, asked
 
     def _due(self) -> list[QueueState]:
@@ -187,11 +187,12 @@ class Fetcher:
                 if found == MAX_QUEUES_PER_STATEMENT or likely_ready >= asked:
                     return
 
-    def _reserve(self, queues: Iterable[QueueState], tasks: int) -> None:
-        """Count tasks as asked for; a negative number ends that. Call it under the lock."""
-        for queue in queues:
-            queue.reserved += tasks
-        self.capacity.reserved += tasks
+    def reserve(self, queues: Iterable[QueueState], tasks: int) -> None:
+        """Count tasks as asked for; a negative number ends that."""
+        with self._lock:
+            for queue in queues:
+                queue.reserved += tasks
+            self.capacity.reserved += tasks
 
     def is_exhausted(self) -> bool:
         """Whether a run that ends by itself has nothing more to take."""
@@ -226,8 +227,7 @@ class Fetcher:
             queue.reply_lost = True
             raise
         finally:
-            with self._lock:
-                self._reserve([queue], -asked)
+            self.reserve([queue], -asked)
         next_due = None if got else find_next_due(session, queue)
         with self._lock:
             queue.alone = False
@@ -257,8 +257,7 @@ class Fetcher:
                 queue.reply_lost = queue.alone = True
             raise
         finally:
-            with self._lock:
-                self._reserve(queues, -asked)
+            self.reserve(queues, -asked)
         empty = [queue for queue, part in zip(queues, parts, strict=True) if part.reached and not part.taken]
         priorities = [(queue.name, priority) for queue in empty for priority in queue.priorities()]
         next_dues = checkout.next_due_by_queue(session, priorities)

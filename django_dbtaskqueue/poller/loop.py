@@ -7,7 +7,9 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from time import monotonic
 from uuid import uuid4
@@ -28,7 +30,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
-from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Run, done_by_lease
+from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
@@ -73,6 +75,7 @@ class Poller:
         self._wake_second = threading.Event()
         self._ended = threading.Event()
         self._threads: list[WatchedThread] = []
+        self._withdrawn: deque[Job] = deque()  # at the end: tasks that are to be released
         self.settler = Settler(self.queues, self.counts, self._wake_first.set)
         options = self.options
         self.executors = Executors(options.threads, options.coroutines, self.settler.finish, options.executor)
@@ -236,7 +239,8 @@ class Poller:
 
     def poll(self, connection_set: ConnectionSet) -> float:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll."""
-        if self.stopping:
+        stopping = self.stopping
+        if stopping:
             return self._wind_up(connection_set)
         if self.settler.done and (self.settler.is_due() or not self.executors.waiting()):
             if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
@@ -245,6 +249,9 @@ class Poller:
         chosen = None if self.paused else self.fetcher.choose()
         if chosen is None:
             return self._seconds_until_next_poll()
+        if self.stopping:  # since this poll began: it would take again what the other fetch thread releases
+            self.fetcher.reserve(chosen[0], -chosen[1])
+            return 0.0
         before = self.counts.started
         if self.fetcher.fetch(connection_set, *chosen):
             self._wake_second.set()
@@ -272,17 +279,19 @@ class Poller:
         self._release_waiting()
         if self.cancelling:
             self._give_up_running()
-        if not self.fetcher.capacity.reserved:  # a checkout under way would take again what is released
-            self.settler.settle(connection_set)
+        self.settler.settle(connection_set)
         if not self.settler.held and not self.settler.done and not self.fetcher.capacity.reserved:
             self._ended.set()
             self._wake_second.set()
         return BUSY_POLL_SECONDS
 
     def _release_waiting(self) -> None:
-        for job in self.executors.withdraw():
-            for lease in job.leases:
-                self.settler.finish(Done(lease, Release(), 0.0), idle=False)
+        """Let waiting tasks not start, and release them when no checkout is under way that would take them again."""
+        self._withdrawn.extend(self.executors.withdraw())
+        with suppress(IndexError):  # the other fetch thread was faster
+            while self._withdrawn and not self.fetcher.capacity.reserved:
+                for lease in self._withdrawn.popleft().leases:
+                    self.settler.finish(Done(lease, Release(), 0.0), idle=False)
 
     def _give_up_running(self) -> None:
         for executor in self.executors.all:

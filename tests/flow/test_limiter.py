@@ -420,12 +420,8 @@ def test_a_task_that_waits_for_a_token_keeps_its_place(alias: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_whatever_happens_no_group_starts_too_often_and_none_waits_for_ever(place: str, seed: int) -> None:
-    chance, moved, starts, held = (
-        random.Random(seed),
-        0.0,
-        defaultdict[str, list[tuple[float, float]]](list),
-        list[Lease](),
-    )
+    chance, moved, held = random.Random(seed), 0.0, list[Lease]()
+    starts = defaultdict[str, list[tuple[float, float]]](list)
     enqueue_many("rated", [{"group": f"g{number % 3}"} for number in range(24)], using=place)
 
     def step() -> None:

@@ -19,6 +19,7 @@ from django.dispatch import receiver
 from django_dbtaskqueue import Fixed, processor, signals
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
 from tests.processing import pools
 from tests.processing.conftest import QUEUE, Site
@@ -265,6 +266,39 @@ def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_polle
         go_on.set()
         poller.close()
     assert site.task(task).status == "CREATED"
+
+
+@database
+def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome(site: Site) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    @processor(QUEUE)
+    def process(task: Lease) -> None:
+        if task.payload == "slow":
+            begun.set()
+            go_on.wait(PATIENCE)
+
+    for _ in range(200):  # quick ones, after which the poller takes many ahead
+        site.enqueue()
+    first, second = site.enqueue("slow"), site.enqueue("slow")
+    poller = Poller({QUEUE: 1}, Options(threads=1), using=site.alias)
+    queues = list(poller.queues.values())
+    poller.start()
+    try:
+        assert begun.wait(PATIENCE)
+        until(lambda: site.task(second).status == "PROCESSING")
+        poller.fetcher.reserve(queues, 1)  # as a checkout does that waits for its answer
+        poller.stop()
+        until(lambda: not poller.executors.waiting())
+        go_on.set()
+        until(lambda: site.task(first).status == "COMPLETED")
+        assert site.task(second).status == "PROCESSING"  # given back now, that checkout would take it
+        poller.fetcher.reserve(queues, -1)
+        assert poller.wait(PATIENCE)
+    finally:
+        go_on.set()
+        poller.close()
+    assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
 
 
 # -- other processes ---------------------------------------------------------------------------------------------------
