@@ -306,7 +306,6 @@ def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
 
 
 def _check(made: Processor) -> None:
-    """Refuse what cannot work."""
     executor, fault = made.executor, ""
     if made.mode not in ("separate", "atomic"):
         fault = f"mode={made.mode!r} must be 'separate' or 'atomic'."

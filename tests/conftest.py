@@ -6,6 +6,7 @@
 ``pg_server``                  a PostgreSQL of our own to crash: durable commits, ``stop("immediate")``, ``restart()``
 ``crash_database``             a migrated database on ``pg_server``; the server runs before and after each test
 ``spark``                      the Spark session that all tests share
+``clock``                      the clock of pollers and of the pull API, which the test advances
 
 While one of the databases is in use it *is* Django's ``default``, in every thread, and commits are real; a process
 started with its ``env`` sees the same data. Do not combine it with ``db`` or ``transactional_db``.
@@ -38,7 +39,9 @@ from django.dispatch import receiver
 from django.test import TransactionTestCase
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.core import durations
 from example_project.database import database_from_url
+from tests.clock import SteppedClock
 from tests.emptying import teardown
 from tests.patience import DEFAULT_S, PATIENCE, patience
 
@@ -139,6 +142,14 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    stepped = SteppedClock()
+    for name in ("monotonic", "wait", "wait_for", "wait_async"):
+        monkeypatch.setattr(durations.clock, name, getattr(stepped, name))
+    return stepped
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

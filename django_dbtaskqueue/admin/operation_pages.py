@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from time import monotonic
 from typing import Any
 
 import django_filters
@@ -36,6 +35,7 @@ from django_dbtaskqueue.admin.read_only import (
 )
 from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
@@ -131,8 +131,8 @@ class BulkOperationAdmin(SearchedAdmin):
             self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
         else:
             check(request, bulk.verb_of(operation))
-            deadline = monotonic() + WORK_TIME_S
-            while bulk.turn(alias) and monotonic() < deadline:
+            deadline = clock.monotonic() + WORK_TIME_S
+            while bulk.turn(alias) and clock.monotonic() < deadline:
                 pass
         return HttpResponseRedirect(self.page_of(operation))
 

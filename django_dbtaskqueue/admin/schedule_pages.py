@@ -78,7 +78,6 @@ class ScheduleForm(PlainForm):
         self.order_fields(["name", *SCHEDULE_FIELDS, "reason"])
 
     def clean_payload(self) -> object:
-        """Read the JSON."""
         try:
             return json_of(self.cleaned_data["payload"])
         except ValueError as error:

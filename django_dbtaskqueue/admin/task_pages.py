@@ -392,6 +392,5 @@ def _span_text(value: timedelta | None) -> str:
 
 
 def _within(words: str, time: str) -> str:
-    """Put a ``<time>`` into a sentence."""
     before, _placeholder, after = words.partition("%(time)s")
     return format_html("{}{}{}", before, time, after)

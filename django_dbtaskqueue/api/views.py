@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from time import monotonic
 from typing import Annotated, TypedDict, TypeVar
 
 from django.core.exceptions import PermissionDenied
@@ -18,6 +17,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.api.routing import Call
 from django_dbtaskqueue.core.columns import LONG
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -114,11 +114,11 @@ def tasks(call: Call) -> TaskPage:
     task_filter, found = _searched(call)
     rows: list[AbstractTask] = []
     read, page = 0, Page(rows)
-    deadline = monotonic() + LOOK_ON_TIME.total_seconds()
+    deadline = clock.monotonic() + LOOK_ON_TIME.total_seconds()
     before = call.given["before"] or None
     for page in look_through(task_filter.search, found.defer(*LONG), call.given["limit"], before=before):
         rows, read = rows + page.rows, read + page.window
-        if monotonic() > deadline:
+        if clock.monotonic() > deadline:
             break
     seen = {queue: call.actor.may(VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -20,6 +19,7 @@ from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.models import Queue
 
@@ -56,12 +56,12 @@ def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | Non
     row = _rows.get(key)
     base = conf.default_settings(queue)
     # Other settings, and other queues known, come with another ``base``.
-    if row is not None and row.base is base and monotonic() < row.until and (row.known or row.values is not None):
+    if row is not None and row.base is base and clock.monotonic() < row.until and (row.known or row.values is not None):
         return row.settings
     if not conf.is_name(queue):
         raise UnknownQueue(queue, conf.known_queues())
     known = conf.is_known(queue)
-    if row is None or monotonic() >= row.until or not (known or row.values is not None):
+    if row is None or clock.monotonic() >= row.until or not (known or row.values is not None):
         row = _remember(key, _read(queue, alias, known=known))
     if row.values is None and not known:
         raise UnknownQueue(queue, conf.known_queues())
@@ -108,7 +108,7 @@ def _source(queue: str, name: str, values: Mapping[str, object]) -> str:
 def clear_cache(**_: Any) -> None:
     """Read all rows anew."""
     global _quiet_until
-    _quiet_until = monotonic() + ROW_CACHE_S
+    _quiet_until = clock.monotonic() + ROW_CACHE_S
     _rows.clear()
 
 
@@ -122,8 +122,8 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
     except ImproperlyConfigured as error:
         if old is None or old.values != values:
             logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    row = Row(monotonic() + ROW_CACHE_S, values, base, settings, conf.is_known(queue))
-    if monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
+    row = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings, conf.is_known(queue))
+    if clock.monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
         if len(_rows) >= MAX_CACHED_ROWS:
             _rows.clear()
         _rows[key] = row
@@ -132,7 +132,7 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
 
 def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
     rows = Queue.objects.using(alias).filter(pk=queue).order_by()
-    if known and monotonic() < _unreachable_until.get(alias, 0.0):
+    if known and clock.monotonic() < _unreachable_until.get(alias, 0.0):
         return None
     try:
         found = list(rows.values_list("overrides", flat=True))
@@ -140,7 +140,7 @@ def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
         if not known or connections[alias].in_atomic_block:
             raise
         connections[alias].close()  # a queue with shards may have another database that is up
-        _unreachable_until[alias] = monotonic() + ROW_CACHE_S  # not each of many queues waits for it
+        _unreachable_until[alias] = clock.monotonic() + ROW_CACHE_S  # not each of many queues waits for it
         return None
     return (found[0] or {}) if found else None
 

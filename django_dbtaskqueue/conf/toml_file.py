@@ -11,11 +11,12 @@ import threading
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from time import monotonic, time
+from time import time
 from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import near_match
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -39,21 +40,21 @@ class SettingsFile(Generic[T]):
 
     def load(self) -> T:
         """Read the file; raise ``ImproperlyConfigured`` that lists every fault with its place, value and fix."""
-        self._seen, self._next_check = self._signature(), monotonic() + CHECK_INTERVAL_S
+        self._seen, self._next_check = self._signature(), clock.monotonic() + CHECK_INTERVAL_S
         self._text = self._read()
         return self._checked(self._text)
 
     def reload(self) -> T | None:
         """Return the new value when the file changed and is good; None otherwise. Checks at most once a second."""
-        if monotonic() < self._next_check or not self._checking.acquire(blocking=False):
+        if clock.monotonic() < self._next_check or not self._checking.acquire(blocking=False):
             return None
         try:
-            self._next_check = monotonic() + CHECK_INTERVAL_S
+            self._next_check = clock.monotonic() + CHECK_INTERVAL_S
             seen = self._signature()
             if seen == self._seen:
                 return None
             if seen is not None and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
-                self._next_check = monotonic() + HALF_WRITTEN_S
+                self._next_check = clock.monotonic() + HALF_WRITTEN_S
                 return None
             self._seen = seen
             before, self._text = self._text, None

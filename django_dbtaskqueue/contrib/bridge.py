@@ -17,7 +17,7 @@ from hashlib import sha256
 from http.client import HTTPException
 from math import ceil
 from threading import Lock
-from time import monotonic, time
+from time import time
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -34,7 +34,7 @@ from django_dbtaskqueue.contrib.checked_https import AddressRefused, post
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
-from django_dbtaskqueue.core.durations import jittered
+from django_dbtaskqueue.core.durations import clock, jittered
 from django_dbtaskqueue.core.exceptions import (
     DuplicateTask,
     EnqueueError,
@@ -243,7 +243,7 @@ def _seconds_over_rate(peer: Peer, source: str) -> int:
     """Return how long a peer must wait; 0: the message is counted. As many as in a second may come at once."""
     if peer.rate is None:
         return 0
-    now, gap_s = monotonic(), 1 / peer.rate.per_second
+    now, gap_s = clock.monotonic(), 1 / peer.rate.per_second
     with _counting:
         until = max(_counted_until.get(source, 0.0), now) + gap_s
         over_s = until - now - max(1.0, gap_s)

@@ -11,7 +11,6 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from opentelemetry import context as otel_context
@@ -23,6 +22,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.context import enqueue_hook, trace_id
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.masking import masked_text
@@ -43,7 +43,7 @@ class _Open(NamedTuple):
     """The span of an attempt that runs."""
 
     span: Span
-    began: float  # time.monotonic()
+    began: float  # clock.monotonic()
 
 
 class Instrumentation(signals.Listener):
@@ -68,7 +68,7 @@ class Instrumentation(signals.Listener):
     def around_enqueue(self, queue: str, call: Callable[[], T]) -> T:
         """Call inside a producer span; the tasks that are enqueued take its context along."""
         common = _attributes(queue, "enqueue", "send")
-        began = monotonic()
+        began = clock.monotonic()
         failed: Attributes = {}
         with self._tracer.start_as_current_span(
             f"enqueue {queue}", kind=SpanKind.PRODUCER, attributes=common, record_exception=False,
@@ -81,7 +81,7 @@ class Instrumentation(signals.Listener):
                 _fail(span, error)
                 raise
             finally:
-                self._operation.record(monotonic() - began, {**common, **failed})
+                self._operation.record(clock.monotonic() - began, {**common, **failed})
             number = getattr(made, "enqueued", None)  # of a report
             if number is None:
                 span.set_attribute("messaging.message.id", str(getattr(made, "pk", None)))
@@ -110,7 +110,7 @@ class Instrumentation(signals.Listener):
         )  # fmt: skip
         _continue(task, span)
         with self._lock:
-            self._open[_key(task)] = _Open(span, monotonic())
+            self._open[_key(task)] = _Open(span, clock.monotonic())
             left = self._open.popitem(last=False)[1] if len(self._open) > MAX_OPEN_SPANS else None
         if left is not None:
             left.span.end()
@@ -135,7 +135,7 @@ class Instrumentation(signals.Listener):
             _fail(found.span, error)
         found.span.end()
         common = _attributes(task.queue, "process", "process")
-        self._process.record(monotonic() - found.began, {**common, **failed})
+        self._process.record(clock.monotonic() - found.began, {**common, **failed})
 
 
 _instrumentation: Instrumentation | None = None

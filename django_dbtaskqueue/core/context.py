@@ -35,8 +35,7 @@ T = TypeVar("T")
 class Around(Protocol):
     """Calls an enqueue and returns what it returns."""
 
-    def __call__(self, queue: str, call: Callable[[], T]) -> T:
-        """Call it."""
+    def __call__(self, queue: str, call: Callable[[], T]) -> T: ...
 
 
 class EnqueueHook:

@@ -1,9 +1,12 @@
-"""Durations as text, with one grammar and two spellings, and the pause between two attempts. Standard library only."""
+"""Durations as text, with one grammar and two spellings; pauses between attempts, and the clock by which they pass."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
+import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -169,3 +172,22 @@ def jittered(seconds: float) -> float:
 def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
     """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
     return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
+
+
+class Clock:
+    """Monotonic seconds, and waits that end at an event or after a time. What waits or decides by time asks ``clock``.
+
+    Production calls the standard library without a detour; a test sets the attributes.
+    """
+
+    def __init__(self) -> None:
+        self.monotonic = time.monotonic
+        self.wait = threading.Event.wait
+        self.wait_for = threading.Condition.wait_for
+
+    async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
+
+
+clock = Clock()

@@ -91,7 +91,6 @@ def normalised(message: str) -> str:
 
 
 def _type_and_message(error: BaseException | str) -> tuple[str, str]:
-    """Return an error's type and message."""
     if isinstance(error, str):
         return "", error
     name = f"{type(error).__module__}.{type(error).__qualname__}"

@@ -143,7 +143,7 @@ class Lease:
     # that ran out, negative if the task had been settled or released meanwhile.
     lost_leases: int
     port: Port
-    deadline: float = 0.0  # time.monotonic() at which the lease, as last granted or renewed, runs out
+    deadline: float = 0.0  # clock.monotonic() at which the lease, as last granted or renewed, runs out
     decoded: Any = NotDecoded  # the payload
     decoded_context: dict[str, object] | None = None
     policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
@@ -151,9 +151,9 @@ class Lease:
     outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
-    unstored_since: float = 0.0  # time.monotonic() at which its outcome could not be stored; 0: it was not tried
+    unstored_since: float = 0.0  # clock.monotonic() at which its outcome could not be stored; 0: it was not tried
     unstored_tries: int = 0
-    begun: float = 0.0  # time.monotonic() at which its work began; noted only if its life is logged
+    begun: float = 0.0  # clock.monotonic() at which its work began; noted only if its life is logged
     unanswered: bool = False  # its outcome was sent, and no answer came
     lost: str = ""  # the verb that could not be written, because the lease was gone
     # Whether the run has to stop: it was cancelled, its timeout is over, its lease is lost, or its poller stops now.

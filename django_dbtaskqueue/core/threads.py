@@ -17,7 +17,6 @@ class WatchedThread(threading.Thread):
     ended = False
 
     def run(self) -> None:
-        """Run the target."""
         try:
             super().run()
         except BaseException:

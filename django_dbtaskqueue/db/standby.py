@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from math import inf
-from time import monotonic
 from typing import TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, InterfaceError, InternalError, OperationalError, connections, router
@@ -19,7 +18,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.context import standbys
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.models import Task
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -87,7 +86,7 @@ def _read(view: Callable[[], T], used: Mapping[str, str], sentence: str) -> T:
 
 def _lag(alias: str) -> float | Exception | None:
     """Return how many seconds a standby is behind; None: it is no standby; an error: it cannot be used."""
-    if monotonic() < _failed_until.get(alias, 0.0):
+    if clock.monotonic() < _failed_until.get(alias, 0.0):
         return OperationalError(alias)
     try:
         connection = connections[alias]
@@ -105,7 +104,7 @@ def _lag(alias: str) -> float | Exception | None:
 
 def _note_failure(alias: str, error: Exception) -> None:
     logger.warning("Standby %s failed, reading from the primary for %d s: %s", alias, STANDBY_RETRY_S, error)
-    _failed_until[alias] = monotonic() + STANDBY_RETRY_S
+    _failed_until[alias] = clock.monotonic() + STANDBY_RETRY_S
     if alias in connections.settings:
         connections[alias].close()
 

@@ -14,13 +14,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
-from time import monotonic
 from typing import Any, Protocol
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease, Port
 from django_dbtaskqueue.core.sql import UNREADABLE
@@ -199,7 +199,7 @@ def take(
     params["limit"] = limit
     if without:
         session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
-    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+    since = clock.monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     try:
         if limiter is None:
             rows = strategy.take(session, cursor, params)
@@ -257,7 +257,7 @@ def take_many(
     after the other. The queues have no ``max_wait``. A paused queue gives nothing. Payloads are still text.
     """
     params = _params(session, poller_instance, lease, tags, min_lease)
-    since = monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+    since = clock.monotonic()  # before the statement is sent, so that a deadline is never later than the database's
     got = take_rows_of_many(session, shares, params, limit)
     for share in shares:
         share.taken = _granted(session, share.rows, share.port, since, params)

@@ -91,7 +91,6 @@ class UniformRows:
 
 
 def _copied(text: str) -> str:
-    """Return a value as COPY reads it."""
     return text.translate(COPY_ESCAPES) if COPY_SPECIAL(text) else text
 
 

@@ -289,7 +289,6 @@ def _piece(task_id: int, token: int) -> str:
 
 
 def _stored(text: str | None) -> Names:
-    """Return leases as the row has them."""
     return {text: set(text.split(","))} if text else {}
 
 

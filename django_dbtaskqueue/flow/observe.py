@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from time import monotonic
 from typing import Any
 
 from django.dispatch import Signal
 
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.context import trace_id
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import clock, format_duration
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Declared, Lease
 from django_dbtaskqueue.core.masking import masked_text
@@ -92,7 +91,7 @@ def started(lease: Lease, processor: Declared) -> None:
     """A processor is about to be called."""
     lease.processor = processor
     if lease.port.log_level:
-        lease.begun = monotonic()
+        lease.begun = clock.monotonic()
         _log(lease, f"started, attempt {lease.attempt} of {lease.max_attempts}", life_fields(lease, "started"))
     if signals.registered:
         signals.tell("started", lease)
@@ -167,7 +166,7 @@ def lost_by_code(lease: Lease) -> None:
 def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: timedelta | None = None) -> Fields:
     """Return the ``extra`` fields of a line of a task's life. All lines have all of them."""
     if seconds is None and lease.begun:
-        seconds = monotonic() - lease.begun
+        seconds = clock.monotonic() - lease.begun
     due = None if delay is None else (datetime.now(UTC) + delay).isoformat(timespec="seconds")
     return {
         **fields(lease),

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
-from time import monotonic
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
@@ -29,6 +28,7 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule
@@ -94,7 +94,7 @@ def free_capacity(
         yield
         return
     can_wait = session.postgresql or not session.connection.in_atomic_block
-    deadline = monotonic() + (timeout.total_seconds() if timeout is not None and can_wait else 0.0)
+    deadline = clock.monotonic() + (timeout.total_seconds() if timeout is not None and can_wait else 0.0)
     while True:
         try:
             with session.atomic():
@@ -102,9 +102,9 @@ def free_capacity(
                 yield
                 return
         except QueueFull:
-            if monotonic() >= deadline:
+            if clock.monotonic() >= deadline:
                 raise
-        threading.Event().wait(CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
+        clock.wait(threading.Event(), CAPACITY_POLL_INTERVAL_S)  # without the lock, so that others can settle
 
 
 def _claim(session: Session, queue: str, capacity: int, wanted: int) -> None:

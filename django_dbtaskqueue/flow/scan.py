@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from operator import itemgetter
-from time import monotonic
 from typing import Any
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.db.session import Row, Session
 
 START = ("-infinity", 0)  # the watermark of a priority that has all its rows after it
@@ -37,7 +37,7 @@ class ScanCursor:
     queue: str
     max_wait: timedelta | None = None  # a priority whose first task has waited longer is served first
     watermarks: Watermarks = field(default_factory=dict)  # replaced, never changed in place: threads share the cursor
-    next_full_scan: float = SCAN_NOW  # when the next full scan is due (``time.monotonic``)
+    next_full_scan: float = SCAN_NOW  # when the next full scan is due (``clock.monotonic``)
     may_full_scan: float = SCAN_NOW  # when a full scan may run before that, because nothing is after the watermarks
     full_scan_overdue: bool = False
     scanning: bool = False  # one of the threads that share the cursor scans, not all
@@ -97,7 +97,7 @@ class ScanCursor:
 
     def schedule_full_scan(self, begun: float, rows: int) -> None:
         """Decide when the next full scan is due, after one that began at ``begun`` and took ``rows``."""
-        now = monotonic()
+        now = clock.monotonic()
         cost = now - begun - rows * (self.row_seconds or 0.0)
         self.may_full_scan = now + min(FULL_SCAN_MAX_INTERVAL_S, max(0.0, cost) / FULL_SCAN_TIME_SHARE)
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
@@ -131,17 +131,17 @@ def take_rows(session: Session, scans: Sequence[Scan], limit: int, take: Take) -
 
     One statement takes what is after the watermarks. A second one is a full scan of those queues that gave nothing.
     """
-    now = monotonic()
+    now = clock.monotonic()
     got = _take(session, scans, [scan.cursor.begins_with_full_scan(now) for scan in scans], limit, take)
     if got >= limit:
         return got
-    now = monotonic()
+    now = clock.monotonic()
     empty = [scan for scan in scans if not scan.full and not scan.rows and scan.cursor.allows_full_scan(now)]
     return got + _take(session, empty, [True] * len(empty), limit - got, take) if empty else got
 
 
 def _take(session: Session, scans: Sequence[Scan], full: list[bool], limit: int, take: Take) -> int:
-    begun = monotonic()
+    begun = clock.monotonic()
     for scan, whole in zip(scans, full, strict=True):
         scan.full, scan.watermarks = whole, {} if whole else scan.cursor.watermarks
     full_scans = [scan for scan in scans if scan.full]
@@ -180,7 +180,7 @@ def _share_out(scans: Sequence[Scan], rows: list[Row], begun: float, *, reached:
     by_queue: dict[str, list[Row]] = {}
     for row in rows:
         by_queue.setdefault(row[QUEUE], []).append(row)
-    seconds_per_row = (monotonic() - begun) / max(1, len(rows))
+    seconds_per_row = (clock.monotonic() - begun) / max(1, len(rows))
     for number, scan in enumerate(scans):
         scan.reached = number < reached
         if not scan.reached:

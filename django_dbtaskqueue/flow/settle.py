@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Any, Never
 
 from django.db.utils import OperationalError
 
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
@@ -239,9 +239,9 @@ def _settle_plainly(session: Session, lease: Lease, text: str, keep: str) -> set
 
 def _is_new(lease: Lease, patience: float) -> bool:
     """Whether an outcome failed for less than ``patience`` seconds, or in few tries: between them may be an outage."""
-    lease.unstored_since = lease.unstored_since or monotonic()
+    lease.unstored_since = lease.unstored_since or clock.monotonic()
     lease.unstored_tries += 1
-    return patience > 0 and (lease.unstored_tries < BLAMED_TRIES or monotonic() - lease.unstored_since < patience)
+    return patience > 0 and (lease.unstored_tries < BLAMED_TRIES or clock.monotonic() - lease.unstored_since < patience)
 
 
 def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> None:

@@ -158,7 +158,6 @@ class ShardMove:
         return with_row_locks(self.tasks(alias).filter(status=CREATED, pk__in=ids)).only(*names)
 
     def _reasons(self, alias: str, rows: dict[int, AbstractTask], members: Sequence[Candidate]) -> dict[int, str]:
-        """Return why tasks cannot move, by id."""
         related = self._related(alias, list(rows))
         for one in members:
             if one.pk not in rows:

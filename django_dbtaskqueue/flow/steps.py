@@ -220,7 +220,6 @@ class Journal:
 
 
 def _description(kind: str, name: str) -> str:
-    """Return a step in words."""
     if kind == SLEEP:
         return "a sleep"
     return repr(name) if kind == STEP else f"a wait for the signal {name!r}"

@@ -15,7 +15,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import add
-from time import monotonic
 from typing import NamedTuple
 
 from django.db import connections
@@ -23,6 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Sum
 
 from django_dbtaskqueue import signals
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of, roll_up
@@ -110,7 +110,7 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
         super().__init__(add, _append)
         self._thread: threading.Thread | None = None
         self._ending = False
-        self._next_roll_up = monotonic() + ROLL_UP_INTERVAL_S
+        self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
 
     def add(self, key: UsageKey, value: int) -> None:
         """Count. Returns at once; never raises."""
@@ -137,18 +137,16 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
 
     def flush(self, timeout: float = FLUSH_AT_EXIT_S) -> None:
         """Store what is left and end the thread: for the end of the process."""
-        deadline = monotonic() + timeout
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-            while self._thread is not None and (left := deadline - monotonic()) > 0:
-                self._changed.wait(left)
+            clock.wait_for(self._changed, lambda: self._thread is None, timeout)
             self._ending = False
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ending, FLUSH_INTERVAL_S)
+                clock.wait_for(self._changed, lambda: self._ending, FLUSH_INTERVAL_S)
                 ending = self._ending
             for alias in self.aliases():
                 self._try_to_store(alias)
@@ -162,8 +160,8 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
         """Store on a connection that is not kept: a test database can be dropped only when no session is open."""
         try:
             self.store(alias)
-            if monotonic() >= self._next_roll_up:
-                self._next_roll_up = monotonic() + ROLL_UP_INTERVAL_S
+            if clock.monotonic() >= self._next_roll_up:
+                self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
                 roll_up(Session.on(alias), UsageCount)
         except Exception as error:
             logger.debug("Usage counts of %s not stored, trying again later: %s", alias, error)

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
@@ -156,7 +156,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
                 text = f"{row.task_id}  {row.queue}  attempt {row.attempt} failed: {message}"
                 output.write(f"{row.finish_time:%H:%M:%S}  {printable(text)}")
         remaining = None if remaining is None else remaining - 1
-        pause.wait(options["interval"].total_seconds() if remaining != 0 else 0)
+        clock.wait(pause, options["interval"].total_seconds() if remaining != 0 else 0)
     return 0
 
 

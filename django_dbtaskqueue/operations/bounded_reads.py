@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 from django.db import OperationalError, connections, transaction
@@ -18,7 +17,7 @@ from django.db.models import QuerySet
 from django.utils.formats import number_format
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.core.durations import clock, format_duration
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Session
@@ -91,8 +90,8 @@ def _sqlite_time_limit(alias: str, limit: timedelta) -> Iterator[None]:
         yield
         return
     connection.ensure_connection()
-    deadline = monotonic() + limit.total_seconds()
-    connection.connection.set_progress_handler(lambda: monotonic() > deadline, SQLITE_STEPS_PER_CHECK)
+    deadline = clock.monotonic() + limit.total_seconds()
+    connection.connection.set_progress_handler(lambda: clock.monotonic() > deadline, SQLITE_STEPS_PER_CHECK)
     try:
         yield
     finally:

@@ -9,7 +9,6 @@ continues where the last chunk ended. Tasks enqueued after the start are not cha
 from __future__ import annotations
 
 import logging
-from time import monotonic
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
@@ -18,6 +17,7 @@ from django.db.models import F, Max, Min, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
@@ -339,7 +339,7 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
     Reads windows of ids, one per statement, for any search. Windows grow while nothing is found; gaps between
     ids cost nothing.
     """
-    deadline = monotonic() + MAX_EMPTY_SEARCH_S
+    deadline = clock.monotonic() + MAX_EMPTY_SEARCH_S
     size = min(TASKS_PER_CHUNK, _remaining(operation))
     while operation.cursor < operation.last_id:
         rest = tasks.filter(pk__gt=operation.cursor, pk__lte=operation.last_id).order_by("pk")
@@ -355,7 +355,7 @@ def _next_chunk(operation: BulkOperation, tasks: TaskQuerySet, matching: TaskQue
             operation.window_size = FIRST_WINDOW
             return ids
         operation.window_size = min(operation.window_size * 2, MAX_IDS_PER_WINDOW)
-        if monotonic() > deadline:
+        if clock.monotonic() > deadline:
             break
     return []
 

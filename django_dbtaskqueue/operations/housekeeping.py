@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from time import monotonic
 
 from django.db import DatabaseError, connections, transaction
 from django.db.models import TextField, Value
@@ -20,7 +19,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.sql.stats import StatsStatements
@@ -94,7 +93,7 @@ class Housekeeper:
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
         self._steps_read: dict[tuple[Location, type[Step | Signal]], int] = {}  # the last id
-        self.upkeep_due: dict[str, float] = {}  # by alias: time.monotonic() of a poller's next turn without retention
+        self.upkeep_due: dict[str, float] = {}  # by alias: clock.monotonic() of a poller's next turn without retention
 
     def turn(
         self,
@@ -174,12 +173,12 @@ class _TurnTime:
     """The time of one turn, and whether it was up."""
 
     def __init__(self, within: timedelta | None) -> None:
-        self._end = float("inf") if within is None else monotonic() + within.total_seconds()
+        self._end = float("inf") if within is None else clock.monotonic() + within.total_seconds()
         self.late = False
 
     def is_left(self) -> bool:
         """Whether there is time for another batch."""
-        self.late = self.late or monotonic() > self._end
+        self.late = self.late or clock.monotonic() > self._end
         return not self.late
 
 

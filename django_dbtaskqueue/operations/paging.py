@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
@@ -19,6 +18,7 @@ from django.db.models import Aggregate, BooleanField, Max, Min, TextField
 from django.db.models.expressions import RawSQL
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
@@ -104,13 +104,13 @@ def page_of(
                 raise
     if after is not None:
         return _window_after(rows, among, size, after)
-    deadline, read, end = monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
+    deadline, read, end = clock.monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
     while True:
         ids = _ids((among if end is None else among.filter(pk__lt=end)).order_by("-pk"))
         full = len(ids) == WINDOW_ROWS
         found, seen = _in_window(rows, ids, size, end)
         read, further = read + seen, ids[seen - 1] if full or seen < len(ids) else None
-        if found.rows or further is None or monotonic() >= deadline:
+        if found.rows or further is None or clock.monotonic() >= deadline:
             break
         end = further
     # A window without a match has neighbours, too: they begin at its ends.

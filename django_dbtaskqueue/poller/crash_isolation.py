@@ -9,10 +9,10 @@ as those of a function made at run time, run one by one in the poller's process;
 from __future__ import annotations
 
 import logging
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
@@ -44,14 +44,14 @@ class CrashIsolation:
 
     def active(self) -> bool:
         """Whether isolated tasks wait, to run one by one. They wait behind the watermarks of their queues."""
-        return bool(self._queues) and monotonic() < self._active_until
+        return bool(self._queues) and clock.monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
         """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit."""
-        if not self._queues or monotonic() >= self._active_until:  # as ``active``, without a call
+        if not self._queues or clock.monotonic() >= self._active_until:  # as ``active``, without a call
             return None
         busy = reserved or self._settler.held or self._settler.done
-        return 0 if busy and monotonic() < self._quarantine_until else 1
+        return 0 if busy and clock.monotonic() < self._quarantine_until else 1
 
     def sift(self, session: Session, leases: list[Lease], *, alone: bool) -> list[Lease]:
         """Return the leases to run now; release the others without a charge, to be taken one by one.
@@ -77,15 +77,15 @@ class CrashIsolation:
                 isolated[0].queue,
             )
         self._queues.update(lease.port.key for lease in isolated)
-        self._quarantine_until = monotonic() + _quarantine_seconds(isolated[0])
-        self._active_until = monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
+        self._quarantine_until = clock.monotonic() + _quarantine_seconds(isolated[0])
+        self._active_until = clock.monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
 
     def _has_process(self, lease: Lease) -> bool:
         return self._isolates(registry.find(lease.queue, lease.payload_type))
 
     def _busy(self) -> bool:
-        return bool(self._settler.held or self._settler.done) and monotonic() < self._quarantine_until
+        return bool(self._settler.held or self._settler.done) and clock.monotonic() < self._quarantine_until
 
 
 def _quarantine_seconds(lease: Lease) -> float:

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
-from time import monotonic
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
@@ -94,7 +94,7 @@ class Fetcher:
             return queues, asked
 
     def _due(self) -> list[QueueState]:
-        due, now = [], monotonic()
+        due, now = [], clock.monotonic()
         for queue in self.queues.values():
             if queue.exhausted or not (queue.next_poll <= now or queue.full_processors):
                 continue
@@ -217,7 +217,7 @@ class Fetcher:
             if queue.reply_lost and queue.reserved == asked:
                 release_unknown(session, queue, self.instance, self._settler.held.copy())
             prepare(session, queue, self.queues.values())
-            if queue.foreign_types and monotonic() >= queue.foreign_until:
+            if queue.foreign_types and clock.monotonic() >= queue.foreign_until:
                 find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:
                 got = self._take(session, queue, asked)
@@ -351,7 +351,7 @@ class Fetcher:
         processors = [found[lease.payload_type] for lease in leases]
         observe.checked_out(leases, processors)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
-        now, late, expired = monotonic(), False, queue.settings.expired
+        now, late, expired = clock.monotonic(), False, queue.settings.expired
         jobs: list[Job] = []
         isolated: list[Job] = []
         special: dict[Processor, list[Lease]] = {}
@@ -395,5 +395,5 @@ class Fetcher:
             session, params["without"] = session.narrowed(), session.sql.dialect.array(sorted(queue.foreign_types))
         if not session.run(session.sql.soon, params):
             return True
-        queue.next_poll = min(queue.next_poll, monotonic() + queue.settings.poll_interval.total_seconds())
+        queue.next_poll = min(queue.next_poll, clock.monotonic() + queue.settings.poll_interval.total_seconds())
         return False

@@ -14,7 +14,6 @@ from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from os import getpid
-from time import monotonic
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db.models.functions import Now
@@ -24,7 +23,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session
@@ -67,7 +66,7 @@ class Heartbeat:
     """Runs the heartbeat's threads and the maintenance of one poller, from ``start`` to ``stop``."""
 
     def __init__(self, poller: Poller) -> None:
-        self.reported_at = 0.0  # time.monotonic() of the last report that was stored
+        self.reported_at = 0.0  # clock.monotonic() of the last report that was stored
         self._poller = poller
         self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
         self._background = background_jobs(self._aliases, poller.settler.metrics)
@@ -85,7 +84,6 @@ class Heartbeat:
         self._timeouts = WatchedThread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         for thread in (self._timeouts, self._jobs, self._background):
             thread.start()
 
@@ -117,7 +115,7 @@ class Heartbeat:
             yield Periodic(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
 
     def _enforce_timeouts(self) -> None:
-        while not self._jobs.ended.wait(TIMEOUT_CHECK_SECONDS):
+        while not clock.wait(self._jobs.ended, TIMEOUT_CHECK_SECONDS):
             try:
                 self._poller.overdue()
             except Exception:  # of any kind: without this thread no timeout would be enforced again
@@ -127,7 +125,7 @@ class Heartbeat:
 
     def _report(self, alias: str, state: str | None = None) -> float:
         """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
-        poller, now = self._poller, monotonic()
+        poller, now = self._poller, clock.monotonic()
         report = {
             "host": socket.gethostname()[:200],
             "pid": getpid(),
@@ -156,7 +154,7 @@ class Heartbeat:
             rows.bulk_create([row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report))
             if state is None:
                 self._run_command(alias)
-        self.reported_at = monotonic()
+        self.reported_at = clock.monotonic()
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _apply_changes(self, alias: str) -> float:
@@ -178,7 +176,7 @@ class Heartbeat:
             self._report(alias)
 
     def _running(self) -> list[dict[str, object]]:
-        now = monotonic()
+        now = clock.monotonic()
         longest = sorted(self._poller.running(), key=lambda run: run.started)[:MAX_RUNNING_SHOWN]
         return [{**observe.fields(run.job.lease), "seconds": round(now - run.started, 1)} for run in longest]
 
@@ -220,7 +218,6 @@ def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
 
 
 def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
-    """Yield each change as ``name=new<old``."""
     for field in fields(QueueSettings):
         before, after = getattr(old, field.name), getattr(new, field.name)
         if field.name not in RESTART_SETTINGS and before != after:
@@ -241,12 +238,12 @@ class Rescuer:
 
     def look(self) -> float:
         """Check the queues that are due now or soon; return the seconds until the next check."""
-        began = monotonic()
+        began = clock.monotonic()
         if min(self._due.values()) <= began:
             soon = began + EARLY_RESCUE_SHARE * RESCUE_SECONDS
             queues = sorted([queue for queue, due in self._due.items() if due <= soon], key=self._due.__getitem__)
             self._check(queues[:MAX_QUEUES_PER_RESCUE])
-        now = monotonic()
+        now = clock.monotonic()
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 
     def _sweep(self, session: Session, began: float) -> None:
@@ -254,16 +251,16 @@ class Rescuer:
         dependencies.sweep(session)
         if self._sweep_missing_due <= began:
             self._sweep_missing_after = dependencies.sweep_missing(session, self._sweep_missing_after)
-            self._sweep_missing_due = monotonic() + SWEEP_MISSING_SECONDS * random.uniform(0.8, 1.0)
-        self._sweep_due = monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
+            self._sweep_missing_due = clock.monotonic() + SWEEP_MISSING_SECONDS * random.uniform(0.8, 1.0)
+        self._sweep_due = clock.monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
 
     def _check(self, queues: list[QueueState]) -> None:
-        session, began = Session.on(queues[0].port.alias, queues[0].port.model), monotonic()
+        session, began = Session.on(queues[0].port.alias, queues[0].port.model), clock.monotonic()
         if self._sweep_due <= began:
             self._sweep(session, began)
         left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
         waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
-        now = monotonic()
+        now = clock.monotonic()
         self._due.update({queue: now + wait for queue, wait in waits.items()})
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
-from time import monotonic
 from uuid import uuid4
 
 from django.db import connections
@@ -19,7 +18,7 @@ from django.db import connections
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.durations import jittered, next_pause
+from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.core.threads import WatchedThread
@@ -69,7 +68,7 @@ class Poller:
         self.stopping = False
         self.cancelling = False
         self.paused = False
-        self.polled_at = 0.0  # time.monotonic() of the last poll that worked
+        self.polled_at = 0.0  # clock.monotonic() of the last poll that worked
         self.busy_since: dict[str, float | None] = {}  # by fetch thread: since when it polls; None while it waits
         self._wake_first = threading.Event()
         self._wake_second = threading.Event()
@@ -203,9 +202,9 @@ class Poller:
         while not self._ended.is_set():
             if delay is None or delay > 0:
                 self.busy_since[name] = None
-                wakeup.wait(delay)
+                clock.wait(wakeup, delay)
                 wakeup.clear()
-            self.busy_since[name] = monotonic()
+            self.busy_since[name] = clock.monotonic()
             try:
                 delay = self.poll(connection_set)
             except Exception as error:
@@ -213,10 +212,10 @@ class Poller:
                 connections.close_all()
                 self._poll_failed(error)
                 pause = next_pause(pause, *POLL_RETRY_SECONDS)
-                self._ended.wait(jittered(pause))
+                clock.wait(self._ended, jittered(pause))
                 delay = 0.0
                 continue
-            pause, self.polled_at = 0.0, monotonic()
+            pause, self.polled_at = 0.0, clock.monotonic()
             if self.state != "RUNNING":
                 self._poll_worked()
             if not first and delay > 0 and not self.stopping:
@@ -270,7 +269,7 @@ class Poller:
             self.stop()
             return 0.0
         observe.of_poller("poller_idle", self)
-        now = monotonic()
+        now = clock.monotonic()
         polls = [queue.next_poll for queue in self.queues.values() if not queue.exhausted]
         return max(MIN_POLL_SECONDS, min(polls, default=now) - now)
 
@@ -319,7 +318,7 @@ class Poller:
 
     def overdue(self) -> None:
         """Fail the tasks past their timeout, with the fence. Their slots become free when they really end."""
-        now = monotonic()
+        now = clock.monotonic()
         for executor in self.executors.all:
             for run in executor.running():
                 limit = run.job.processor.timeout or self.queues[run.job.lease.port.key].settings.timeout
@@ -332,7 +331,7 @@ class Poller:
             for lease in run.job.leases:
                 lease.cancelled = True
             decided = [decide(lease, failure) for lease in run.job.leases]
-            for done in done_by_lease(run.job, decided, monotonic() - run.started):
+            for done in done_by_lease(run.job, decided, clock.monotonic() - run.started):
                 self.settler.finish(done, idle=True)
 
     def _held_of(self, queue: QueueState) -> list[Lease]:

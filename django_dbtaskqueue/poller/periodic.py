@@ -9,13 +9,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from time import monotonic
 
 from django.db import connections
 from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import jittered, next_pause
+from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
@@ -47,7 +46,7 @@ class Periodic:
     alias: str
     name: str  # as its failures are logged
     run: Callable[[], float]
-    due: float = 0.0  # time.monotonic()
+    due: float = 0.0  # clock.monotonic()
     pause: float = 0.0  # before the next attempt; 0 while the job works
 
 
@@ -62,11 +61,11 @@ class ScheduleJob:
 
     def run(self) -> float:
         """Enqueue what is due; return the seconds until the next tick, or until the next look."""
-        if monotonic() >= self._declare_due:
+        if clock.monotonic() >= self._declare_due:
             here = schedules.declared().items()
             self._declared = {name: one for name, one in here if home_of(one.queue) == self._alias}
             declare(self._alias, self._declared)
-            self._declare_due = monotonic() + DECLARE_SECONDS
+            self._declare_due = clock.monotonic() + DECLARE_SECONDS
         seconds, queues = enqueue_due(self._alias, self._declared)
         for queue in queues:
             self._wake(queue)
@@ -107,7 +106,6 @@ class PeriodicThread:
         self.thread = WatchedThread(target=self._run, name=thread_name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self.thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
@@ -119,18 +117,18 @@ class PeriodicThread:
     def _run(self) -> None:
         while self._jobs and not self.ended.is_set():
             for job in self._jobs:
-                if monotonic() >= job.due and not self.ended.is_set():
-                    job.due = monotonic() + self._attempt(job)
+                if clock.monotonic() >= job.due and not self.ended.is_set():
+                    job.due = clock.monotonic() + self._attempt(job)
             self._after_each_round()
             self.busy_since = None
-            self.ended.wait(max(0.0, min([job.due for job in self._jobs]) - monotonic()))
+            clock.wait(self.ended, max(0.0, min([job.due for job in self._jobs]) - clock.monotonic()))
         for job in self._last:
             self._attempt(job)
         connections.close_all()
 
     def _attempt(self, job: Periodic) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
-        self.busy_since = monotonic()
+        self.busy_since = clock.monotonic()
         try:
             with self._deadline(job.alias):
                 seconds = job.run()
@@ -177,7 +175,7 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
     jobs = [
-        Periodic(alias, name, partial(run, alias), monotonic() + first * random.uniform(0.5, 1.0))
+        Periodic(alias, name, partial(run, alias), clock.monotonic() + first * random.uniform(0.5, 1.0))
         for alias in aliases
         for name, run, first in kinds
     ]
@@ -195,12 +193,12 @@ def _store(metrics: Collector, alias: str) -> float:
 
 def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
     every = conf.settings().housekeeping
-    if every is None and monotonic() < housekeeper.upkeep_due.get(alias, 0.0):
+    if every is None and clock.monotonic() < housekeeper.upkeep_due.get(alias, 0.0):
         return _spread(RETENTION_OFF_SECONDS)
     policy = RetentionPolicy() if every is None else RetentionPolicy.of_settings()  # without an age nothing is old
     report = housekeeper.turn(policy, using=alias, within=housekeeping.MAX_TURN)
     if every is None and report.over:
-        housekeeper.upkeep_due[alias] = monotonic() + _spread(UPKEEP_SECONDS)
+        housekeeper.upkeep_due[alias] = clock.monotonic() + _spread(UPKEEP_SECONDS)
         every = timedelta(seconds=RETENTION_OFF_SECONDS)
     if report.expired or report.moved or report.deleted or report.attempts or report.partitions:
         logger.info("Housekeeping: %s", report)

@@ -8,13 +8,12 @@ import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
@@ -91,7 +90,7 @@ class QueueState:
     run_seconds: float | None = None  # mean run time of one task, smoothed
     timed: int = 0  # tasks of the latest measurement of ``run_seconds``
     probed: bool = False  # tasks were taken
-    taken_at: float = field(default_factory=monotonic)  # when a fetch last gave a task; at first, the poller's start
+    taken_at: float = field(default_factory=lambda: clock.monotonic())  # when a fetch last gave a task, or the start
     likely_ready: int = 0  # tasks that are probably left, because the last fetch got all it asked for
     reserved: int = 0  # tasks that fetches under way asked for
     exhausted: bool = False  # a run that ends has nothing more to take here
@@ -167,7 +166,7 @@ class QueueState:
 
     def fetched(self, *, got: int, asked: int, wakes: int, next_due: float | None) -> None:
         """Decide after a fetch when to fetch again; ``wakes`` is the count before the fetch began."""
-        now = monotonic()
+        now = clock.monotonic()
         if got:
             self.probed, self.taken_at, self.vain_looks = True, now, 0
         else:
@@ -291,7 +290,7 @@ def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal]
 
 def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
     """Leave out, from now on, those payload types that have no processor here, but in another poller that is alive."""
-    queue.foreign_until = monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
+    queue.foreign_until = clock.monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
     dialect = session.sql.dialect
     alive = f"state <> 'STOPPED' AND heartbeat_time > {dialect.later('%(seconds)s')}"
     sql = f"SELECT {dialect.text('queues')} FROM {POLLER_TABLE} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model

@@ -10,10 +10,10 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from time import monotonic
 
 from django.db.utils import Error
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
@@ -43,7 +43,6 @@ class Renewer:
         self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self.thread.start()
 
     def stop(self) -> None:
@@ -55,7 +54,7 @@ class Renewer:
 
     def expect(self, queue: QueueState, seconds: float) -> None:
         """Renew in time for a lease of ``seconds``, which was just taken."""
-        if monotonic() + seconds / 3 < self._due[queue] and self._bring_forward(queue, seconds / 3):
+        if clock.monotonic() + seconds / 3 < self._due[queue] and self._bring_forward(queue, seconds / 3):
             self._wakeup.set()
 
     def renew_now(self, queues: Iterable[QueueState]) -> None:
@@ -67,10 +66,10 @@ class Renewer:
     def _loop(self) -> None:
         connections = ConnectionSet()
         while not self._ended:
-            self._wakeup.wait(max(0.01, min(self._due.values()) - monotonic()))
+            clock.wait(self._wakeup, max(0.01, min(self._due.values()) - clock.monotonic()))
             self._wakeup.clear()
             for queue in self._due:
-                if monotonic() >= self._due[queue]:
+                if clock.monotonic() >= self._due[queue]:
                     self._due[queue] = float("inf")  # a lease taken from now on brings it forward
                     self._bring_forward(queue, self._renew(queue, connections.session(queue)))
         connections.close()
@@ -78,7 +77,7 @@ class Renewer:
     def _bring_forward(self, queue: QueueState, seconds: float) -> bool:
         """Renew in ``seconds`` or, if planned, earlier; return whether this is earlier than planned."""
         with self._lock:
-            due = monotonic() + seconds
+            due = clock.monotonic() + seconds
             sooner = due < self._due[queue]
             self._due[queue] = min(due, self._due[queue])
         return sooner
@@ -109,7 +108,7 @@ def renew(session: Session, leases: list[Lease], seconds: float, min_lease: floa
     A lease whose row is locked (by its processor's transaction) is neither extended nor gone, nor is one whose
     processor has settled it.
     """
-    now = monotonic()
+    now = clock.monotonic()
     rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease in leases])
     kept = {row[0] for row in session.run(session.sql.renew, {"rows": rows, "lease": seconds, "min_lease": min_lease})}
     newest = dict(sorted((lease.id, lease.total_attempt) for lease in leases))  # of a task that was taken again

@@ -8,11 +8,10 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
-from time import monotonic
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.core.durations import smoothed
+from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Complete, Release
 from django_dbtaskqueue.flow import observe, settle
@@ -53,7 +52,7 @@ class Settler:
         self._counts = counts
         self._wake = wake
         self._lock = threading.Lock()
-        self._settled_at = monotonic()
+        self._settled_at = clock.monotonic()
 
     def finish(self, done: Done, *, idle: bool) -> None:
         """Take an outcome; ``idle`` if no job waits for the slot. Called on the processor's own thread."""
@@ -70,7 +69,7 @@ class Settler:
         except IndexError:  # no outcome, or the other fetch thread has just taken it
             return False
         interval = self._queues[first.lease.port.key].settings.settle_interval
-        return monotonic() - self._settled_at >= interval.total_seconds()
+        return clock.monotonic() - self._settled_at >= interval.total_seconds()
 
     def settle(self, connections: ConnectionSet) -> None:
         """Settle all outcomes, with as few transactions as possible. After an error they wait for the next call."""
@@ -87,7 +86,7 @@ class Settler:
             for batch in pending:
                 for ended in batch.values():
                     self.done.extendleft(ended)
-            self._settled_at = monotonic()
+            self._settled_at = clock.monotonic()
 
     def _batches(self) -> list[Batch]:
         """Take the outcomes by queue, and put queues together that are settled by the same rules."""

@@ -14,7 +14,6 @@ import socket
 import threading
 from collections.abc import Mapping
 from datetime import timedelta
-from time import monotonic
 
 from django.core import mail
 from django.core.exceptions import ImproperlyConfigured
@@ -25,7 +24,7 @@ from django.db import connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -63,7 +62,7 @@ class EmbeddedPoller:
     def _serve(self) -> None:
         pause = 0.0
         while self._shutdown.level == RUN:
-            began = monotonic()
+            began = clock.monotonic()
             try:
                 left = self._run()
             except Exception as error:  # the database is away or not migrated, or the settings are wrong
@@ -74,8 +73,8 @@ class EmbeddedPoller:
                 logger.error("%s", text)
             if not left:
                 return  # an operator stopped it, or the web process ends
-            pause = next_pause(0.0 if monotonic() - began > HEALTHY_S else pause, *EMBEDDED_RESTART_PAUSES_S)
-            self._stopping.wait(pause)
+            pause = next_pause(0.0 if clock.monotonic() - began > HEALTHY_S else pause, *EMBEDDED_RESTART_PAUSES_S)
+            clock.wait(self._stopping, pause)
 
     def _run(self) -> list[str]:
         """Run a poller to its end; return what went wrong."""

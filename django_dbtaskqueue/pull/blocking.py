@@ -12,11 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from django.db import connections
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.notify import Wakeup
 
@@ -78,9 +78,11 @@ class WaitQueue:
         """
         with self._changed:
             if until is None:
-                self._changed.wait_for(lambda: self._waiting[0] is me or self._last_empty_poll >= next_poll, GIVE_WAY_S)
+                clock.wait_for(
+                    self._changed, lambda: self._waiting[0] is me or self._last_empty_poll >= next_poll, GIVE_WAY_S
+                )
                 return self._waiting[0] is me or self._last_empty_poll < next_poll
-            return self._changed.wait_for(lambda: self._waiting[0] is me, max(0.0, until - monotonic()))
+            return clock.wait_for(self._changed, lambda: self._waiting[0] is me, max(0.0, until - clock.monotonic()))
 
     def poll(
         self, poll: Callable[[], T | None], until: float | None, pause: Callable[[], float], *, for_all: bool = True
@@ -99,13 +101,13 @@ class WaitQueue:
                 if for_all:
                     self._last_empty_poll = max(self._last_empty_poll, number)
                     self._changed.notify_all()
-            if until is None or monotonic() >= until:
+            if until is None or clock.monotonic() >= until:
                 return None
-            self._sleep(min(until - monotonic(), pause()), wakeups)
+            self._sleep(min(until - clock.monotonic(), pause()), wakeups)
 
     def _sleep(self, seconds: float, wakeups: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._wakeups != wakeups, seconds)
+            clock.wait_for(self._changed, lambda: self._wakeups != wakeups, seconds)
 
 
 class NotifyListener:

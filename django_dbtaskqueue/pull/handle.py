@@ -21,7 +21,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
-from time import monotonic
 from typing import Any, TypeVar, Unpack
 from uuid import uuid4
 
@@ -30,6 +29,7 @@ from django.db import connections
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.columns import PutOptions
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Poison, Reenqueue
@@ -162,7 +162,7 @@ class QueueHandle(QueueAdmin):
         """Poll until something is found or the time is over."""
         if group is not None:
             checked_text("group", group)
-        until = None if timeout is None else monotonic() + timeout.total_seconds()
+        until = None if timeout is None else clock.monotonic() + timeout.total_seconds()
         aliases = self._aliases()
         inside = any(connections[alias].in_atomic_block for alias in aliases)
         if inside and not all(_sees_news(alias) for alias in aliases):
@@ -183,7 +183,7 @@ class QueueHandle(QueueAdmin):
             instance = _instance(os.getpid())
             if task := leases.take_one(self.name, alias, poller_instance=instance, tags=self.tags, group=group):
                 return task
-            if (now := monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
+            if (now := clock.monotonic()) >= _next_rescue.get((alias, self.name), 0.0):
                 if len(_next_rescue) >= MAX_REMEMBERED_QUEUES:
                     _next_rescue.clear()
                 _next_rescue[alias, self.name] = now + RESCUE_INTERVAL_S

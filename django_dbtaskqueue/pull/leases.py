@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from time import monotonic
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from django.core.signing import BadSignature, Signer
@@ -14,6 +13,7 @@ from django.core.signing import BadSignature, Signer
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
@@ -48,7 +48,7 @@ class PullPort(SettlePort):
         """Log that tasks were taken, once that is committed."""
         if self.log_level:
             for lease in leases:
-                lease.begun = monotonic()
+                lease.begun = clock.monotonic()
             notify.on_commit(Session.on(self.alias).connection, partial(observe.taken, leases))
 
 
@@ -205,7 +205,7 @@ def resume(held: Token) -> Lease:
     if not (found := session.run(session.sql.held_leases, {"rows": rows})):
         raise LeaseLost(held.id, held.total_attempt, "from_token")
     *columns, left = found[0]
-    (task,) = stage.leases([tuple(columns)], port, monotonic() + left)
+    (task,) = stage.leases([tuple(columns)], port, clock.monotonic() + left)
     prepare(task, _processor(task, queue_settings(held.queue, held.alias)))
     return task
 

@@ -14,14 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from time import monotonic
 from typing import Any, NamedTuple
 
 from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
@@ -56,7 +55,7 @@ def wait(task: AbstractTask, timeout: Timeout) -> Any:
         return _result(task, found)
     with _registered(task, changed.set):
         while (found := look.again()) is None:
-            changed.wait(_seconds_left(task, until, look.pause))
+            clock.wait(changed, _seconds_left(task, until, look.pause))
             changed.clear()
     return _result(task, found)
 
@@ -74,20 +73,18 @@ async def await_result(task: AbstractTask, timeout: Timeout) -> Any:
 
     with _registered(task, wake):
         while (found := await sync_to_async(look.again)()) is None:
-            seconds = _seconds_left(task, until, look.pause)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), seconds)
+            await clock.wait_async(changed, _seconds_left(task, until, look.pause))
             changed.clear()
     return _result(task, found)
 
 
 def _until(timeout: Timeout) -> float:
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return float("inf") if seconds is None else monotonic() + seconds
+    return float("inf") if seconds is None else clock.monotonic() + seconds
 
 
 def _seconds_left(task: AbstractTask, until: float, pause: float) -> float:
-    left = until - monotonic()
+    left = until - clock.monotonic()
     if left <= 0:
         raise TimeoutError(f"Task {task.pk} of queue {task.queue!r} has not ended in time. It goes on.")
     return min(left, pause)

@@ -58,6 +58,16 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
                 assert "sleep" not in [alias.name for alias in node.names], f"{module.place}:{node.lineno}"
 
 
+MAY_MEASURE = ("core.durations", "db.liveness", "contrib.embedded")  # the clock itself, and what waits for real wires
+
+
+def test_what_waits_or_decides_by_time_asks_the_one_clock() -> None:
+    for module in MODULES:
+        if module.name not in MAY_MEASURE:
+            names = [node for node in module.nodes if getattr(node, "id", getattr(node, "attr", "")) == "monotonic"]
+            assert {ast.unparse(node) for node in names} <= {"clock.monotonic"}, module.place
+
+
 PYTHON_S_CLOCK = re.compile(r"\b(timezone\.now|datetime\.now|datetime\.utcnow|time\.time)\(")
 DECIDING = ("core", "models", "db", "flow", "poller", "pull")
 MAY_READ_THE_CLOCK = ("flow.observe", "poller.process.logs", "poller.process.status_lines")

@@ -156,8 +156,7 @@ def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: An
 
 @pytest.mark.django_db(transaction=True)
 def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> None:
-    monkeypatch.setattr(notify, "LISTEN_CHECK_INTERVAL_S", 0.02)
-    monkeypatch.setattr(notify, "LISTEN_PROBE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(notify, "LISTEN_PROBE_INTERVAL_S", 0.02)
     poller()
     wakeup, times = notify.Wakeup("default", lambda queue: None), set[Any]()
     listener = "SELECT query_start FROM pg_stat_activity WHERE pid = %s"

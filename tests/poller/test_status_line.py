@@ -25,8 +25,8 @@ class Terminal(io.StringIO):
 
 
 def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
-    monkeypatch.setattr(status_lines, "monotonic", lambda: next(clock))
+    times = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
+    monkeypatch.setattr(status_lines.clock, "monotonic", lambda: next(times))
     monkeypatch.setenv("COLUMNS", "120")
     stream = Terminal()
     line = StatusLine(stream, ["work", "other"])

@@ -12,13 +12,13 @@ import os
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from time import monotonic
 from typing import Any, NamedTuple
 
 from django.db import close_old_connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
@@ -82,13 +82,13 @@ def perform_rows(
     runner = JobRunner()
     seconds: dict[int, float] = {}
     for number, leases in jobs.items():
-        began = monotonic()
+        began = clock.monotonic()
         for lease in leases:
             if lease not in held_leases:
                 runner.answers[lease] = Answer(None, None, "" if again else "start")
         if held := [lease for lease in leases if lease in held_leases]:
             runner.perform(held)
-        seconds[number] = monotonic() - began
+        seconds[number] = clock.monotonic() - began
     runner.settle()
     close_old_connections()
     answers = {number: pickle.dumps([runner.answers[lease] for lease in leases]) for number, leases in jobs.items()}
@@ -101,11 +101,11 @@ class JobRunner:
     def __init__(self) -> None:
         self.answers: dict[Lease, Answer] = {}
         self._open: defaultdict[tuple[str, str], list[Decided]] = defaultdict(list)
-        self._settled_at = monotonic()
+        self._settled_at = clock.monotonic()
 
     def perform(self, leases: list[Lease]) -> None:
         """Run one job. Its outcomes are stored before the next one begins, unless jobs are short."""
-        began = monotonic()
+        began = clock.monotonic()
         for lease, outcome in zip(leases, _outcomes(leases), strict=True):
             if outcome is None:
                 settled = _summary(lease.outcome, lease.queue) if lease.outcome is not None and lease.settled else None
@@ -113,7 +113,7 @@ class JobRunner:
             else:
                 self._open[lease.port.alias, lease.port.key].append((lease, outcome))
         tidy()
-        now = monotonic()
+        now = clock.monotonic()
         each = conf.default_settings(leases[0].queue).settle == "each"
         if each or now - began >= SHORT_JOB_S or now - self._settled_at >= MAX_SETTLE_WAIT_S:
             self.settle()
@@ -130,7 +130,7 @@ class JobRunner:
                     {lease: Answer(_portable(outcome, lease.queue), None, "") for lease, outcome in pairs}
                 )
         self._open.clear()
-        self._settled_at = monotonic()
+        self._settled_at = clock.monotonic()
 
     def _settle(self, pairs: list[Decided]) -> None:
         port: Any = pairs[0][0].port

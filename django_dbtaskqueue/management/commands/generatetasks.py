@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections, router
 
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.session import Session, migrated
 from django_dbtaskqueue.management import positive
 from django_dbtaskqueue.models import Task
@@ -49,13 +48,13 @@ class Command(BaseCommand):
             raise CommandError(f"{alias} has queues {PREFIX}… already. Purge them first, or use another database.")
         if options["queues"] > MAX_GENERATED_QUEUES:
             raise CommandError(f"--queues {options['queues']} is too many: at most {MAX_GENERATED_QUEUES}.")
-        began = monotonic()
+        began = clock.monotonic()
         progress = self._progress if options["verbosity"] > 1 else lambda done: None
         build(session, options["tasks"], options["queues"], progress)
-        copied = monotonic() - began
+        copied = clock.monotonic() - began
         with session.connection.cursor() as cursor:
             cursor.execute(f"VACUUM (ANALYZE) {session.connection.ops.quote_name(Task._meta.db_table)}")
-        total = format_seconds(monotonic() - began)
+        total = format_seconds(clock.monotonic() - began)
         self.stdout.write(f"{options['tasks']:,} tasks in {format_seconds(copied)}, analysed after {total} in all.")
 
     def _progress(self, done: int) -> None:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -18,6 +17,7 @@ from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
@@ -138,7 +138,6 @@ class Command(BaseCommand):
             leave(code)
 
     def _poll(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
-        """Run one poller in this process."""
         with named_executor(options["executor"], executor_options(options)) as executor:
             channel = None
             if options["child"] is not None:
@@ -154,7 +153,7 @@ class Command(BaseCommand):
                 channel.polls(lambda: Snapshot.of(poller))
             if self._shutdown.level > RUN:
                 return 0
-            began = monotonic()
+            began = clock.monotonic()
             heartbeat = Heartbeat(poller)
             probes = PollerProbes(poller, heartbeat) if options["metrics_port"] or self._manager.present else None
 
@@ -167,7 +166,7 @@ class Command(BaseCommand):
             self._manager.stopped()
             for text in left:
                 logger.error("%s", text)
-            logger.info("%s", status_lines.closing(poller, monotonic() - began))
+            logger.info("%s", status_lines.closing(poller, clock.monotonic() - began))
             return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:

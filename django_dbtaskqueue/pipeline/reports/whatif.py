@@ -149,7 +149,6 @@ class WhatIf(reports.ReportJob):
         return super().run(context)
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
-        """Return the waits."""
         options = context.options
         rows = tasks(context, period)
         now_slots = options["now_slots"] or most_at_once([(row["started"], row["ended"]) for row in rows])

@@ -10,14 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import monotonic
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.durations import clock, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count, pair, write_whole
@@ -195,7 +194,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
         if load and number in load.done:
             totals["chunks_done_before"] += 1
             continue
-        began = monotonic()
+        began = clock.monotonic()
         done = write_tasks(
             chunk,
             database,
@@ -216,7 +215,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
         if options["rate"] and number < chunks - 1 and not done.repeated:
-            threading.Event().wait(max(0.0, size / options["rate"] - (monotonic() - began)))
+            threading.Event().wait(max(0.0, size / options["rate"] - (clock.monotonic() - began)))
     totals["rejected"] = len(rejects)
     if file := options["rejects"]:
         write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))

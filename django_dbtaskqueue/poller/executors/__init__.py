@@ -10,10 +10,9 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from django_dbtaskqueue.core.durations import smoothed
+from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
@@ -58,7 +57,7 @@ class Answer(NamedTuple):
 
 
 class Run(NamedTuple):
-    """One job that runs now; ``started`` is a ``time.monotonic()``."""
+    """One job that runs now; ``started`` is a ``clock.monotonic()``."""
 
     job: Job
     started: float
@@ -209,7 +208,7 @@ class Executor:
 
     def _begin(self, job: Job) -> Run | None:
         """Return a job as it starts now, without leases that ran out while they waited: others may hold their tasks."""
-        now = monotonic()
+        now = clock.monotonic()
         held = [lease for lease in job.leases if now < lease.deadline]
         if len(held) < len(job.leases):
             for lease in job.leases:

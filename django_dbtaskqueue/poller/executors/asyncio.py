@@ -10,11 +10,11 @@ import asyncio
 import logging
 import threading
 from contextlib import suppress
-from time import monotonic
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
@@ -38,7 +38,7 @@ class AsyncExecutor(Executor):
         self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
-        self._job_at = monotonic()
+        self._job_at = clock.monotonic()
         self._outages = liveness.outages.seen
         self._loop = asyncio.new_event_loop()
         self._thread: WatchedThread | None = None
@@ -108,7 +108,7 @@ class AsyncExecutor(Executor):
         self._starting = False
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
-        turn = monotonic() + MAX_TURN_SECONDS
+        turn = clock.monotonic() + MAX_TURN_SECONDS
         while self.todo:
             if self._connections_are_doubtful():
                 await sync_to_async(check)()
@@ -118,21 +118,20 @@ class AsyncExecutor(Executor):
             self._start()  # the next consumer; it gets its turn if this job waits for something
             if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
-                turn = monotonic() + MAX_TURN_SECONDS
+                turn = clock.monotonic() + MAX_TURN_SECONDS
 
     def _connections_are_doubtful(self) -> bool:
         """Whether Django's async ORM thread may have lost its connection since the last job; true once."""
-        before, self._job_at = self._job_at, monotonic()
+        before, self._job_at = self._job_at, clock.monotonic()
         outages, self._outages = self._outages, liveness.outages.seen
         return self._job_at - before > IDLE_SECONDS or outages != self._outages
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> float:
-        """Run a job; return when it ended."""
         if not job.processor.plain:
             await self._run_special(task, job)
-            return monotonic()
+            return clock.monotonic()
         lease = job.lease
-        started = monotonic()
+        started = clock.monotonic()
         if started >= lease.deadline:
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return started
@@ -145,7 +144,7 @@ class AsyncExecutor(Executor):
         except BaseException as error:
             settlement = decide(lease, _ended_by(task, error))
         del self._runs[task]
-        ended = monotonic()
+        ended = clock.monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
         if settlement is not None and settlement.facts.error is not None:
@@ -168,7 +167,7 @@ class AsyncExecutor(Executor):
         except BaseException as error:
             settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
-        self._end(current, settlements, monotonic() - started)
+        self._end(current, settlements, clock.monotonic() - started)
         if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):
             await tidy_async()
 

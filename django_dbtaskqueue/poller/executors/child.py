@@ -48,7 +48,6 @@ class Child:
         return self._process.pid or 0
 
     def is_alive(self) -> bool:
-        """Whether it runs."""
         return self._process.is_alive()
 
     def send(self, number: int, what: object) -> None:

@@ -14,10 +14,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
@@ -109,15 +109,15 @@ class IsolatedExecutor(Executor):
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        idle_since = monotonic()
+        idle_since = clock.monotonic()
         while not self._closed:
             if not (self._runs or self._alone or self.todo):
-                if self._child is not None and monotonic() - idle_since > LINGER_SECONDS:
+                if self._child is not None and clock.monotonic() - idle_since > LINGER_SECONDS:
                     self._stop()
-                self._wakeup.wait(IDLE_WAIT_SECONDS)
+                clock.wait(self._wakeup, IDLE_WAIT_SECONDS)
                 self._wakeup.clear()
                 continue
-            idle_since = monotonic()
+            idle_since = clock.monotonic()
             try:
                 self._start_next()
                 self._receive()
@@ -128,7 +128,7 @@ class IsolatedExecutor(Executor):
         """Send the next job, if it may start now."""
         if self._child is None:
             self._boot()
-        now, alone = monotonic(), bool(self._alone)
+        now, alone = clock.monotonic(), bool(self._alone)
         free = not self._runs if alone else len(self._runs) < self.slots
         if alone and self._runs and self._given_up.issuperset(self._runs.values()):
             raise EOFError("tasks past their timeout do not end")
@@ -160,26 +160,26 @@ class IsolatedExecutor(Executor):
         pause = START_INTERVAL_SECONDS if self.todo or self._alone else IDLE_WAIT_SECONDS
         while (message := self._child.receive(pause)) is not None:
             number, answers = message
-            self._heard_at, self._boots, pause = monotonic(), 0, 0.0
+            self._heard_at, self._boots, pause = clock.monotonic(), 0, 0.0
             if number == self._number and answers is None:
                 self._started_at = self._heard_at
             run = None if answers is None else self._runs.pop(number, None)
             if run is not None:
                 pairs = zip(run.job.leases, answers or (), strict=True)
                 self._settle(run, [apply_answer(lease, answer) for lease, answer in pairs])
-        if monotonic() - self._heard_at > (BOOT_SECONDS if self._boots else SILENT_SECONDS):
+        if clock.monotonic() - self._heard_at > (BOOT_SECONDS if self._boots else SILENT_SECONDS):
             raise EOFError("no sign of life")
 
     def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None]) -> None:
         note_processor(run.job)
-        self._end(run, decide_all(run.job.leases, outcomes), monotonic() - run.started)
+        self._end(run, decide_all(run.job.leases, outcomes), clock.monotonic() - run.started)
 
     # -- the process -------------------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
         self._child = Child(_serve, "dbtaskqueue-isolated")
         self._boots += 1
-        self._heard_at = monotonic()
+        self._heard_at = clock.monotonic()
         logger.info("Started process %s for tasks whose processes died", self._child.pid)
 
     def _stop(self, *, seconds: float = 0.0) -> int | None:
@@ -189,7 +189,7 @@ class IsolatedExecutor(Executor):
 
     def _died(self) -> None:
         """Find out which task is the reason, and let the others start again."""
-        since = monotonic() - self._started_at
+        since = clock.monotonic() - self._started_at
         code, runs = self._stop(seconds=DEATH_SECONDS), [run for run in self._runs.values() if not self._is_late(run)]
         begun, self._started_at = self._started_at != float("inf"), 0.0
         self._runs.clear()
@@ -219,7 +219,7 @@ class IsolatedExecutor(Executor):
         logger.error("The process for tasks whose processes died does not start. They run one by one in the poller's")
         self.works = False
         for job in (*self._alone, *self.todo):
-            self._settle(Run(job, monotonic()), [Release()] * len(job.leases))
+            self._settle(Run(job, clock.monotonic()), [Release()] * len(job.leases))
         self._alone.clear()
         self.todo.clear()
 
@@ -251,7 +251,7 @@ class _Worker:
         pause = threading.Event()
         while True:
             self._channel.send(0, None)
-            pause.wait(SIGN_OF_LIFE_SECONDS)
+            clock.wait(pause, SIGN_OF_LIFE_SECONDS)
 
     def receive(self) -> None:
         """Wait for a job and start it, or tell one that it has to stop."""

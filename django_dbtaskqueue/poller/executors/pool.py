@@ -15,13 +15,13 @@ from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.db.liveness import began_dead
@@ -133,7 +133,7 @@ class PoolExecutor(Executor):
     def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float) -> None:
         self._runs.pop(run, None)
         note_processor(run.job)
-        self._end(run, decide_all(run.job.leases, outcomes), seconds or monotonic() - run.started)
+        self._end(run, decide_all(run.job.leases, outcomes), seconds or clock.monotonic() - run.started)
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
         try:

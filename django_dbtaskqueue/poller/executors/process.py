@@ -12,12 +12,11 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from time import monotonic
 
 from django.db import connections
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import next_pause
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement
@@ -81,7 +80,7 @@ class ProcessExecutor(ThreadExecutor):
                 continue
             if not self._has_child(slot):
                 pause = next_pause(pause, *RESTART_SECONDS)
-                self._ended.wait(pause)
+                clock.wait(self._ended, pause)
                 continue
             pause = 0.0
             with suppress(IndexError):  # another thread took the job
@@ -100,9 +99,9 @@ class ProcessExecutor(ThreadExecutor):
         if worker is not None:
             worker.end()
         worker = self._workers[slot] = _Worker()
-        deadline = monotonic() + LOAD_SECONDS
+        deadline = clock.monotonic() + LOAD_SECONDS
         with suppress(EOFError, OSError):
-            while monotonic() < deadline and not self._closed:
+            while clock.monotonic() < deadline and not self._closed:
                 if worker.receive(ANSWER_POLL_SECONDS) is not None:
                     return True
         code, self._workers[slot] = worker.end(seconds=DEATH_SECONDS), None
@@ -128,7 +127,7 @@ class ProcessExecutor(ThreadExecutor):
         outcomes = self._outcomes(slot, job)
         self._jobs[slot] = None
         note_processor(job)
-        self._end(current, decide_all(job.leases, outcomes), monotonic() - started)
+        self._end(current, decide_all(job.leases, outcomes), clock.monotonic() - started)
 
     def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
         worker = self._workers[slot]

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 from queue import SimpleQueue
-from time import monotonic
 
 from django.db import connections
 
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import began_dead
@@ -64,7 +63,7 @@ class ThreadExecutor(Executor):
         """
         if not self.todo:
             return
-        blocked = monotonic() - BLOCKED_AFTER_SECONDS
+        blocked = clock.monotonic() - BLOCKED_AFTER_SECONDS
         for job, since in zip(self._jobs, self._since, strict=True):
             if job is not None and since >= blocked:
                 return
@@ -128,7 +127,7 @@ class ThreadExecutor(Executor):
             self._run_special(slot, job)
             return
         lease = job.lease
-        started = monotonic()
+        started = clock.monotonic()
         if started >= lease.deadline:
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
@@ -139,7 +138,7 @@ class ThreadExecutor(Executor):
         if began_dead():
             (settlement,) = unless_dead([settlement])
         self._jobs[slot] = None
-        ended = monotonic()
+        ended = clock.monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             # Half the time of Done's own function, in Python.
             self._finish(tuple.__new__(Done, (lease, settlement, ended - started)), idle=not self.todo)
@@ -160,7 +159,7 @@ class ThreadExecutor(Executor):
             settlements = unless_dead(settlements)
         self._jobs[slot] = None
         tidy()
-        self._end(current, settlements, monotonic() - started)
+        self._end(current, settlements, clock.monotonic() - started)
 
     def _put_first(self, jobs: list[Job]) -> None:
         super()._put_first(jobs)
@@ -170,6 +169,6 @@ class ThreadExecutor(Executor):
     def _is_late(self, run: Run) -> bool:
         late = super()._is_late(run)
         if late:
-            seconds = format_seconds(monotonic() - run.started)
+            seconds = format_seconds(clock.monotonic() - run.started)
             logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, seconds)
         return late

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from time import monotonic
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -16,6 +15,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.outcomes import Outcome, Release, Settlement
 from django_dbtaskqueue.db import liveness
 
@@ -30,7 +30,7 @@ class _Opened(threading.local):
     def __init__(self) -> None:
         self.connections: list[BaseDatabaseWrapper] = []
         self.changed = True
-        self.tidied_at = monotonic()
+        self.tidied_at = clock.monotonic()
         self.outages = liveness.outages.seen
 
 
@@ -45,7 +45,7 @@ def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
 
 def must_check() -> bool:
     """Whether this thread's connections may have died since its last task: it was idle, or there was an outage."""
-    return monotonic() - _opened.tidied_at > IDLE_SECONDS or _opened.outages != liveness.outages.seen
+    return clock.monotonic() - _opened.tidied_at > IDLE_SECONDS or _opened.outages != liveness.outages.seen
 
 
 def check() -> None:
@@ -67,7 +67,7 @@ def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     """Return what is to be written of a call that had no live connection for its first statement."""
     spared, number = _spared(outcomes)
     if number and not any(connection.connection for connection in connections.all(initialized_only=True)):
-        threading.Event().wait(RECONNECT_PAUSE_S)
+        clock.wait(threading.Event(), RECONNECT_PAUSE_S)
     return spared
 
 
@@ -77,9 +77,7 @@ async def unless_dead_async(outcomes: Sequence[Outcome | Settlement | None]) -> 
     if number:
         await tidy_async()
         try:
-            await asyncio.wait_for(asyncio.Event().wait(), RECONNECT_PAUSE_S)
-        except TimeoutError:
-            pass
+            await clock.wait_async(asyncio.Event(), RECONNECT_PAUSE_S)
         except asyncio.CancelledError:  # the poller stops: the tasks are given back all the same
             task = asyncio.current_task()
             assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
@@ -101,7 +99,7 @@ def _lost_database(outcome: Outcome | Settlement | None) -> bool:
 
 def tidy(now: float | None = None) -> None:
     """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
-    _opened.tidied_at = monotonic() if now is None else now
+    _opened.tidied_at = clock.monotonic() if now is None else now
     if _opened.changed:
         _list_connections()
     for connection in _opened.connections:
@@ -130,4 +128,5 @@ def _list_connections() -> None:
 
 def _aged(connection: BaseDatabaseWrapper) -> bool:
     """Whether a connection is older than CONN_MAX_AGE. With 0 it is kept, because the next task follows at once."""
-    return bool(connection.settings_dict["CONN_MAX_AGE"] and connection.close_at and monotonic() >= connection.close_at)
+    close_at = connection.settings_dict["CONN_MAX_AGE"] and connection.close_at
+    return bool(close_at and clock.monotonic() >= close_at)

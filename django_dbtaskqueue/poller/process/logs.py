@@ -39,7 +39,6 @@ class TextFormatter(logging.Formatter):
     """``12:03:07 INFO    message``, with the traceback indented below it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         line = f"{when} {record.levelname:<7} {record.getMessage().translate(CONTROL_ESCAPES)}"
         if record.exc_info:
@@ -52,7 +51,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, and the fields of the task if the line is about one."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return json.dumps(self.facts(record), default=str)
 
     def facts(self, record: logging.LogRecord) -> dict[str, object]:
@@ -73,7 +71,6 @@ class LogfmtFormatter(JsonFormatter):
     """The same fields as ``name=value``, without those that are not known."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
         return " ".join(f"{name}={_logfmt(value)}" for name, value in self.facts(record).items() if value is not None)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
-from time import monotonic, time
+from time import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -22,7 +22,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.metrics import OutcomeKey, Sums
 from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS, Exposition, client, text_of
@@ -100,12 +100,12 @@ class PollerProbes:
         poller, heartbeat = self._poller, conf.settings().heartbeat.total_seconds()
         if not poller.polled_at or poller.state not in FETCHING_STATES:
             return f"The poller is {poller.state}."
-        silence = monotonic() - self._heartbeat.reported_at
+        silence = clock.monotonic() - self._heartbeat.reported_at
         late = not self._heartbeat.reported_at or silence > MISSED_HEARTBEATS * heartbeat
         return f"The last heartbeat was {format_seconds(silence)} ago." if late else ""
 
     def live(self, stuck_s: float) -> str:
-        poller, now = self._poller, monotonic()
+        poller, now = self._poller, clock.monotonic()
         ended = [one.name for one in (*poller.threads(), *self._heartbeat.threads()) if one.ended]
         if ended and not poller.stopping:
             return f"Threads ended: {', '.join(ended)}."
@@ -114,7 +114,7 @@ class PollerProbes:
         return f"Threads are busy for longer than {format_seconds(stuck_s)}: {', '.join(stuck)}." if stuck else ""
 
     def exposition(self) -> Exposition:
-        poller, wall = self._poller, time() - monotonic()
+        poller, wall = self._poller, time() - clock.monotonic()
         found = Exposition(POLLER_METRICS)
         _add_snapshot(found, Snapshot.of(poller))
         found.add("dbtaskqueue_poller_leases", len(poller.settler.held))
@@ -206,7 +206,6 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "django-dbtaskqueue", ""
 
     def do_GET(self) -> None:
-        """Answer."""
         status, text, content_type = self._answer()
         self.send_response(status)
         self.send_header("Content-Type", content_type)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from django.utils import autoreload
 
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -31,7 +32,6 @@ def is_parent() -> bool:
 def run_parent(command: Sequence[str], shutdown: ShutdownRequest) -> int:
     """Start the command, and start it again after a change, until a shutdown is requested; return its exit code."""
     env = {**os.environ, autoreload.DJANGO_AUTORELOAD_ENV: "true"}
-    pause = threading.Event()
     while True:
         files = dict(autoreload.StatReloader().snapshot_files())
         process = subprocess.Popen(command, env=env, close_fds=False)
@@ -45,7 +45,7 @@ def run_parent(command: Sequence[str], shutdown: ShutdownRequest) -> int:
             return abs(code)
         logger.error("The poller ended with exit code %s. It is started again when a file changes", code)
         while shutdown.level == RUN and files == dict(autoreload.StatReloader().snapshot_files()):
-            pause.wait(REQUEST_POLL_INTERVAL_S * 10)
+            clock.wait(threading.Event(), REQUEST_POLL_INTERVAL_S * 10)
         if shutdown.level > RUN:
             return code
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import socket
 from contextlib import suppress
-from time import monotonic
 from typing import TYPE_CHECKING
+
+from django_dbtaskqueue.core.durations import clock
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.process.probe_port import Probes
@@ -39,19 +40,19 @@ class ServiceManager:
         """Send what is new. Call it several times in each ``WatchdogSec``."""
         if not self.present or self._stopping:
             return
-        clock, lines = monotonic(), []
+        moment, lines = clock.monotonic(), []
         wrong = probes.live(self._watchdog_s) if self._watchdog_s else ""
         ready = self._ready or not probes.startup()
         if ready and not self._ready:
             lines.append("READY=1")
         if stopping:
             lines.append("STOPPING=1")
-        if (lines or clock >= self._next_time) and not wrong and self._watchdog_s:
+        if (lines or moment >= self._next_time) and not wrong and self._watchdog_s:
             lines.append("WATCHDOG=1")
-        if lines or clock >= self._next_time:
+        if lines or moment >= self._next_time:
             counts = f"{now.running} of {now.slots} slots run, {now.finished} finished, {now.failed} failed"
             if self._send([*lines, f"STATUS={now.state}: {wrong or counts}"]):
-                self._ready, self._stopping, self._next_time = ready, stopping, clock + self._interval_s
+                self._ready, self._stopping, self._next_time = ready, stopping, moment + self._interval_s
 
     def stopped(self) -> None:
         """Say that the process ends, if nothing said so yet."""

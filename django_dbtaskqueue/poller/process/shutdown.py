@@ -12,11 +12,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db import notify
 
 if TYPE_CHECKING:
@@ -123,17 +122,17 @@ def _wait_for_end(
 ) -> float:
     """Pass requests on until the loop has ended or the timeout is over; return the deadline."""
     done, deadline = RUN, float("inf")
-    while not poller.wait(REQUEST_POLL_INTERVAL_S) and monotonic() < deadline:
+    while not poller.wait(REQUEST_POLL_INTERVAL_S) and clock.monotonic() < deadline:
         on_tick(poller)
         if threads.is_over():
-            return monotonic()
+            return clock.monotonic()
         if threads.left:
-            deadline = min(deadline, monotonic() + timeout)
+            deadline = min(deadline, clock.monotonic() + timeout)
         if shutdown.retired and not poller.stopping:
             logger.info("Another process takes over: waiting for %s running tasks", len(poller.running()))
             poller.stop()
         if shutdown.level > done:
-            deadline = min(deadline, monotonic() + timeout)
+            deadline = min(deadline, clock.monotonic() + timeout)
             done = shutdown.level
             count = len(poller.running())
             if done == DRAIN:
@@ -142,21 +141,20 @@ def _wait_for_end(
             else:
                 logger.warning("Stopping now: cancelling %s running tasks", count)
                 poller.cancel()
-    return min(deadline, monotonic() + timeout)
+    return min(deadline, clock.monotonic() + timeout)
 
 
 def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float) -> None:
     """Wait for cancelled tasks: their threads run on after the failure was written."""
-    pause = threading.Event()
-    began = monotonic()
-    while poller.running() and monotonic() < deadline:
-        if shutdown.level == CANCEL and monotonic() > began + CANCEL_GRACE_S:
+    began = clock.monotonic()
+    while poller.running() and clock.monotonic() < deadline:
+        if shutdown.level == CANCEL and clock.monotonic() > began + CANCEL_GRACE_S:
             break
-        pause.wait(REQUEST_POLL_INTERVAL_S)
+        clock.wait(threading.Event(), REQUEST_POLL_INTERVAL_S)
 
 
 def _left(poller: Poller) -> list[str]:
-    now = monotonic()
+    now = clock.monotonic()
     runs = poller.running()
     left = [
         f"Task {run.job.lease.id} of {run.job.lease.queue} ({run.job.lease.reference or 'no reference'}) still runs "

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
-from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from django.db import connections
@@ -17,7 +16,7 @@ from django.db.utils import OperationalError
 from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.durations import format_seconds
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
@@ -71,8 +70,8 @@ class StatusLine:
 
     def draw(self, now: Snapshot) -> None:
         """Show a snapshot, unless the last one was shown less than ``REDRAW_INTERVAL_S`` ago."""
-        if monotonic() - self._drawn >= REDRAW_INTERVAL_S:
-            self._drawn = monotonic()
+        if clock.monotonic() - self._drawn >= REDRAW_INTERVAL_S:
+            self._drawn = clock.monotonic()
             width = shutil.get_terminal_size().columns
             self._rewrite(shown=self._text(now)[: max(1, width - 1)])
 
@@ -102,7 +101,7 @@ class StatusLine:
         return " | ".join([self._queues, *parts, f"{self._rate(now.finished):.0f}/s", _doing(now)])
 
     def _rate(self, finished: int) -> float:
-        now = monotonic()
+        now = clock.monotonic()
         self._past.append((now, finished))
         while len(self._past) > 2 and self._past[0][0] < now - RATE_PERIOD_S:
             self._past.popleft()

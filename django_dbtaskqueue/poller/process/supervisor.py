@@ -22,10 +22,9 @@ from datetime import timedelta
 from functools import partial
 from itertools import count as counted_from
 from select import select
-from time import monotonic
 from typing import IO
 
-from django_dbtaskqueue.core.durations import format_seconds, next_pause
+from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.child import Wear
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
@@ -170,12 +169,12 @@ class Supervisor:
         if child.process is None:
             if self.shutdown.level > RUN:
                 child.code = 0
-            elif monotonic() >= child.start_at:
+            elif clock.monotonic() >= child.start_at:
                 try:
                     self._start(child)
                 except OSError as error:  # the machine is out of processes or memory
                     delay = MAX_RESTART_DELAY_S
-                    child.start_at = monotonic() + delay
+                    child.start_at = clock.monotonic() + delay
                     logger.error("Cannot start a child, trying again in %s: %s", format_seconds(delay), error)
             return
         code = child.process.poll()
@@ -212,7 +211,7 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE if self._above else None,
             )
-        child.channel, child.started, child.last_seen, child.partial_snapshot = ours, monotonic(), None, b""
+        child.channel, child.started, child.last_seen, child.partial_snapshot = ours, clock.monotonic(), None, b""
         child.requested, child.killed, child.polled, child.latest = RUN, False, False, Snapshot()
         self._selector.register(ours, selectors.EVENT_READ, partial(self._receive, child))
         if log := child.process.stderr:
@@ -249,16 +248,16 @@ class Supervisor:
             logger.error("Child %s ended: %s", pid, exit_text(code))
 
     def _replace(self, child: Child, pid: int, code: int) -> None:
-        early = monotonic() - child.started < EARLY_EXIT_S
+        early = clock.monotonic() - child.started < EARLY_EXIT_S
         delay = child.restart_delay if early else MIN_RESTART_DELAY_S
         child.restart_delay = next_pause(delay, MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
-        child.start_at = monotonic() + delay
+        child.start_at = clock.monotonic() + delay
         log = logger.info if code == 0 else logger.error
         log("Child %s ended: %s. Starting another one in %s", pid, exit_text(code), format_seconds(delay))
 
     def _kill_if_stuck(self, child: Child, process: subprocess.Popen[bytes]) -> None:
         """Kill a child that gives no sign of life, or does not end in time."""
-        now = monotonic()
+        now = clock.monotonic()
         limit = CHILD_BOOT_TIMEOUT_S if child.last_seen is None else self._silence_limit
         silence = now - (child.last_seen or child.started)
         if silence > limit:
@@ -289,7 +288,7 @@ class Supervisor:
         if not received:
             self._close(child)
             return
-        child.last_seen = monotonic()
+        child.last_seen = clock.monotonic()
         *lines, child.partial_snapshot = (child.partial_snapshot + received).split(b"\n")
         for line in lines:
             with suppress(ValueError):  # cut short because the socket was full
@@ -324,7 +323,7 @@ class Supervisor:
         if level == RUN:
             return
         if self._deadline == float("inf"):
-            self._deadline = monotonic() + self._stop_timeout
+            self._deadline = clock.monotonic() + self._stop_timeout
             logger.info("Stopping %s children", sum(child.process is not None for child in self.children))
         for child in self.children:
             if child.requested % RETIRE < level and child.channel is not None:

@@ -1,0 +1,61 @@
+"""The product's clock in the hands of a test: pauses, leases in memory and rates end when the test says so.
+
+It does not move the database's time: ``tests.factories.age`` and ``django_dbtaskqueue.testing.advance`` do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+LOOK_S = 0.002  # of real time, between two looks of a thread that waits: whether its time has come
+
+
+class SteppedClock:
+    """Goes on with real time, or stands after ``stop``. ``advance`` lets time pass at once, and ends waits."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._stands_at: float | None = None
+
+    def monotonic(self) -> float:
+        """Return what the product takes for the monotonic time."""
+        return self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._ahead += seconds
+
+    def stop(self) -> None:
+        """Let no time pass any more but by ``advance``."""
+        self._stands_at = time.monotonic()
+
+    def wait(self, event: threading.Event, seconds: float | None = None) -> bool:
+        """Take the place of ``Event.wait``."""
+        until = self._end(seconds)
+        while not event.wait(LOOK_S):
+            if self.monotonic() >= until:
+                return event.is_set()
+        return True
+
+    def wait_for(
+        self, condition: threading.Condition, predicate: Callable[[], object], seconds: float | None = None
+    ) -> object:
+        """Take the place of ``Condition.wait_for``."""
+        until = self._end(seconds)
+        while not (found := predicate()) and self.monotonic() < until:
+            condition.wait(LOOK_S)
+        return found
+
+    async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
+        """Take the place of a wait on an event loop."""
+        until = self._end(seconds)
+        while not event.is_set() and self.monotonic() < until:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(event.wait(), LOOK_S)
+
+    def _end(self, seconds: float | None) -> float:
+        return float("inf") if seconds is None else self.monotonic() + seconds
