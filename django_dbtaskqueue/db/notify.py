@@ -12,11 +12,11 @@ import atexit
 import logging
 import os
 import selectors
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from time import monotonic
 from typing import Any
 
 from django.db import OperationalError, connections
@@ -24,7 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import jittered, next_pause
+from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.prepared import should_prepare
@@ -41,8 +41,8 @@ MAX_SAVED_PAUSE_S = 0.2  # quiet times count as pauses up to this much, so that 
 MAX_NOTIFY_PAUSE_S = 0.1  # however slow a NOTIFY is
 NOTIFIER_LINGER_S = 1.0, 60.0  # the notifier keeps its idle connection for CONN_MAX_AGE, within these limits
 FLUSH_TIMEOUT_S = 2.0  # a process waits at its end at most this long for its last wake-up
-LISTEN_CHECK_INTERVAL_S = 1.0  # between two looks at whether to end
-LISTEN_PROBE_INTERVAL_S = 10.0  # between two statements that only see whether the connection works
+LISTEN_PROBE_INTERVAL_S = 10.0  # without a notification, until a statement that only sees whether the connection works
+LISTEN_END_TIMEOUT_S = 2.0
 RECONNECT_PAUSES_S = 0.1, 5.0  # between two attempts to connect: the first pause and the longest
 # A notification does not survive a crash of the server, so the sender need not wait until its commit is on disk.
 NOTIFY_SQL = f"""
@@ -79,11 +79,11 @@ class _IdleConnection:
     def receive(self) -> None:
         """Wait for the answer, or raise what went wrong."""
         pgconn = self.raw.pgconn
-        with selectors.DefaultSelector() as socket:
-            socket.register(self.raw.fileno(), selectors.EVENT_READ)
+        with selectors.DefaultSelector() as sockets:
+            sockets.register(self.raw.fileno(), selectors.EVENT_READ)
             while True:
                 while pgconn.is_busy():  # psycopg's ``get_result`` would keep the interpreter, also for the last part
-                    socket.select()
+                    sockets.select()
                     pgconn.consume_input()
                 if (result := pgconn.get_result()) is None:
                     return
@@ -110,7 +110,7 @@ class Notifier:
             return
         with self._changed:
             if self._idle is not None and self._idle.send(queue):
-                self._idle, self._sent, self._sent_at = None, queue, monotonic()
+                self._idle, self._sent, self._sent_at = None, queue, clock.monotonic()
             else:
                 self._pending.add(queue)
             if self._thread is None:
@@ -120,21 +120,19 @@ class Notifier:
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until all is sent and the connection is closed."""
-        deadline = monotonic() + timeout
         with self._changed:
             self._linger = 0.0
             self._changed.notify_all()
-            while self._thread is not None and (left := deadline - monotonic()) > 0:
-                self._changed.wait(left)
+            clock.wait_for(self._changed, lambda: self._thread is None, timeout)
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
         self._linger = _linger(session.connection)
         liveness.bound_waits(session.connection)
         deadline = liveness.Deadline(session.connection)
-        owed, begun, idle = 0.0, monotonic(), None
+        owed, begun, idle = 0.0, clock.monotonic(), None
         while queues := self._take(session, idle):
-            now = monotonic() if self._sent is None else self._sent_at
+            now = clock.monotonic() if self._sent is None else self._sent_at
             owed, begun = max(owed - (now - begun), -MAX_SAVED_PAUSE_S), now
             try:
                 liveness.watch()
@@ -145,8 +143,8 @@ class Notifier:
                 logger.debug("Wake-up of %s not sent, polling will find the tasks: %s", queues, error)
                 _close(session)
                 idle = None
-            owed += NOTIFY_PAUSE_FACTOR * (monotonic() - begun)
-            threading.Event().wait(min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
+            owed += NOTIFY_PAUSE_FACTOR * (clock.monotonic() - begun)
+            clock.wait(threading.Event(), min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
 
     def _notify_all(self, session: Session, idle: _IdleConnection | None, queues: set[str]) -> None:
         """Send one NOTIFY, or wait for the answer to the one that was sent; again if the connection has died."""
@@ -171,20 +169,15 @@ class Notifier:
         """
         with self._changed:
             self._idle = idle
-            idle_since = monotonic()
-            while not self._pending and self._sent is None:
-                left = idle_since + self._linger - monotonic()
-                if left <= 0:
-                    self._idle = None
-                    _close(session)
-                    self._thread = None
-                    self._changed.notify_all()
-                    return set()
-                self._changed.wait(left)
+            clock.wait_for(self._changed, lambda: self._pending or self._sent or not self._linger, self._linger)
             self._idle = None
             if self._sent is not None:
                 return {self._sent}
             queues, self._pending = self._pending, set()
+            if not queues:
+                _close(session)
+                self._thread = None
+                self._changed.notify_all()
             return queues
 
 
@@ -279,18 +272,19 @@ class Wakeup:
         self.thread: WatchedThread | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
         listen(self._wake)
         if self._session.postgresql and conf.settings().notify:
+            self._ending, self._end = socket.socketpair()
             self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-listen", daemon=True)
             self.thread.start()
 
     def stop(self) -> None:
-        """Stop listening."""
         unlisten(self._wake)
         self._ended.set()
         if self.thread is not None:
-            self.thread.join(timeout=2 * LISTEN_CHECK_INTERVAL_S)
+            self._end.close()
+            self.thread.join(timeout=LISTEN_END_TIMEOUT_S)
+            self._ending.close()
 
     def _loop(self) -> None:
         pause = 0.0
@@ -302,22 +296,21 @@ class Wakeup:
                 logger.debug("Listening broke off, polling goes on: %s", error)
                 self._session.close()
                 pause = next_pause(pause, *RECONNECT_PAUSES_S)
-                self._ended.wait(jittered(pause))
+                clock.wait(self._ended, jittered(pause))
         self._session.close()
 
     def _listen(self) -> None:
         self._session.run(f"LISTEN {CHANNEL}", {})
         raw: Any = self._session.connection.connection
         self._wake("")  # a wake-up may have been sent before we listened
-        probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
-        with selectors.DefaultSelector() as socket:  # psycopg's own wait wakes up ten times a second
-            socket.register(raw.fileno(), selectors.EVENT_READ)
+        with selectors.DefaultSelector() as sockets:  # psycopg's own wait wakes up ten times a second
+            for one in (raw, self._ending):
+                sockets.register(one.fileno(), selectors.EVENT_READ)
             while not self._ended.is_set():
                 # A connection that only listens does not notice that it is dead, so it is probed. Not while a
                 # notification waits: psycopg 3.2 forgets those that come before a probe's answer.
-                if not socket.select(LISTEN_CHECK_INTERVAL_S) and monotonic() >= probe_at:
+                if not sockets.select(LISTEN_PROBE_INTERVAL_S):
                     self._session.run(f"LISTEN {CHANNEL}", {})  # the doctor knows a listener by its last statement
-                    probe_at = monotonic() + LISTEN_PROBE_INTERVAL_S
                 for notification in raw.notifies(timeout=0):  # also those that came with the probe's answer
                     self._wake(notification.payload)
 
