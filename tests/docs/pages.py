@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import yaml
+from django.core.management import ManagementUtility
 from django.db import connection
 from packaging.requirements import Requirement
 
@@ -234,11 +235,23 @@ class Reader:
         if name == "runtaskpipeline" and any(word.startswith("spark://") for word in words):
             words = [*words, "--explain"]  # there is no such cluster here; tests/pipeline/test_cluster.py has one
         command = [sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words]
+        if name not in ENDING and not self.in_project:
+            return self.here(words)
         if name not in ENDING or ENDING[name].intersection(words):
             return self.run(command)
         if name == "runserver":
             command += ["--noreload", f"127.0.0.1:{free_port()}"]
         return self.run_until(command, READY[name])
+
+    def here(self, words: list[str]) -> str:
+        """Run a management command of this repository in this process, as its shell would."""
+        said = io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+            try:
+                ManagementUtility(["manage.py", *words]).execute()
+            except SystemExit as end:
+                assert not end.code, f"manage.py {shlex.join(words)}: exit {end.code}\n{said.getvalue()}"
+        return said.getvalue()
 
     @property
     def env(self) -> dict[str, str]:
