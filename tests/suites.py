@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ FIRST = {
     "spark": re.compile(r"tests/pipeline/|page_works\[\S*pipeline"),
     "chaos": re.compile(r"tests/chaos/"),
 }
+# Else each of some hundred processes compiles the package anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 PAGE = "test_every_block_of_the_page_works"
 LEFT = pytest.StashKey[Counter[str]]()
 

@@ -258,7 +258,7 @@ class Reader:
         env = self.database.env if not self.in_project else {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         if self.in_project:
             env.pop("DJANGO_SETTINGS_MODULE", None)
-        return {**env, "PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", **self.exported}
+        return {**env, "PYTHONUNBUFFERED": "1", **self.exported}
 
     def run(self, command: list[str]) -> str:
         """Run a process to its end; it must succeed."""

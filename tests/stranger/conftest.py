@@ -13,7 +13,7 @@ Environment = Callable[[Python, str], dict[str, str]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "python" in metafunc.fixturenames:
+    if "python" in metafunc.fixturenames and "not stranger" not in metafunc.config.option.markexpr:
         metafunc.parametrize("python", pythons().values(), ids=pythons(), scope="session")
 
 
