@@ -41,9 +41,11 @@ from django.test import TransactionTestCase
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core import durations
 from example_project.database import database_from_url
+from tests import templates
 from tests.clock import SteppedClock
 from tests.emptying import teardown
 from tests.patience import DEFAULT_S, PATIENCE, patience
+from tests.templates import REPOSITORY, url_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pytest_django import DjangoDbBlocker
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 numbers = itertools.count(1)
 
 pytest_plugins = ["tests.suites"]
@@ -169,16 +170,14 @@ def postgres_process_database(_postgres_template: str, django_db_blocker: Django
 def unmigrated_database(django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
     """An empty database on PostgreSQL is Django's default."""
     with _created(settings.SERVER_URL) as name:
-        database = ProcessDatabase("postgresql", _url_of(settings.SERVER_URL, name))
+        database = ProcessDatabase("postgresql", url_of(settings.SERVER_URL, name))
         with _as_default(database, django_db_blocker):
             yield
 
 
 @pytest.fixture
-def sqlite_process_database(
-    _sqlite_template: Path, tmp_path: Path, django_db_blocker: DjangoDbBlocker
-) -> Iterator[ProcessDatabase]:
-    file = shutil.copy(_sqlite_template, tmp_path / "tasks.sqlite3")
+def sqlite_process_database(tmp_path: Path, django_db_blocker: DjangoDbBlocker) -> Iterator[ProcessDatabase]:
+    file = shutil.copy(templates.on_sqlite(), tmp_path / "tasks.sqlite3")
     database = ProcessDatabase("sqlite", f"sqlite:///{file}")
     with _as_default(database, django_db_blocker):
         yield database
@@ -232,40 +231,33 @@ def _keep_formatters() -> None:
 
 
 @pytest.fixture(scope="session")
-def _postgres_template() -> Iterator[str]:
-    with _new_template(settings.SERVER_URL) as name:
-        yield name
+def _postgres_template() -> str:
+    return templates.on_postgresql(settings.SERVER_URL)
 
 
 @pytest.fixture(scope="session")
-def _crash_template(pg_server: EmbeddedPostgres) -> Iterator[str]:
-    with _new_template(pg_server.url) as name:
-        yield name
+def _crash_template(pg_server: EmbeddedPostgres) -> str:
+    return templates.on_postgresql(pg_server.url)
 
 
 @pytest.fixture(scope="session")
-def _sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("sqlite") / "template.sqlite3"
-    _migrate(ProcessDatabase("sqlite", f"sqlite:///{file}"))
-    return file
-
-
-def _migrate(database: ProcessDatabase) -> None:
-    database.run("migrate", "--run-syncdb", "--verbosity", "0")
-
-
-@contextmanager
-def _new_template(server_url: str) -> Iterator[str]:
-    with _created(server_url) as name:
-        _migrate(ProcessDatabase("postgresql", _url_of(server_url, name)))
-        yield name
+def django_db_setup(django_test_environment: None, _postgres_template: str) -> Iterator[None]:
+    """The databases of ``db`` are copies of the templates, too."""
+    shutil.copy(templates.on_sqlite(), settings.SQLITE_FILE)
+    with _postgres_copy(settings.SERVER_URL, _postgres_template) as database:
+        for alias, name in (("default", urlsplit(database.url).path[1:]), ("sqlite", settings.SQLITE_FILE)):
+            settings.DATABASES[alias]["NAME"] = connections[alias].settings_dict["NAME"] = name
+        yield
+        connections.close_all()
+    for file in Path(settings.SQLITE_FILE).parent.glob(f"{Path(settings.SQLITE_FILE).name}*"):
+        file.unlink()
 
 
 @contextmanager
 def _postgres_copy(server_url: str, template: str) -> Iterator[ProcessDatabase]:
     # The files are copied: to log each block, as is the default, takes twice the time.
     with _created(server_url, f'TEMPLATE "{template}" STRATEGY FILE_COPY') as name:
-        yield ProcessDatabase("postgresql", _url_of(server_url, name))
+        yield ProcessDatabase("postgresql", url_of(server_url, name))
 
 
 @contextmanager
@@ -277,10 +269,6 @@ def _created(server_url: str, options: str = "") -> Iterator[str]:
     # A new connection: the test may have restarted the server, or left processes connected.
     with psycopg.connect(server_url, autocommit=True) as server:
         server.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
-
-
-def _url_of(server_url: str, name: str) -> str:
-    return urlsplit(server_url)._replace(path=f"/{name}").geturl()
 
 
 @contextmanager

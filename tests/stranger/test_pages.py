@@ -12,12 +12,13 @@ import pytest
 from django.conf import settings
 
 from example_project.database import database_from_url
-from tests.conftest import _created, _url_of
+from tests.conftest import _created
 from tests.docs.pages import Block
 from tests.patience import PATIENCE
 from tests.stranger.conftest import Environment
 from tests.stranger.environments import REPOSITORY, Python, pythons
 from tests.stranger.newcomer import Newcomer
+from tests.templates import url_of
 
 pytestmark = pytest.mark.stranger
 
@@ -80,7 +81,7 @@ def database(request: pytest.FixtureRequest) -> Iterator[dict[str, Any] | None]:
         yield None
         return
     with _created(settings.SERVER_URL) as name:
-        yield database_from_url(_url_of(settings.SERVER_URL, name))
+        yield database_from_url(url_of(settings.SERVER_URL, name))
 
 
 def test_readme(python: Python, database: dict[str, Any] | None, environment: Environment, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_tutorial_on_postgresql(environment: Environment, tmp_path: Path) -> Non
     newcomer = Newcomer(tmp_path, environment(newest(), "readme"))
     newcomer.leaves_out = "transaction_mode"
     with _created(settings.SERVER_URL) as name:
-        entry = database_from_url(_url_of(settings.SERVER_URL, name))
+        entry = database_from_url(url_of(settings.SERVER_URL, name))
         newcomer.before["startapp"] = lambda: has_postgresql(newcomer, entry)
         follow_the_tutorial(newcomer)
 
