@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from django.conf import settings
 
-from tests.conftest import _created, _url_of
+from tests.conftest import _created
 from tests.stranger.environments import build_wheel
+from tests.templates import url_of
 from tests.upgrade.releases import PREVIOUS, Release, install, wheel_of
 
 Next = Callable[[str], Release]
@@ -50,4 +51,4 @@ def next_release(today_wheel: Path, tmp_path: Path) -> Next:
 @pytest.fixture
 def database() -> Iterator[str]:
     with _created(settings.SERVER_URL) as name:
-        yield _url_of(settings.SERVER_URL, name)
+        yield url_of(settings.SERVER_URL, name)
