@@ -9,7 +9,8 @@ import pytest
 from tests.pipeline.lakes import ids
 from tests.upgrade.releases import Release
 
-pytestmark = [pytest.mark.upgrade, pytest.mark.timeout(600)]
+# The quick tests convert a lake, too; this one needs Spark in two processes.
+pytestmark = [pytest.mark.upgrade, pytest.mark.soak, pytest.mark.timeout(600)]
 FINISHED = """
 from datetime import timedelta
 from django.utils import timezone
