@@ -120,9 +120,14 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
     told = [one for name in ("passed", "failed", "error", "skipped") for one in terminalreporter.stats.get(name, [])]
     ran = Counter(suite_of(test) for test in {report.nodeid for report in told})
+    seconds = Counter[str]()
+    for report in told:
+        seconds[group_of(report.nodeid)] += getattr(report, "duration", 0.0)
     terminalreporter.section("suites")
     for suite, tests in sorted(ran.items()):
         terminalreporter.line(f"{suite:<30}{tests:>6} tests")
+    for group, longest in seconds.most_common(1):
+        terminalreporter.line(f"longest in one process: {longest:.0f} s of {group}")
     for name, text in left_out(config).items():
         if tests := config.stash[LEFT][name]:
             terminalreporter.line(f"left out: {tests} tests marked {name}: {text}")
