@@ -95,6 +95,12 @@ def test_links_lead_somewhere() -> None:
     assert not wrong
 
 
+def test_the_tests_that_prove_a_promise_are_there() -> None:
+    named = set(re.findall(r"`(tests/\w+/\w+\.py)`", (REPOSITORY / "tests/README.md").read_text()))
+    assert len(named) > 10
+    assert not [file for file in named if not (REPOSITORY / file).exists()]
+
+
 def test_the_addresses_of_the_project_lead_somewhere() -> None:
     """They stand once, in pyproject.toml; other files repeat the address of the repository only."""
     for url in PROJECT["urls"].values():
