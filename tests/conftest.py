@@ -44,7 +44,7 @@ from example_project.database import database_from_url
 from tests import templates
 from tests.clock import SteppedClock
 from tests.emptying import empty, teardown
-from tests.patience import DEFAULT_S, PATIENCE, patience
+from tests.patience import PATIENCE
 from tests.templates import REPOSITORY, url_of
 
 if TYPE_CHECKING:
@@ -86,12 +86,11 @@ class ProcessDatabase:
         }
         return {**os.environ, **ours, **self.extra}
 
-    def run(self, *arguments: str, timeout: float = DEFAULT_S) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``manage.py`` with the arguments to its end, and fail with its output if it fails."""
         command = [sys.executable, str(REPOSITORY / "manage.py"), *arguments]
-        limit = patience(timeout)
         done = subprocess.run(
-            command, env=self.env, cwd=REPOSITORY, capture_output=True, text=True, timeout=limit, check=False
+            command, env=self.env, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
         assert done.returncode == 0, f"{' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,16 +21,17 @@ T = TypeVar("T")
 def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
     """Call ``assertion`` until it raises no AssertionError any more; return what it returns.
 
-    ``timeout`` counts seconds of a quiet machine.
+    It is the one way in which tests wait. ``timeout`` counts seconds of a machine that has nothing else to do.
     """
-    deadline = Deadline(timeout)
+    deadline, pause = Deadline(timeout), 0.005
     while True:
         try:
             return assertion()
         except AssertionError:
             if deadline.passed:
                 raise
-        threading.Event().wait(0.01)
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)  # what comes late is looked for less often
 
 
 def until(condition: Callable[[], Any], *, timeout: float = DEFAULT_S) -> None:

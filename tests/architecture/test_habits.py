@@ -39,6 +39,7 @@ def test_booleans_are_given_by_name() -> None:
 # -- nobody sleeps, and nobody asks Python's clock for the time --------------------------------------------------------
 
 MAY_SLEEP = {
+    "tests/support.py",  # the one wait of tests
     "tests/testapp/tasks.py",  # processors whose work is to take time
     "tests/chaos/tasks.py",  # the same
     "tests/faults/tasks.py",  # the same
