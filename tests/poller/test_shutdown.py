@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import socket
-import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
@@ -17,16 +16,17 @@ from tests.poller.processes import lines, runtaskpoller
 from tests.support import PATIENCE, until
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("vendor", "number"), [("postgres", signal.SIGTERM), ("sqlite", signal.SIGINT)])
 def test_the_first_signal_drains_and_gives_back_what_has_not_started(
-    process_database: ProcessDatabase, tmp_path: Path, number: int
+    request: pytest.FixtureRequest, tmp_path: Path, vendor: str, number: int
 ) -> None:
+    database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
     # Given quick tasks, after which the poller takes many ahead, and then slow ones
     mark, gate = tmp_path / "mark", tmp_path / "gate"
     enqueue_many("work", [(f"quick{n}", {}) for n in range(200)])
     enqueue_many("work", [(f"slow{n}", {"do": "wait", "until": str(gate), "mark": str(mark)}) for n in range(50)])
     slow = Task.objects.filter(reference__startswith="slow")
-    with runtaskpoller(process_database, "--queue", "work", "--threads", "1") as poller:
+    with runtaskpoller(database, "--queue", "work", "--threads", "1") as poller:
         until(lambda: lines(mark) and slow.filter(status="PROCESSING").count() > 1)
         # When it is asked to stop while one of them runs
         poller.signal(number)
@@ -53,11 +53,11 @@ def test_a_poller_starts_and_ends_while_the_server_is_silent() -> None:
             assert "Stopped: 0 finished" in poller.ended()
 
 
-def test_the_second_signal_cancels(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_the_second_signal_cancels(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     stuck = enqueue("work", "stuck", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
     waiting = enqueue("aio", "waiting", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(process_database, "--queue", "work,aio") as poller:
+    with runtaskpoller(postgres_process_database, "--queue", "work,aio") as poller:
         until(lambda: len(lines(mark)) == 2)
         poller.signal()
         poller.until_logged("Stopping: waiting")
@@ -72,10 +72,10 @@ def test_the_second_signal_cancels(process_database: ProcessDatabase, tmp_path: 
         assert "Cancelled" in Attempt.objects.get(task_id=task.pk).message
 
 
-def test_coroutines_alone_can_be_cancelled_cleanly(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_coroutines_alone_can_be_cancelled_cleanly(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     enqueue("aio", "waiting", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(process_database, "--queue", "aio") as poller:
+    with runtaskpoller(sqlite_process_database, "--queue", "aio") as poller:
         until(lambda: lines(mark))
         poller.signal()
         poller.until_logged("Stopping: waiting")
@@ -84,11 +84,11 @@ def test_coroutines_alone_can_be_cancelled_cleanly(process_database: ProcessData
 
 
 def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(
-    process_database: ProcessDatabase, tmp_path: Path
+    sqlite_process_database: ProcessDatabase, tmp_path: Path
 ) -> None:
     mark = tmp_path / "mark"
     task = enqueue("work", "stuck", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(process_database, "--queue", "work", "--shutdown-timeout", "300ms") as poller:
+    with runtaskpoller(sqlite_process_database, "--queue", "work", "--shutdown-timeout", "300ms") as poller:
         until(lambda: lines(mark))
         poller.signal()
         log = poller.ended(1)
@@ -102,9 +102,10 @@ def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
     postgres_process_database: ProcessDatabase,
 ) -> None:
     enqueue_many("work", [(None, {"do": "ok"})] * 500)
-    for _ in range(8):
+    for moment in range(8):
         with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
-            threading.Event().wait(random.uniform(0, 1.2))  # the random moment is what is tested
+            starting = psutil.Process(poller.process.pid)
+            until(lambda at=moment / 8, starting=starting: sum(starting.cpu_times()[:2]) >= at)  # that it has worked
             poller.signal()
             assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log

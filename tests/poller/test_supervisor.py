@@ -7,6 +7,7 @@ import signal
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,26 +16,36 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import alive, lines, pids, runtaskpoller
 from tests.support import until
 
 
-def test_children_that_are_killed_are_replaced(process_database: ProcessDatabase) -> None:
-    with runtaskpoller(process_database, "--queue", "work", "--processes", "2") as poller:
+def test_a_killed_child_is_replaced_and_a_signal_to_each_process_counts_once(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    mark, gate = tmp_path / "mark", tmp_path / "gate"
+    with runtaskpoller(postgres_process_database, "--queue", "work", "--processes", "2") as poller:
         until(lambda: len(pids()) == 2)
-        victim = pids()[0]
-        # When one is killed
+        victim, other = pids()
+        # When one is killed, then there is another one
         os.kill(victim, signal.SIGKILL)
         poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 100ms")
-        # Then there is another one, which works, and a signal to the parent ends them all
         until(lambda: len(pids()) == 3)
-        task = enqueue("work", "after")
-        until(lambda: Task.objects.get(pk=task.pk).status == "COMPLETED")
+        # When a service manager signals parent and children alike, then what runs may end
+        task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
+        until(lambda: lines(mark))
+        for pid in {*pids()} - {victim}:
+            os.kill(pid, signal.SIGTERM)
         poller.signal()
+        poller.until_logged("Stopping: waiting")
+        gate.touch()
         poller.ended()
+    task.refresh_from_db()
+    assert task.status == "COMPLETED"
     assert Poller.objects.filter(state="STOPPED").count() == 2
-    assert not any(alive(pid) for pid in pids())
+    assert not any(alive(pid) for pid in (*pids(), other))
 
 
 def test_a_child_that_is_worn_out_is_replaced_without_a_gap(
@@ -73,10 +84,10 @@ def test_a_child_with_too_much_memory_is_replaced(sqlite_process_database: Proce
         poller.ended()
 
 
-def test_children_drain_when_the_parent_is_killed(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_children_drain_when_the_parent_is_killed(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
     mark, gate = tmp_path / "mark", tmp_path / "gate"
     task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
-    with runtaskpoller(process_database, "--queue", "work", "--processes", "1") as poller:
+    with runtaskpoller(sqlite_process_database, "--queue", "work", "--processes", "1") as poller:
         until(lambda: lines(mark) and pids())
         (child,) = pids()
         poller.signal(signal.SIGKILL)
@@ -88,23 +99,6 @@ def test_children_drain_when_the_parent_is_killed(process_database: ProcessDatab
     assert Poller.objects.get().state == "STOPPED"
 
 
-def test_one_signal_to_each_process_drains_as_one_to_the_parent_does(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
-    """A service manager signals parent and children alike: they must not count it twice."""
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
-    with runtaskpoller(postgres_process_database, "--queue", "work", "--processes", "1") as poller:
-        until(lambda: lines(mark) and pids())
-        os.kill(pids()[0], signal.SIGTERM)
-        poller.signal()
-        poller.until_logged("Stopping: waiting")
-        gate.touch()
-        poller.ended()
-    task.refresh_from_db()
-    assert task.status == "COMPLETED"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("vendor", "how"), [("postgres", "kill"), ("postgres", "exit"), ("sqlite", "kill")])
 def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
@@ -113,10 +107,10 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     # Given a killer among innocents
     process_database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
     mark = tmp_path / "mark"
-    killer = enqueue("brief", "killer", {"do": how, "code": 3, "mark": str(mark)}, priority=-1)
-    enqueue_many("brief", [(f"good{n}", {}) for n in range(100)])
+    killer = enqueue("work", "killer", {"do": how, "code": 3, "mark": str(mark)}, priority=-1)
+    enqueue_many("work", [(f"good{n}", {}) for n in range(100)])
     # When a supervised poller drains the queue
-    with runtaskpoller(process_database, "--queue", "brief", "--processes", "1", "--threads", "1", "--drain") as poller:
+    with runtaskpoller(process_database, "--queue", "work", "--processes", "1", "--threads", "1", "--drain") as poller:
         poller.ended()
         log = poller.log
     # Then the killer got exactly its attempts, each charged, and all others are done
@@ -133,11 +127,8 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     assert Task.objects.filter(status="COMPLETED", attempt=1).count() == 100
 
 
-@pytest.mark.parametrize(
-    ("code", "text"), [(7, "exit code 7"), (-9, "killed by SIGKILL"), (-77, "killed by signal 77")]
-)
-def test_exit_codes_in_words(code: int, text: str) -> None:
-    assert exit_text(code) == text
+def test_exit_codes_in_words() -> None:
+    assert [exit_text(code) for code in (7, -9, -77)] == ["exit code 7", "killed by SIGKILL", "killed by signal 77"]
 
 
 # -- the supervisor alone, over small programs -----------------------------------------------------------------------
@@ -145,17 +136,24 @@ def test_exit_codes_in_words(code: int, text: str) -> None:
 HEARTBEAT_CODE = 'os.write(int(sys.argv[-1]), b"{}\\n")'
 
 
-def supervisor(tmp_path: Path, program: str, *, count: int = 1, endless: bool = False) -> Supervisor:
+SILENCE = timedelta(hours=1)
+
+
+def supervisor(tmp_path: Path, program: str, *, count: int = 1, **options: Any) -> Supervisor:
     script = tmp_path / "child.py"
     script.write_text(f"import os, signal, socket, sys\nfirst = {str(tmp_path / 'first')!r}\n{program}")
-    return Supervisor(
-        [sys.executable, str(script)],
-        count,
-        ShutdownRequest(),
-        endless=endless,
-        heartbeat=timedelta(milliseconds=300),
-        timeout=timedelta(seconds=5),
-    )
+    given: dict[str, Any] = {"endless": False, "heartbeat": SILENCE, "timeout": timedelta(seconds=5), **options}
+    return Supervisor([sys.executable, str(script)], count, ShutdownRequest(), **given)
+
+
+def run(supervised: Supervisor, clock: SteppedClock) -> int:
+    """Run to the end. A child that has said that it lives says no more for hours."""
+
+    def pass_time(_: object) -> None:
+        if any(child.last_seen for child in supervised.children):
+            clock.advance(SILENCE.total_seconds())
+
+    return supervised.run(pass_time)
 
 
 def first_time(then: str) -> str:
@@ -164,8 +162,11 @@ def first_time(then: str) -> str:
     return f"try:\n    {create}\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
 
 
-def test_a_stopped_child_is_killed_and_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert supervisor(tmp_path, first_time(f"{HEARTBEAT_CODE}; os.kill(os.getpid(), signal.SIGSTOP)")).run() == 0
+def test_a_stopped_child_is_killed_and_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock
+) -> None:
+    stops = first_time(f"{HEARTBEAT_CODE}; os.kill(os.getpid(), signal.SIGSTOP)")
+    assert run(supervisor(tmp_path, stops), clock) == 0
     assert "gave no sign of life" in caplog.text
     assert "killed by SIGKILL" in caplog.text
 
@@ -179,20 +180,19 @@ def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSTOP)", "os._exit(7)"])
-def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str) -> None:
+def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str, clock: SteppedClock) -> None:
     """Given a child with a worker process of its own, when it hangs or crashes, then its worker is killed, too."""
-    start = "worker = subprocess.Popen(['sleep', '60']); open(first, 'w').write(str(worker.pid))"
+    start = "worker = subprocess.Popen(['sleep', '1000']); open(first, 'w').write(str(worker.pid))"
     program = f"import subprocess\nif not os.path.exists(first):\n    {start}; {HEARTBEAT_CODE}; {end}\n"
-    assert supervisor(tmp_path, program).run() == 0
+    assert run(supervisor(tmp_path, program), clock) == 0
     worker = int((tmp_path / "first").read_text())
     until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
 
 
-@pytest.mark.parametrize("code", [2, 3])
-def test_an_exit_code_of_a_task_is_no_wrong_configuration(tmp_path: Path, code: int) -> None:
+def test_an_exit_code_of_a_task_is_no_wrong_configuration(tmp_path: Path) -> None:
     """Given a child that polls, when a task calls ``os._exit(3)``, then another child starts."""
     polls = 'os.write(int(sys.argv[-1]), b\'{"state": "STARTUP"}\\n\')'
-    assert supervisor(tmp_path, first_time(f"{polls}; os._exit({code})"), endless=False).run() == 0
+    assert supervisor(tmp_path, first_time(f"{polls}; os._exit(3)")).run() == 0
 
 
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
@@ -211,15 +211,5 @@ def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
 
 def test_children_write_their_log_above_the_status_line(tmp_path: Path) -> None:
     above: list[str] = []
-    script = tmp_path / "child.py"
-    script.write_text("import sys\nsys.stderr.write('one\\ntwo\\n')")
-    Supervisor(
-        [sys.executable, str(script)],
-        1,
-        ShutdownRequest(),
-        endless=False,
-        heartbeat=timedelta(seconds=5),
-        timeout=timedelta(seconds=5),
-        above=above.append,
-    ).run()
+    assert supervisor(tmp_path, "sys.stderr.write('one\\ntwo\\n')", above=above.append).run() == 0
     assert above == ["one", "two"]
