@@ -42,6 +42,7 @@ def test_the_first_signal_drains_and_gives_back_what_has_not_started(
     assert Poller.objects.get().state == "STOPPED"
 
 
+@pytest.mark.slow  # limits of real connections run out
 def test_a_poller_starts_and_ends_while_the_server_is_silent() -> None:
     """As behind a pooler that stands still: it takes connections, and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:

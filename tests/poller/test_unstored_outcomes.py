@@ -14,12 +14,14 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller import settle_batches
+from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState, release_unknown
+from tests.clock import SteppedClock
 from tests.poller.processes import polling
-from tests.support import until
+from tests.support import PATIENCE, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("taskqueue_registry")]
-SPELL = 1.5  # seconds
 
 
 def execute(sql: str) -> None:
@@ -46,26 +48,28 @@ def completed() -> int:
     return Task.objects.filter(status="COMPLETED").count()
 
 
+def until_tried(poller: Poller) -> None:
+    """Wait until an outcome was tried so often that only time keeps it from being blamed."""
+    until(lambda: any(lease.unstored_tries > settle.BLAMED_TRIES for lease in poller.settler.held.copy()))
+
+
 @pytest.mark.parametrize("condition", ["NEW.status <> 'PROCESSING'", "NEW.status <> 'PROCESSING' AND NEW.id % 3 = 0"])
-def test_an_internal_error_for_a_while_makes_no_error_of_good_work(condition: str) -> None:
+def test_an_internal_error_for_a_while_makes_no_error_of_good_work(
+    condition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settle_batches, "UNSTORED_OUTCOME_SECONDS", PATIENCE)
     registry.register("letters", lambda task: None)
     with refused(condition):
         enqueue_many("letters", [{}] * 30)
-        with polling({"letters": 1}, settle=10):
-            until(lambda: Task.objects.filter(status="PROCESSING").count() > 0)
-            with refused_for_a_while():
-                pass
+        with polling({"letters": 1}) as poller:
+            if condition.endswith("0"):
+                until_tried(poller)
+            else:
+                until(lambda: poller.state == "WAITING")
             execute("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER test_refuse")
             until(lambda: completed() == 30)
     assert set(Task.objects.values_list("total_attempt", flat=True)) == {1}
     assert not Attempt.objects.exists()
-
-
-@contextmanager
-def refused_for_a_while() -> Iterator[None]:
-    """Let the database refuse for some time: errors that end soon are an outage."""
-    execute(f"SELECT pg_sleep({SPELL})")
-    yield
 
 
 def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
@@ -74,59 +78,55 @@ def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
         raise ValueError("as it must")
 
     registry.register("letters", fail)
-    with polling({"letters": 1}, settle=10) as poller:
+    with polling({"letters": 1}) as poller:
         until(lambda: poller.state == "RUNNING")
-
         # When the table of failed attempts is away
         execute("ALTER TABLE dbtaskqueue_attempt RENAME TO elsewhere")
         task = enqueue("letters")
         until(lambda: poller.state == "WAITING")
-        execute(f"SELECT pg_sleep({SPELL})")
         execute("ALTER TABLE elsewhere RENAME TO dbtaskqueue_attempt")
-
         # Then the failure is stored as it was
         until(lambda: Attempt.objects.exists())
     assert Attempt.objects.get(task_id=task.pk).error_type == "builtins.ValueError"
 
 
-def test_a_process_that_was_stopped_between_two_tries_blames_no_task() -> None:
+def test_a_process_that_was_stopped_between_two_tries_blames_no_task(clock: SteppedClock) -> None:
     # Given an outcome that could not be stored once, a while ago, for instance before its process was stopped
     registry.register("letters", lambda task: None)
     enqueue("letters", "good")
     (lease,) = Task.objects.checkout("letters", poller_instance="a")
     pairs: list[settle.Decided] = [(lease, Complete())]
     with refused("NEW.status = 'COMPLETED'"):
-        assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == set()
-        with refused_for_a_while():
-            pass
-
+        assert settle.settle_surely(Session.on("default"), pairs, patience=60) == set()
         # When the database refuses the next try, too
-        assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == set()
-
+        clock.advance(3600)
+        assert settle.settle_surely(Session.on("default"), pairs, patience=60) == set()
     # Then the outcome is stored as soon as the database takes it
-    assert settle.settle_surely(Session.on("default"), pairs, patience=SPELL / 10) == {lease.id}
+    assert settle.settle_surely(Session.on("default"), pairs, patience=60) == {lease.id}
     assert Task.objects.get().status == "COMPLETED"
 
 
-def test_a_row_that_takes_no_completion_is_at_fault_alone() -> None:
+def test_a_row_that_takes_no_completion_is_at_fault_alone(clock: SteppedClock) -> None:
     registry.register("letters", lambda task: None)
-    with refused("NEW.status = 'COMPLETED' AND NEW.reference_number = 'bad'"), polling({"letters": 1}, settle=10):
+    with refused("NEW.status = 'COMPLETED' AND NEW.reference_number = 'bad'"), polling({"letters": 1}) as poller:
         bad = enqueue("letters", "bad")
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 20)
+        until_tried(poller)
+        clock.advance(settle_batches.UNSTORED_OUTCOME_SECONDS)
         until(lambda: Task.objects.filter(pk=bad.pk, status="ERROR").exists())
     assert "could not be stored" in str(Task.objects.get(pk=bad.pk).process_result)
 
 
-def test_a_row_that_takes_no_outcome_at_all_stops_nobody() -> None:
+def test_a_row_that_takes_no_outcome_at_all_stops_nobody(clock: SteppedClock) -> None:
     registry.register("letters", lambda task: None)
-    with (
-        refused("NEW.status <> 'PROCESSING' AND NEW.reference_number = 'bad'"),
-        polling({"letters": 1}, settle=10) as poller,
-    ):
+    refusing = refused("NEW.status <> 'PROCESSING' AND NEW.reference_number = 'bad'")
+    with refusing, polling({"letters": 1}) as poller:
         enqueue("letters", "bad")
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 20)
+        until_tried(poller)
+        clock.advance(settle_batches.UNSTORED_OUTCOME_SECONDS)
         until(lambda: not poller.settler.held)
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 40)
