@@ -15,7 +15,7 @@ from typing import Any
 from tests.architecture import words
 from tests.architecture.limits import LIMITS, LONG_FILE_LINES, TARGETS
 from tests.architecture.source import PACKAGE, REPOSITORY, WRITTEN, Module, length
-from tests.patience import patience
+from tests.patience import PATIENCE
 
 OUTCOMES = {
     *("Complete", "CompleteDelete", "Reenqueue", "Fail", "Poison"),
@@ -116,7 +116,7 @@ def _names_outcome(expression: ast.AST) -> bool:
 def journeys() -> dict[str, Any]:
     """Return what ``journeys.py`` counts, in a process of its own."""
     command = [sys.executable, "-m", "tests.architecture.journeys"]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=patience(100), check=False)
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
 

@@ -18,11 +18,11 @@ from django.contrib.auth.models import User
 
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.patience import PATIENCE, patience
+from tests.patience import PATIENCE
 from tests.poller.processes import runtaskpoller
 from tests.support import until
 
-PATIENCE_MS = 1000 * patience(30)  # the browser waits for anything
+PATIENCE_MS = 1000 * PATIENCE  # the browser waits for anything
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WATCH = """
 window.violations = [];

@@ -15,7 +15,7 @@ from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
-from tests.patience import patience
+from tests.patience import PATIENCE
 from tests.support import until
 from tests.testapp.models import Booking
 
@@ -96,7 +96,7 @@ def test_workers_of_another_database_start_nothing_and_say_so(
             timeout=LONG_S,
         )
         poller.terminate()
-        poller.wait(patience(LONG_S))
+        poller.wait(PATIENCE)
     finally:
         poller.kill()
         poller.wait()
@@ -139,7 +139,7 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
         cluster.executors()[0].kill()
         until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
         gate.touch()
-        assert poller.wait(patience(LONG_S)) == 0, log.read_text()
+        assert poller.wait(PATIENCE) == 0, log.read_text()
     finally:
         poller.kill()
         poller.wait()

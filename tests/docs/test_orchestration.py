@@ -21,7 +21,7 @@ from django_dbtaskqueue.pipeline.spark import find_java, scratch
 from tests.conftest import ProcessDatabase
 from tests.docs.test_reference import DOCS
 from tests.factories import age, make_task
-from tests.patience import patience
+from tests.patience import PATIENCE
 
 REPOSITORY = DOCS.parent
 FILES = DOCS / "files"
@@ -39,7 +39,7 @@ def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProc
     outside = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO", "VIRTUAL"))
     }
-    return subprocess.run(command, cwd=cwd, env=outside | env, text=True, capture_output=True, timeout=patience(600))
+    return subprocess.run(command, cwd=cwd, env=outside | env, text=True, capture_output=True, timeout=PATIENCE)
 
 
 def night(database: ProcessDatabase, folder: Path) -> dict[str, str]:

@@ -18,7 +18,7 @@ import pytest
 
 from django_dbtaskqueue.models import Task
 from example_project.flights.models import Claim, Filing
-from tests.patience import PATIENCE, Deadline, patience
+from tests.patience import PATIENCE, Deadline
 
 if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
@@ -179,9 +179,7 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
 
 def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(MANAGE), "demo", *options]
-    return subprocess.run(
-        command, env=env(database), capture_output=True, text=True, timeout=patience(300), check=False
-    )
+    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def env(database: ProcessDatabase) -> dict[str, str]:

@@ -21,7 +21,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.spark import _default_master, find_java, scratch
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import SETTINGS, Cluster
-from tests.patience import PATIENCE, patience
+from tests.patience import PATIENCE
 from tests.support import until
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_spark_submit_s_master_does_the_work(
         *("--memory", "700m", "--conf", "spark.sql.shuffle.partitions=3"),
     ]
     env = {**postgres_process_database.env, "JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=patience(200))
+    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "enqueued: 20" in done.stdout
     assert Task.objects.count() == 20

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import chain
 from pathlib import Path
 
-from tests.patience import patience
+from tests.patience import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = "django-dbtaskqueue"
@@ -19,7 +19,7 @@ PROJECT = "django-dbtaskqueue"
 USABLE = "import ensurepip, sqlite3, ssl, sys, venv; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
 # Which Django pip may take with a Python. Where there is no entry: the newest that pip finds.
 DJANGO = {"3.11": "Django~=5.2.0", "3.12": "Django~=6.0.0"}
-PATIENCE_S = patience(300)
+PATIENCE_S = PATIENCE
 
 
 @dataclass(frozen=True)
