@@ -40,6 +40,7 @@ def test_booleans_are_given_by_name() -> None:
 
 MAY_SLEEP = {
     "tests/support.py",  # the one wait of tests
+    "tests/poller/processes.py",  # the same
     "tests/testapp/tasks.py",  # processors whose work is to take time
     "tests/chaos/tasks.py",  # the same
     "tests/faults/tasks.py",  # the same
@@ -57,6 +58,49 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
                 assert called not in ("time.sleep", "sleep"), f"{module.place}:{node.lineno}"
             if isinstance(node, ast.ImportFrom) and node.module == "time":
                 assert "sleep" not in [alias.name for alias in node.names], f"{module.place}:{node.lineno}"
+
+
+# -- tests wait for events, and compare no time that they measured -----------------------------------------------------
+
+# tests.support.eventually is the one wait. These measure, or break things for as long as they were told:
+MAY_TAKE_TIME = ("tests/benchmarks/", "tests/faults/", "tests/upgrade/", "tests/patience.py", "tests/clock.py")
+WAITS = {"wait", "join", "result", "acquire", "get", "wait_for"}
+CLOCKS = {"monotonic", "time", "perf_counter"}
+STILL_WAITING = (  # must still be changed
+    "tests/chaos/", "tests/contrib/", "tests/example/", "tests/locations/", "tests/operations/test_pages.py",
+    "tests/pgbouncer.py", "tests/pipeline/", "tests/processing/", "tests/typing/",
+)  # fmt: skip
+
+
+def waits(module: Module) -> Iterator[str]:
+    for node in module.nodes:
+        match node:
+            case ast.BinOp(left=ast.Call(func=func), op=ast.Sub()) if ast.unparse(func).split(".")[-1] in CLOCKS:
+                found = not ast.unparse(func).startswith(("clock.", "durations.clock."))
+            case ast.Call(func=ast.Attribute(attr=name), args=[*given], keywords=keywords) if name in WAITS:
+                found = any(map(is_moment, given[:1])) or any(map(is_timeout, keywords))
+            case ast.Call(keywords=keywords):
+                found = any(map(is_timeout, keywords))
+            case ast.ImportFrom(module="tests.patience", names=names):
+                found = not {name.name for name in names} <= {"PATIENCE", "DEFAULT_S", "Deadline"}
+            case _:
+                found = False
+        if found:
+            yield f"{module.place}:{getattr(node, 'lineno', 0)} {ast.unparse(node)[:80]}"
+
+
+def is_timeout(keyword: ast.keyword) -> bool:
+    return keyword.arg == "timeout" and is_moment(keyword.value)
+
+
+def is_moment(node: ast.expr) -> bool:
+    """Whether it is a number below a second. Zero is no wait."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and 0 < node.value < 1
+
+
+def test_tests_wait_for_events_and_compare_no_measured_time() -> None:
+    excused = MAY_TAKE_TIME + STILL_WAITING
+    assert [one for module in TESTS if not module.place.startswith(excused) for one in waits(module)] == []
 
 
 MAY_MEASURE = ("core.durations", "db.liveness", "contrib.embedded")  # the clock itself, and what waits for real wires
