@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -113,6 +114,11 @@ def stuck_poller() -> Iterator[StuckPoller]:
         stuck.poller.wait(PATIENCE)
         stuck.heartbeat.stop()
         stuck.poller.close()
+
+
+def let_others_start() -> None:
+    """Run for a while, so that another task that ran beside this one, and must not, would be seen."""
+    time.sleep(0.02)
 
 
 def pids() -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from time import perf_counter
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from django.db.models.functions import Now
 from django_dbtaskqueue import enqueue, enqueue_many, processor
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import TaskQueueKit
+from tests.clock import SteppedClock
+from tests.patience import PATIENCE
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -26,23 +27,21 @@ def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
 
     ours, blue = enqueue("long", using=alias), enqueue("long", tag="blue", using=alias)
     planned = Task.objects.using(alias).create(queue="long", next_process_time=Now() + timedelta(hours=1))
-    with taskqueue.run_poller("long", using=alias, timeout=timedelta(seconds=10)):
+    with taskqueue.run_poller("long", using=alias, timeout=timedelta(seconds=PATIENCE)):
         pass
     rows = dict(Task.objects.using(alias).values_list("pk", "status"))
     assert rows == {ours.pk: "COMPLETED", blue.pk: "CREATED", planned.pk: "CREATED"}
 
 
 @pytest.mark.django_db(transaction=True)
-def test_slow_first_calls_do_not_keep_batches_small(taskqueue: TaskQueueKit) -> None:
+def test_slow_first_calls_do_not_keep_batches_small(taskqueue: TaskQueueKit, clock: SteppedClock) -> None:
     calls: list[Any] = []
 
     @processor("cold")
     def cold(task: Any) -> None:
         calls.append(task.id)
         if len(calls) <= 4:  # as a call that imports and connects
-            end = perf_counter() + 0.05
-            while perf_counter() < end:
-                pass
+            clock.advance(0.05)
 
     enqueue_many("cold", ({} for _ in range(1500)))
     with taskqueue.run_poller("cold"):

@@ -17,7 +17,7 @@ from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.poller.processes import counted_queries, polling
+from tests.poller.processes import counted_queries, let_others_start, polling
 from tests.support import PATIENCE, until
 
 QUEUES = [f"part-{number:02}" for number in range(40)]
@@ -138,7 +138,7 @@ def test_of_a_queue_without_timing_data_few_are_taken(
             for _ in range(20):  # a poller that takes more does so at once
                 held = Counter(lease.queue for lease in poller.settler.held.copy())
                 assert max(held.values()) <= 4
-                threading.Event().wait(0.02)
+                let_others_start()
         finally:
             go.set()
         until(lambda: completed() == 350)

@@ -80,7 +80,7 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
 
     (point,) = [point for point in series(alias, HOUR) if point.total]
     assert point.outcomes == counts
-    run, wait = point.run(0.95), point.wait(0.5)
+    run, wait = point.run(0.95), point.wait(1 / 2)
     assert run and wait and 0.007 < run < 0.014 and 1.5 < wait < 2.7
     assert series(alias, HOUR, "another")[-1].total == 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Poller, Queue, Task
 from django_dbtaskqueue.poller.loop import Poller as Loop
 from django_dbtaskqueue.poller.queue_state import Options
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
 from tests.support import PATIENCE, until
@@ -84,27 +86,26 @@ def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_runnin
     assert len(started) == len(set(started)) == 6
 
 
-def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, quick: None) -> None:
+def test_four_equal_pollers_share_the_work(process_database: ProcessDatabase, quick: None, clock: SteppedClock) -> None:
     hands: list[str] = []
-    tick = threading.Event()
+    clock.stop()
+    together = threading.Barrier(8, action=lambda: clock.advance(0.02))  # so each task takes as long as any other
 
     def work(task: Lease) -> None:
-        tick.wait(0.02)  # a task that waits for something outside, long beside what a busy machine adds
+        with suppress(threading.BrokenBarrierError):
+            together.wait()
         hands.append(task.poller_instance)
 
     registry.register("sized", work)
-    enqueue("sized", "warm")
-    with (
-        polling({"sized": 1}, threads=2) as one,
-        polling({"sized": 1}, threads=2) as two,
-        polling({"sized": 1}, threads=2) as three,
-        polling({"sized": 1}, threads=2) as four,
-    ):
-        until(lambda: hands)
+    waiting = Task.objects.filter(status="CREATED")
+    with ExitStack() as stack:
+        pollers = [stack.enter_context(polling({"sized": 1}, threads=2)) for _ in range(4)]
         enqueue_many("sized", ({"reference": str(n)} for n in range(1200)))
-        until(lambda: len(hands) == 1201)
-    shares = [hands.count(poller.instance) for poller in (one, two, three, four)]
-    assert max(shares) / min(shares) <= 2, shares  # the machine may pause one of them
+        until(lambda: not waiting.exists())
+        together.abort()
+        until(lambda: clock.advance(0.02) or len(hands) == 1200)
+    shares = [hands.count(poller.instance) for poller in pollers]
+    assert max(shares) / min(shares) <= 2, shares
 
 
 def test_a_shutdown_can_be_awaited_and_says_what_is_still_alive(process_database: ProcessDatabase, quick: None) -> None:
@@ -123,7 +124,7 @@ def test_a_shutdown_can_be_awaited_and_says_what_is_still_alive(process_database
     alive = asyncio.run(poller.shutdown(timedelta(milliseconds=50)))
     assert [lease.reference for lease in alive] == ["slow"]
     go.set()
-    assert asyncio.run(poller.shutdown(timedelta(seconds=20))) == []
+    assert asyncio.run(poller.shutdown(timedelta(seconds=PATIENCE))) == []
     assert poller.state == "STOPPED"
     assert Task.objects.get().status == "COMPLETED"
 

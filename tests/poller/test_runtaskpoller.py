@@ -95,16 +95,15 @@ def take_time(queue: str, seconds: float, clock: SteppedClock) -> list[int]:
 @pytest.fixture
 def standing(clock: SteppedClock, settings: Any, taskqueue_registry: None) -> SteppedClock:
     settings.DBTASKQUEUE = {"QUEUES": {"quick": {}, "slow": {}}}
-    clock.stop()
     return clock
 
 
 def test_queues_have_their_turns_by_weight(postgres_process_database: ProcessDatabase, standing: SteppedClock) -> None:
     often, seldom = (take_time(queue, 0.004, standing) for queue in ("quick", "slow"))
     for queue in ("quick", "slow"):
-        enqueue_many(queue, [{}] * 400)
-    polls("quick:3", "slow", threads=1, max_tasks=240)
-    assert len(often) + len(seldom) == 240
+        enqueue_many(queue, [{}] * 3_000)
+    polls("quick:3", "slow", threads=1, max_tasks=2_000)
+    assert len(often) + len(seldom) == 2_000
     assert 1.5 < len(often) / len(seldom) < 6, (len(often), len(seldom))
 
 

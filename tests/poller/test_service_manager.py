@@ -21,6 +21,7 @@ from django_dbtaskqueue.poller.process.service_manager import ServiceManager
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import runtaskpoller, stuck_poller
+from tests.poller.test_probe_port import ask, ports, status
 from tests.support import PATIENCE, until
 
 
@@ -84,13 +85,14 @@ def test_a_poller_says_that_it_polls_works_and_stops(
     assert manager.silent()
 
 
-def test_a_poller_without_its_database_is_not_ready_and_yet_works(
-    postgres_process_database: ProcessDatabase, manager: Manager
-) -> None:
-    away = replace(postgres_process_database, url="postgres://nobody@127.0.0.1:1/none", extra=manager.environment)
-    with runtaskpoller(away, "--queue", "work") as poller:
+def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manager) -> None:
+    away = ProcessDatabase("postgresql", "postgres://nobody@127.0.0.1:1/none", extra=manager.environment)
+    with runtaskpoller(away, "--queue", "work", "--metrics-port", "0") as poller:
+        (port,) = ports(poller)
         poller.until_logged("Polling failed")
         manager.until("WATCHDOG=1")
+        assert [status(port, probe) for probe in ("startup", "ready", "live")] == [503, 503, 200]
+        assert ask(port, "/metrics")[0] == 200
         poller.signal()
         manager.until("STOPPING=1")
         assert not any("READY=1" in one for one in manager.heard)

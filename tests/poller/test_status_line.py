@@ -10,13 +10,17 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.poller.process import status_lines
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.poller.test_logs import without_handlers
 
 
 class Terminal(io.StringIO):
@@ -60,24 +64,30 @@ def test_log_lines_stand_whole_above_it() -> None:
     assert shown[-1] == "at the end\n"
 
 
-@pytest.mark.parametrize(("options", "drawn"), [([], True), (["--log-format", "json"], False), (["-v", "0"], False)])
-def test_only_a_terminal_gets_it(sqlite_process_database: ProcessDatabase, options: list[str], drawn: bool) -> None:
-    enqueue("work", "long enough to be seen", {"do": "sleep", "seconds": 0.5})
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "work", "--drain", *options]
-    env = {**sqlite_process_database.env, "COLUMNS": "150"}
-    seen = on_a_terminal(command, env)
-    assert ("| 1/4 running | 0 done | 0 failed |" in seen) is drawn
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [({}, True), ({"log_format": "json"}, False), ({"verbosity": 0}, False), ({"child": 1}, False)],
+)
+def test_only_people_get_it(options: dict[str, Any], drawn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    given = {"log_format": "text", "verbosity": 1, "child": None, **options}
+    with without_handlers(), Command()._logging({"work": 1}, given) as status:
+        assert bool(status) is drawn
 
 
-def on_a_terminal(command: list[str], env: dict[str, str]) -> str:
-    """Run a program whose standard error is a terminal; return what it wrote there."""
+def test_a_terminal_gets_it(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    enqueue("work", "seen", {"do": "wait", "until": str(gate)})
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "work", "--drain"]
     ours, theirs = pty.openpty()
+    env = {**sqlite_process_database.env, "COLUMNS": "150"}
     with subprocess.Popen(command, env=env, cwd=REPOSITORY, stderr=theirs) as process:
         os.close(theirs)
         seen = b""
         with suppress(OSError):  # how a terminal says that the other side is gone
             while part := os.read(ours, 65_536):
                 seen += part
+                if b"| 1/4 running | 0 done | 0 failed |" in seen:
+                    gate.touch()
     os.close(ours)
-    assert process.returncode == 0
-    return seen.decode()
+    assert (process.returncode, gate.exists()) == (0, True)
