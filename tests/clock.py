@@ -20,6 +20,7 @@ class SteppedClock:
     def __init__(self) -> None:
         self._ahead = 0.0
         self._stands_at: float | None = None
+        self._over = False
 
     def monotonic(self) -> float:
         """Return what the product takes for the monotonic time."""
@@ -33,11 +34,15 @@ class SteppedClock:
         """Let no time pass any more but by ``advance``."""
         self._stands_at = time.monotonic()
 
+    def end(self) -> None:
+        """End all waits: the threads that outlive a test go on with the product's clock."""
+        self._over = True
+
     def wait(self, event: threading.Event, seconds: float | None = None) -> bool:
         """Take the place of ``Event.wait``."""
         until = self._end(seconds)
         while not event.wait(LOOK_S):
-            if self.monotonic() >= until:
+            if self._is_over(until):
                 return event.is_set()
         return True
 
@@ -46,16 +51,19 @@ class SteppedClock:
     ) -> object:
         """Take the place of ``Condition.wait_for``."""
         until = self._end(seconds)
-        while not (found := predicate()) and self.monotonic() < until:
+        while not (found := predicate()) and not self._is_over(until):
             condition.wait(LOOK_S)
         return found
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
         """Take the place of a wait on an event loop."""
         until = self._end(seconds)
-        while not event.is_set() and self.monotonic() < until:
+        while not event.is_set() and not self._is_over(until):
             with suppress(TimeoutError):
                 await asyncio.wait_for(event.wait(), LOOK_S)
 
     def _end(self, seconds: float | None) -> float:
         return float("inf") if seconds is None else self.monotonic() + seconds
+
+    def _is_over(self, until: float) -> bool:
+        return self._over or self.monotonic() >= until

@@ -38,8 +38,10 @@ from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 from django.test import TransactionTestCase
 
+from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core import durations
+from django_dbtaskqueue.pull import handle
 from example_project.database import database_from_url
 from tests import templates
 from tests.clock import SteppedClock
@@ -195,6 +197,7 @@ class ReusedPostgres:
                 self._database = None
         if self._database:
             empty(connections["default"])
+            overrides.clear_cache()  # it tells databases apart by their names
 
     def _read_schema(self, connection: psycopg.Connection[Any]) -> str:
         row = connection.execute(self.SCHEMA).fetchone()
@@ -203,11 +206,15 @@ class ReusedPostgres:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppedClock]:
     stepped = SteppedClock()
     for name in ("monotonic", "wait", "wait_for", "wait_async"):
         monkeypatch.setattr(durations.clock, name, getattr(stepped, name))
-    return stepped
+    yield stepped
+    stepped.end()
+    for kept_until in (overrides._rows, overrides._unreachable_until, handle._next_rescue):  # a time of this clock
+        kept_until.clear()
+    overrides._quiet_until = 0.0
 
 
 @pytest.fixture(params=["postgresql", "sqlite"])

@@ -16,9 +16,9 @@ from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
-from tests.patience import patience
+from tests.patience import PATIENCE
 
-TASKS, POLLERS = 20_000, 4
+TASKS, POLLERS = 8_000, 4
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def drain(number: int, alias: str | None) -> list[Poller]:
     pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=alias) for _ in range(number)]
     for poller in pollers:
         poller.start()
-    ended = [poller.wait(patience(100)) for poller in pollers]
+    ended = [poller.wait(PATIENCE) for poller in pollers]
     for poller in pollers:
         poller.close()
     assert ended == [True] * number

@@ -10,10 +10,11 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
 from django_dbtaskqueue.pull.handle import QueueHandle
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.test_verbs import take
@@ -72,22 +73,20 @@ def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> N
     mail.create(if_not_exists=True)
 
 
-@pytest.mark.parametrize(
-    ("settings_of_it", "message"),
-    [
-        ({"max_atempts": 2}, "Did you mean 'max_attempts'"),
-        ({"lease": "soon"}, "is not a duration"),
-        ({"capacity": 0}, "capacity=0 is not valid"),
-        ({"database": "sqlite"}, "database='sqlite' cannot stand in a queue's row"),
-        ({"temporary": True}, "temporary=True cannot stand in a queue's row"),
-        ({"retry": lambda attempt, error: SECOND}, "can only be written in code"),
-    ],
-)
-def test_a_bad_setting_is_an_error_and_no_queue(
-    process_database: ProcessDatabase, settings_of_it: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ImproperlyConfigured, match=message):
-        queue("sites").create(**settings_of_it)
+BAD: dict[str, dict[str, Any]] = {
+    "Did you mean 'max_attempts'": {"max_atempts": 2},
+    "is not a duration": {"lease": "soon"},
+    "capacity=0 is not valid": {"capacity": 0},
+    "database='sqlite' cannot stand in a queue's row": {"database": "sqlite"},
+    "temporary=True cannot stand in a queue's row": {"temporary": True},
+    "can only be written in code": {"retry": lambda attempt, error: SECOND},
+}
+
+
+def test_a_bad_setting_is_an_error_and_no_queue(sqlite_process_database: ProcessDatabase) -> None:
+    for message, given in BAD.items():
+        with pytest.raises(ImproperlyConfigured, match=message):
+            queue("sites").create(**given)
     assert not Queue.objects.exists()
     with pytest.raises(UnknownQueue):
         queue("sites").put()
@@ -180,11 +179,12 @@ def test_runtime_overrides_count_for_producers(mail: QueueHandle) -> None:
     assert mail.put().max_attempts == 5
 
 
-def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle) -> None:
+def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle, clock: SteppedClock) -> None:
     Queue.objects.create(name="mail")
     assert mail.put().max_attempts == 5
     Queue.objects.filter(pk="mail").update(overrides={"max_attempts": 9})  # unseen by this process, as any other's
-    until(lambda: mail.put().max_attempts == 9)
+    clock.advance(ROW_CACHE_S)
+    assert mail.put().max_attempts == 9
 
 
 def test_overrides_that_cannot_be_are_logged_once_and_not_applied(mail: QueueHandle, caplog: Any) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -22,6 +21,7 @@ from tests.conftest import ProcessDatabase
 from tests.poller.processes import runtaskpoller
 from tests.support import PATIENCE, Actor, until
 
+MOMENT = timedelta(milliseconds=50)  # that passes in vain
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 
 
@@ -96,7 +96,7 @@ def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, settings: Any
 def test_a_timeout_leaves_the_task_alone(alias: str, is_async: bool) -> None:
     task = enqueue("parcels", using=alias)
     with pytest.raises(TimeoutError, match=r"has not ended in time\. It goes on"):
-        async_to_sync(task.await_result)(0.01) if is_async else task.wait(0.01)
+        async_to_sync(task.await_result)(MOMENT) if is_async else task.wait(MOMENT)
     end(task, Complete("done"))
     assert task.wait() == "done"
 
@@ -127,7 +127,7 @@ def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=task.pk)
         with pytest.raises(TimeoutError):
-            actor.do(task.wait, 0.3).result(PATIENCE)
+            actor.do(task.wait, MOMENT).result(PATIENCE)
 
 
 def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_a_hundred_coroutines_wait_on_one_thread() -> None:
     ending = threading.Thread(target=run)
     ending.start()
     assert async_to_sync(all_of_them)() == [task.pk for task in tasks]
-    ending.join()
+    ending.join(PATIENCE)
     assert threads[0] < 20
 
 
@@ -174,8 +174,6 @@ def test_another_process_wakes_the_waiter(
     monkeypatch.setattr(task_end, "SAFETY_LOOK_S", 2 * PATIENCE)
     with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
         poller.until_logged("work")
-        began = monotonic()
         assert enqueue("work", payload={"do": "ok", "result": 7}).wait(PATIENCE) == 7
-        assert monotonic() - began < PATIENCE
         poller.signal()
         poller.ended()
