@@ -64,6 +64,29 @@ def take(name: str, alias: str, limit: int = 10, **options: Any) -> list[Lease]:
     return taken
 
 
+class OnePoller:
+    """Takes tasks of the queue ``wide`` as a poller does, on a session of its own."""
+
+    def __init__(self, alias: str = "default") -> None:
+        self.session, self.cursor, self.alias = Session.open(alias), ScanCursor("wide"), alias
+        self.limiter = Limiter.of("wide", queue_settings("wide", alias))
+
+    def __enter__(self) -> OnePoller:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+
+    def take(self, limit: int) -> list[Lease]:
+        return checkout.take(  # type: ignore[no-any-return]
+            self.session, self.cursor, strategy=strategy_for(self.session), poller_instance="p", limit=limit,
+            lease=60 * SECOND, port=SettlePort(self.alias), limiter=self.limiter,
+        )  # fmt: skip
+
+    def settle(self, leases: list[Lease]) -> None:
+        settle.settle(self.session, [(lease, Complete()) for lease in leases])
+
+
 def range_of(number: int) -> list[dict[str, int]]:
     return [{"payload": one} for one in range(number)]
 
@@ -144,39 +167,26 @@ def test_leases_that_a_poller_of_the_release_before_took_count(alias: str) -> No
 def test_a_poller_reads_leases_only_near_the_limit(place: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 50, "lease": "60s"}}}
     enqueue_many("wide", range_of(200), using=place)
-    session, cursor, reads = Session.open(place), ScanCursor("wide"), list[str]()
-    options: Any = {
-        "strategy": strategy_for(session),
-        "poller_instance": "p",
-        "lease": 60 * SECOND,
-        "port": SettlePort(place),
-        "limiter": Limiter.of("wide", queue_settings("wide", place)),
-    }
+    reads: list[str] = []
 
-    def note_reads(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def note_reads(execute: Any, sql: str, *rest: Any) -> Any:
         reads.extend(["leases"] * sql.startswith("SELECT id, total_attempt, "))
-        return execute(sql, params, many, context)
+        return execute(sql, *rest)
 
-    def poll(limit: int) -> list[Lease]:
-        return checkout.take(session, cursor, limit=limit, **options)
-
-    try:
-        with session.connection.execute_wrapper(note_reads):
-            first, second = poll(20), poll(20)
-            settle.settle(session, [(lease, Complete()) for lease in first])
-            assert len([*first, *second, *poll(20)]) == 60
-            assert reads == [], "a poller knows what it has settled itself"
-            # What others have taken and settled, it does not know
-            theirs = take("wide", place, limit=20)
-            assert len(theirs) == 10
-            theirs[0].complete()
-            settle.settle(session, [(lease, Complete()) for lease in second[:5]])
-            assert len(poll(20)) == 6
-            assert reads
-            assert take("wide", place, limit=20) == poll(20) == []
-        assert Task.objects.using(place).filter(queue="wide", status="PROCESSING").count() == 50
-    finally:
-        session.close()
+    with OnePoller(place) as poller, poller.session.connection.execute_wrapper(note_reads):
+        first, second = poller.take(20), poller.take(20)
+        poller.settle(first)
+        assert len([*first, *second, *poller.take(20)]) == 60
+        assert reads == [], "a poller knows what it has settled itself"
+        # What others have taken and settled, it does not know
+        theirs = take("wide", place, limit=20)
+        assert len(theirs) == 10
+        theirs[0].complete()
+        poller.settle(second[:5])
+        assert len(poller.take(20)) == 6
+        assert reads
+        assert take("wide", place, limit=20) == poller.take(20) == []
+    assert Task.objects.using(place).filter(queue="wide", status="PROCESSING").count() == 50
 
 
 def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
@@ -190,8 +200,11 @@ def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
     assert len(take("paced", alias, limit=100)) == 10  # tokens are not saved up
 
 
-def test_rate_and_number_together(alias: str) -> None:
+def test_rate_and_number_together_and_what_is_rolled_back_holds_nothing(alias: str) -> None:
     enqueue_many("both", range_of(9), using=alias)
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+        assert len(take("both", alias)) == 3
+        raise ZeroDivisionError
     first = take("both", alias)
     assert len(first) == 3
     first[0].complete()
@@ -202,30 +215,14 @@ def test_rate_and_number_together(alias: str) -> None:
     assert len(take("both", alias)) == 1
 
 
-def test_what_is_rolled_back_holds_nothing(alias: str) -> None:
-    enqueue_many("both", range_of(9), using=alias)
-    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
-        assert len(take("both", alias)) == 3
-        raise ZeroDivisionError
-    assert len(take("both", alias)) == 3
-    assert len(take("both", alias)) == 0
-
-
-def test_an_operator_changes_a_limit(alias: str) -> None:
-    enqueue_many("two", range_of(9), using=alias)
-    Queue.objects.using(alias).create(name="two", overrides={"max_running": 5, "rate": "4/h", "burst": 4})
-    assert len(take("two", alias)) == 4
-    Queue.objects.using(alias).filter(name="two").get().delete()
-    assert take("two", alias) == []
-
-
-def test_a_rate_that_comes_later_begins_with_its_burst(alias: str) -> None:
+def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str) -> None:
     enqueue_many("two", range_of(30), using=alias)
     for _ in range(10):
         for lease in take("two", alias):
             lease.complete()
-    Queue.objects.using(alias).create(name="two", overrides={"max_running": 9, "rate": "4/h", "burst": 4})
+    Queue.objects.using(alias).create(name="two", overrides={"max_running": 5, "rate": "4/h", "burst": 4})
     assert len(take("two", alias)) == 4
+    Queue.objects.using(alias).filter(name="two").get().delete()
     assert take("two", alias) == []
 
 
@@ -274,17 +271,12 @@ def test_checkouts_that_count_after_they_took_exceed_nothing(place: str, setting
     """Pollers far below a limit take rows before they count them. With too little room they take nothing ahead."""
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 40, "rate": "100000/s", "lease": "60s"}}}
     enqueue_many("wide", range_of(300), using=place)
-    limits = Limiter.of("wide", queue_settings("wide", place))
-
-    def poll(session: Session, cursor: ScanCursor) -> list[Lease]:
-        options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
-        return checkout.take(session, cursor, limit=6, port=SettlePort(place), limiter=limits, **options)
 
     def fill(_: int) -> list[Lease]:
-        session, cursor, held = Session.open(place), ScanCursor("wide"), list[Lease]()
-        while found := poll(session, cursor):
-            held += found
-        session.close()
+        held: list[Lease] = []
+        with OnePoller(place) as poller:
+            while found := poller.take(6):
+                held += found
         return held
 
     taken = [lease for some in at_once(4, fill) for lease in some]
@@ -293,13 +285,13 @@ def test_checkouts_that_count_after_they_took_exceed_nothing(place: str, setting
         lease.complete()
 
     def work(_: int) -> list[int]:
-        session, cursor, running = Session.open(place), ScanCursor("wide"), list[int]()
-        while Task.objects.using(place).exclude(status="COMPLETED").exists():
-            found = poll(session, cursor)
-            running.append(Task.objects.using(place).filter(status="PROCESSING").count())
-            for lease in found:
-                lease.complete()
-        session.close()
+        running: list[int] = []
+        with OnePoller(place) as poller:
+            while Task.objects.using(place).exclude(status="COMPLETED").exists():
+                found = poller.take(6)
+                running.append(Task.objects.using(place).filter(status="PROCESSING").count())
+                for lease in found:
+                    lease.complete()
         return running
 
     assert max(map(max, at_once(4, work))) <= 40
@@ -311,54 +303,44 @@ def test_checkouts_that_count_after_they_took_exceed_nothing(place: str, setting
 def test_a_poller_that_is_alone_counts_by_one_statement(limit: dict[str, Any], settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {**limit, "lease": "60s"}}}
     enqueue_many("wide", range_of(300))
-    session, cursor, asked = Session.open("default"), ScanCursor("wide"), list[str]()
-    options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
-    options |= {"port": SettlePort("default"), "limiter": Limiter.of("wide", queue_settings("wide", "default"))}
+    asked: list[str] = []
 
-    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+    def note(execute: Any, sql: str, *rest: Any) -> Any:
         asked.extend([sql.partition(" ")[0]] * ("queuelimit" in sql))
-        return execute(sql, params, many, context)
+        return execute(sql, *rest)
 
-    def poll(number: int) -> list[Lease]:
+    def poll() -> list[Lease]:
         asked.clear()
-        with session.connection.execute_wrapper(note):
-            return checkout.take(session, cursor, limit=number, **options)
+        return poller.take(10)
 
-    try:
-        held = poll(10) + poll(10)
-        held += poll(10)
+    with OnePoller() as poller, poller.session.connection.execute_wrapper(note):
+        held = poll() + poll()
+        held += poll()
         assert asked == ["UPDATE"]
-        settle.settle(session, [(lease, Complete()) for lease in held[:5]])
-        held += poll(10)
+        poller.settle(held[:5])
+        held += poll()
         assert asked == ["UPDATE"]
         # When another process has taken tasks, then it is not alone, and reads what the row says now
         room = 100 - 40 + 5 * ("max_running" in limit)
         assert len(take("wide", "default", limit=room - 12)) == room - 12
-        assert len(poll(10)) == 10
+        assert len(poll()) == 10
         assert ("INSERT" in asked) == ("max_running" in limit)
-        assert len(poll(10)) == 2
-        assert poll(10) == take("wide", "default") == []
-    finally:
-        session.close()
+        assert len(poll()) == 2
+        assert poll() == take("wide", "default") == []
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_checkout_that_took_too_many_ahead_gives_them_back(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 10, "lease": "60s"}}}
     enqueue_many("wide", range_of(30))
-    session, cursor = Session.open("default"), ScanCursor("wide")
-    options: Any = {"strategy": strategy_for(session), "poller_instance": "p", "lease": 60 * SECOND}
-    options |= {"port": SettlePort("default"), "limiter": Limiter.of("wide", queue_settings("wide", "default"))}
-    try:
-        first = checkout.take(session, cursor, limit=2, **options)
+    with OnePoller() as poller:
+        first = poller.take(2)
         others = take("wide", "default", limit=6)  # of another process, as far as the session's memory goes
-        second = checkout.take(session, cursor, limit=4, **options)
+        second = poller.take(4)
         assert [len(first), len(others), len(second)] == [2, 6, 2]
         for lease in [*first, *others, *second]:
             lease.complete()
-        again = checkout.take(session, cursor, limit=10, **options)
-    finally:
-        session.close()
+        again = poller.take(10)
     ids = [lease.id for lease in [*first, *others, *second, *again]]
     assert ids == [*range(ids[0], ids[0] + 20)]
 
@@ -463,27 +445,21 @@ def test_drain_runs_what_is_due(settings: Any) -> None:
         registry.restore(saved)
 
 
-@pytest.mark.parametrize(
-    ("text", "rate", "shown"),
-    [
+def test_a_rate_as_text(settings: Any) -> None:
+    for text, rate, shown in (
         ("100/s", Rate(100, SECOND), "100/s"),
         ("5 / m", Rate(5, 60 * SECOND), "5/m"),
         ("1/10s", Rate(1, 10 * SECOND), "1/10s"),
         ("7/1h30m", Rate(7, 5400 * SECOND), "7/1h30m"),
-    ],
-)
-def test_a_rate_as_text(text: str, rate: Rate, shown: str) -> None:
-    assert parse_rate(text) == rate == parse_rate(str(rate))
-    assert str(rate) == shown
-
-
-@pytest.mark.parametrize("given", ["100", "0/s", "x/s", "1/0s", "-1/s", "1/x", 5, "1/5"])
-def test_what_is_no_rate_shows_the_form(given: object, settings: Any) -> None:
-    with pytest.raises(ValueError, match="such as 100/s, 5/m or 1/10s"):
-        parse_rate(given)
-    settings.DBTASKQUEUE = {"QUEUES": {"x": {"rate": given}}}
-    with pytest.raises(ImproperlyConfigured, match="such as 100/s"):
-        queue_settings("x", "default")
+    ):
+        assert parse_rate(text) == rate == parse_rate(str(rate))
+        assert str(rate) == shown
+    for given in ("100", "0/s", "x/s", "1/0s", "-1/s", "1/x", 5, "1/5"):
+        with pytest.raises(ValueError, match="such as 100/s, 5/m or 1/10s"):
+            parse_rate(given)
+        settings.DBTASKQUEUE = {"QUEUES": {"x": {"rate": given}}}
+        with pytest.raises(ImproperlyConfigured, match="such as 100/s"):
+            queue_settings("x", "default")
 
 
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
@@ -562,8 +538,7 @@ def test_a_queue_that_is_dropped_leaves_nothing(place: str) -> None:
     made = queue("made", using=place).create(max_running=1)
     made.put()
     held = made.take()
-    assert held is not None
-    assert QueueLimit.objects.using(place).exists()
+    assert held is not None and QueueLimit.objects.using(place).exists()
     made.ack(held)
     made.drop()
     assert not QueueLimit.objects.using(place).exists()

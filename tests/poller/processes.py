@@ -18,7 +18,7 @@ from typing import IO, Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from django_dbtaskqueue import models, signals
+from django_dbtaskqueue import enqueue_many, models, signals
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
@@ -114,6 +114,12 @@ def stuck_poller() -> Iterator[StuckPoller]:
         stuck.poller.wait(PATIENCE)
         stuck.heartbeat.stop()
         stuck.poller.close()
+
+
+def keep_full(queue: str, number: int = 3000) -> None:
+    """Enqueue more if few tasks wait, so that the queue does not run empty."""
+    if models.Task.objects.filter(queue=queue, status="CREATED").count() < number / 2:
+        enqueue_many(queue, ({"payload": one} for one in range(number)))
 
 
 def let_others_start() -> None:

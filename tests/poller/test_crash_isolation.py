@@ -14,10 +14,10 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.poller.processes import let_others_start, polling
+from tests.poller.processes import keep_full, let_others_start, polling
 from tests.support import PATIENCE, until
 
-QUEUE, MANY = "flood", 3000
+QUEUE = "flood"
 
 
 @pytest.fixture
@@ -34,18 +34,14 @@ def test_it_is_not_put_off_while_there_is_plenty_to_do(postgres_process_database
     registry.register(flood, lambda task: ran.append(task.payload))
     waiting = Task.objects.filter(queue=flood, status="CREATED")
 
-    def fill() -> None:
-        if waiting.count() < MANY / 2:
-            enqueue_many(flood, ({"payload": number} for number in range(MANY)))
-
-    fill()
+    keep_full(flood)
     with polling({flood: 1}):
         until(lambda: ran)
         orphan = make_task(
             "PROCESSING", queue=flood, attempt=1, ready_time=timedelta(hours=-1), next_process_time=timedelta(0),
             payload="orphan",
         )  # fmt: skip
-        until(lambda: fill() or "orphan" in ran)
+        until(lambda: keep_full(flood) or "orphan" in ran)
         assert waiting.exists()
         until(lambda: not waiting.exists())
     orphan.refresh_from_db()

@@ -92,17 +92,10 @@ def test_a_changed_file_restarts_the_poller_after_what_runs(shop: Shop, tmp_path
         shop.until_result(2)
         running.refresh_from_db()
         assert (running.result, running.total_attempt) == (1, 1)
+        # And a file with a fault is waited for
+        shop.write_until("=", lambda: "It is started again when a file changes" in poller.log)
+        write(shop.tasks, 3)
+        shop.until_result(3)
         poller.signal()
         poller.ended()
     assert set(Poller.objects.values_list("state", flat=True)) == {"STOPPED"}
-
-
-@pytest.mark.slow
-def test_a_file_with_a_fault_is_waited_for(shop: Shop) -> None:
-    with runtaskpoller(shop.database, "--queue", "shop", "--reload") as poller:
-        shop.until_result(1)
-        shop.write_until("=", lambda: "It is started again when a file changes" in poller.log)
-        write(shop.tasks, 2)
-        shop.until_result(2)
-        poller.signal()
-        poller.ended()

@@ -13,22 +13,16 @@ from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.poller.process import queue_selection
 
 
-@pytest.mark.parametrize(
-    ("texts", "excluded", "wanted"),
-    [
+def test_what_they_mean() -> None:
+    for texts, excluded, wanted in (
         (["work"], [], {"work": 1}),
         (["work:3", "other"], [], {"work": 3, "other": 1}),
         (["work:3,other:2, aio"], ["aio"], {"work": 3, "other": 2}),
         (["work,work:2"], [], {"work": 2}),
-    ],
-)
-def test_what_they_mean(texts: list[str], excluded: list[str], wanted: dict[str, int]) -> None:
-    assert queue_selection.parse(texts, excluded) == wanted
-
-
-def test_without_words_every_queue_that_has_a_processor() -> None:
-    assert queue_selection.parse([]) == dict.fromkeys(registry.queues(), 1)
-    assert set(queue_selection.parse([], ["work", "other"])) == set(registry.queues()) - {"work", "other"}
+        ([], [], dict.fromkeys(registry.queues(), 1)),  # every queue that has a processor
+        ([], ["work", "other"], dict.fromkeys(set(registry.queues()) - {"work", "other"}, 1)),
+    ):
+        assert queue_selection.parse(texts, excluded) == wanted
 
 
 def test_a_queue_may_have_a_colon_in_its_name(taskqueue_registry: None) -> None:
@@ -37,25 +31,21 @@ def test_a_queue_may_have_a_colon_in_its_name(taskqueue_registry: None) -> None:
     assert queue_selection.parse(["mail:8:2"]) == {"mail:8": 2}
 
 
-@pytest.mark.parametrize("weight", ["0", "-1", "x", "1.5", ""])
-def test_a_weight_is_a_whole_number(weight: str) -> None:
-    with pytest.raises(ImproperlyConfigured, match="whole number of at least 1, as in work:2"):
-        queue_selection.parse([f"work:{weight}"])
+def test_a_weight_is_a_whole_number() -> None:
+    for weight in ("0", "-1", "x", "1.5", ""):
+        with pytest.raises(ImproperlyConfigured, match="whole number of at least 1, as in work:2"):
+            queue_selection.parse([f"work:{weight}"])
 
 
 @pytest.mark.django_db
-def test_a_queue_made_at_runtime_that_nobody_processes_is_refused_as_such() -> None:
+def test_an_unknown_queue_is_named_with_the_nearest_of_all_that_are_known(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     Queue.objects.create(name="made-at-night")
+    for wrong, right in (("mad-at-night", "made-at-night"), ("wrok", "work"), ("leters", "letters")):
+        with pytest.raises(UnknownQueue, match=rf"Unknown queue '{wrong}'\. Did you mean '{right}'\?"):
+            queue_selection.parse([wrong])
     with pytest.raises(ImproperlyConfigured, match="Queue 'made-at-night' has no processor in this project"):
         queue_selection.parse(["made-at-night"])
-    with pytest.raises(UnknownQueue, match=r"Did you mean 'made-at-night'\?"):
-        queue_selection.parse(["mad-at-night"])
-
-
-@pytest.mark.django_db
-def test_an_unknown_queue_is_named_with_the_nearest() -> None:
-    with pytest.raises(UnknownQueue, match=r"Unknown queue 'wrok'\. Did you mean 'work'\?"):
-        queue_selection.parse(["wrok"])
 
 
 @pytest.mark.django_db
@@ -72,10 +62,3 @@ def test_nothing_to_poll_is_said(taskqueue_registry: None) -> None:
     registry.restore(({}, {}, {}))
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
         queue_selection.parse([])
-
-
-@pytest.mark.django_db
-def test_an_unknown_queue_is_told_from_all_that_are_known(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
-    with pytest.raises(UnknownQueue, match=r"Did you mean 'letters'\?"):
-        queue_selection.parse(["leters"])

@@ -41,12 +41,10 @@ def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle) 
     assert mail.take(group="c") is None
     rest = mail.take()
     assert rest is not None and rest.reference == "free" and mail.take() is None
-
-
-def test_priority_goes_before_age(mail: QueueHandle) -> None:
-    mail.put(reference="late", group="a", priority=5)
-    mail.put(reference="soon", group="a", priority=1)
-    assert of_group(mail, "a").reference == "soon"
+    # Priority goes before age
+    mail.put(reference="late", group="d", priority=5)
+    mail.put(reference="soon", group="d", priority=1)
+    assert of_group(mail, "d").reference == "soon"
 
 
 def test_a_lease_that_ran_out_is_taken_over_and_its_holder_fenced_off(mail: QueueHandle, told: Told) -> None:
@@ -79,11 +77,11 @@ def test_one_of_many_consumers_gets_the_task(mail: QueueHandle) -> None:
     assert taken == [task.pk]
 
 
-@pytest.mark.parametrize("wrong", [7, "", "a\0b", "x" * 201])
-def test_what_cannot_be_a_group_is_refused(mail: QueueHandle, wrong: Any) -> None:
+def test_what_cannot_be_a_group_is_refused(mail: QueueHandle) -> None:
     mail.put()
-    with pytest.raises(TaskQueueError, match="group="):
-        mail.take(group=wrong)
+    for wrong in (7, "", "a\0b", "x" * 201):
+        with pytest.raises(TaskQueueError, match="group="):
+            mail.take(group=wrong)  # type: ignore[arg-type]
 
 
 def test_it_is_found_by_the_index_of_groups(mail: QueueHandle, process_database: ProcessDatabase) -> None:

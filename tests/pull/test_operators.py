@@ -48,16 +48,13 @@ def make(status: str, alias: str, **columns: Any) -> Task:
 # -- by business key -------------------------------------------------------------------------------------------------
 
 
-def test_exists_and_find(alias: str) -> None:
+def test_exists_find_and_delete_also_in_a_queue_s_own_table(alias: str) -> None:
     task = enqueue("mail", "r-1", {"a": 1})
     assert lookup.exists("mail", "r-1") and not lookup.exists("other", "r-1")
     found = lookup.find("mail", "r-1")
     assert found is not None and (found.pk, found.payload) == (task.pk, {"a": 1})
     assert lookup.find("mail", "r-2") is None
     assert lookup.find("scratch", "r-1") is None
-
-
-def test_a_queue_s_own_table_is_looked_at(alias: str) -> None:
     task = enqueue("scratch", "r-1")
     found = lookup.find("scratch", "r-1")
     assert isinstance(found, TemporaryTask) and found.pk == task.pk
@@ -65,13 +62,23 @@ def test_a_queue_s_own_table_is_looked_at(alias: str) -> None:
     assert not TemporaryTask.objects.using(alias).exists()
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_reprocess_by_reference_only_from_error(alias: str, status: str) -> None:
-    task = make(status, alias, reference="r-1")
-    assert lookup.reprocess("mail", "r-1") is (status == "ERROR")
-    task.refresh_from_db(using=alias)
-    assert task.status == ("CREATED" if status == "ERROR" else status)
-    assert lookup.reprocess("mail", "r-2") is False
+def test_reprocess_by_reference_only_from_error_and_delete_in_any_status(alias: str) -> None:
+    for status in map(str, Status):
+        task = make(status, alias, reference=status)
+        make(status, alias, reference=status, queue="other")
+        assert lookup.reprocess("mail", status) is (status == "ERROR")
+        task.refresh_from_db(using=alias)
+        assert task.status == ("CREATED" if status == "ERROR" else status)
+        assert lookup.delete("mail", status) is True
+        assert lookup.reprocess("mail", status) is lookup.delete("mail", status) is False
+        assert lookup.exists("other", status)
+    deleted = DeletedTasks.objects.using(alias).values_list("queue", "count")
+    assert (sum(count for _, count in deleted), {queue for queue, _ in deleted}) == (len(Status), {"mail"})
+    enqueue("mail", "held")
+    held = take(queue("mail"))
+    assert lookup.delete("mail", "held")
+    with pytest.raises(LeaseLost):
+        held.complete()
 
 
 def test_run_now_by_reference_only_while_it_waits(alias: str) -> None:
@@ -94,28 +101,10 @@ def test_run_now_of_a_selection_leaves_tasks_without_a_processor_parked(alias: s
     assert Task.objects.using(alias).get(pk=parked.pk).parked_by
 
 
-@pytest.mark.parametrize("status", list(Status))
-def test_delete_by_reference_in_any_status_and_counted(alias: str, status: str) -> None:
-    make(status, alias, reference="r-1")
-    make(status, alias, reference="r-1", queue="other")
-    assert lookup.delete("mail", "r-1") is True
-    assert lookup.delete("mail", "r-1") is False
-    assert DeletedTasks.objects.using(alias).get().queue == "mail"
-    assert lookup.exists("other", "r-1")
-
-
-def test_delete_by_reference_revokes_the_lease(alias: str) -> None:
-    enqueue("mail", "r-1")
-    task = take(queue("mail"))
-    assert lookup.delete("mail", "r-1")
-    with pytest.raises(LeaseLost):
-        task.complete()
-
-
-@pytest.mark.parametrize("verb", [lookup.exists, lookup.find, lookup.reprocess, lookup.delete])
-def test_an_unknown_queue_is_no_empty_one(verb: Any) -> None:
-    with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
-        verb("mial", "r-1")
+def test_an_unknown_queue_is_no_empty_one() -> None:
+    for verb in (lookup.exists, lookup.find, lookup.reprocess, lookup.delete):
+        with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
+            verb("mial", "r-1")
 
 
 # -- search and count ------------------------------------------------------------------------------------------------

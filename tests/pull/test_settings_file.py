@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Callable
@@ -63,9 +64,12 @@ def file(tmp_path: Path, settings: Any) -> Path:
 def edit(file: Path, clock: SteppedClock) -> Callable[[str], None]:
     """Write the file anew, in one step as editors and deployments do, and let time pass until it is looked at."""
 
+    moments = itertools.count(10**9)
+
     def write(text: str) -> None:
         new = file.with_suffix(".new")
         new.write_text(text)
+        os.utime(new, (next(moments),) * 2)  # one that was written a moment ago may be half written
         os.replace(new, file)
         clock.advance(toml_file.CHECK_INTERVAL_S)
 
@@ -264,6 +268,7 @@ def test_pollers_follow_and_show_what_they_applied(
         (queue,) = poller.queues.values()
         assert queue.settings.lease == timedelta(minutes=1)
         path.write_text('[queues.work]\nlease = "5m"')
+        os.utime(path, (0, 0))
         clock.advance(toml_file.CHECK_INTERVAL_S)
         until(lambda: queue.settings.lease == timedelta(minutes=5))
         until(lambda: "Queue work: lease=5m<1m" in caplog.text)
