@@ -42,6 +42,7 @@ from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_QUEUES_PER_STATEMENT = 50
+MIN_DRAIN_PAUSE_S = 0.005  # between two looks of a draining poller whether all has ended
 DRAIN_HORIZON_SECONDS = 5.0  # a draining poller waits for tasks that are due within this time
 NEXT_TURN = attrgetter("next_turn")
 
@@ -387,13 +388,12 @@ class Fetcher:
 
     def _is_drained(self, session: Session, queue: QueueState) -> bool:
         """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
-        if any(lease.port is queue.port for lease in self._settler.held.copy()):
-            return False
+        held = any(lease.port is queue.port for lease in self._settler.held.copy())
         tags = session.sql.dialect.array(self.capacity.options.tags)
         params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
         if queue.foreign_types:
             session, params["without"] = session.narrowed(), session.sql.dialect.array(sorted(queue.foreign_types))
-        if not session.run(session.sql.soon, params):
-            return True
-        queue.next_poll = min(queue.next_poll, clock.monotonic() + queue.settings.poll_interval.total_seconds())
-        return False
+        now, longest = clock.monotonic(), queue.settings.poll_interval.total_seconds()
+        pause = max(MIN_DRAIN_PAUSE_S, (now - queue.taken_at) / 10)  # so the run ends at most a tenth later
+        queue.next_poll = min(queue.next_poll, now + min(longest, pause))
+        return not held and not session.run(session.sql.soon, params)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import enqueue, enqueue_many, processor
+from django_dbtaskqueue import enqueue, enqueue_many, processor, registry
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import Options
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
+from tests.conftest import ProcessDatabase
 from tests.patience import PATIENCE
+from tests.poller.processes import polling
+from tests.support import until
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -34,7 +40,8 @@ def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_slow_first_calls_do_not_keep_batches_small(taskqueue: TaskQueueKit, clock: SteppedClock) -> None:
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_slow_first_calls_do_not_keep_batches_small(clock: SteppedClock) -> None:
     calls: list[Any] = []
 
     @processor("cold")
@@ -44,7 +51,24 @@ def test_slow_first_calls_do_not_keep_batches_small(taskqueue: TaskQueueKit, clo
             clock.advance(0.05)
 
     enqueue_many("cold", ({} for _ in range(1500)))
-    with taskqueue.run_poller("cold"):
-        pass
-    assert len(calls) == 1500
+    clock.stop()
+    with polling({"cold": 1}, threads=2):
+        until(lambda: clock.advance(0.001) or len(calls) == 1500)
     assert Task.objects.values("start_time").distinct().count() <= 18
+
+
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_a_draining_poller_ends_soon_after_its_last_task(
+    sqlite_process_database: ProcessDatabase, settings: Any
+) -> None:
+    """Given a task that still runs when its queue is empty, then the poller waits for its end alone."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}}}
+    go = threading.Event()
+    registry.register("long", lambda task: go.wait(PATIENCE) and None)
+    enqueue("long")
+    poller = Poller({"long": 1}, Options(drain=True))
+    poller.start()
+    until(lambda: poller.running() and poller.queues["long"].idle_pause)
+    go.set()
+    until(lambda: poller.wait(0))
+    poller.close()
