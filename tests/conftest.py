@@ -24,6 +24,7 @@ import sys
 import tempfile
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -42,6 +43,7 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core import durations
 from django_dbtaskqueue.pull import handle
+from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
 from tests import templates
 from tests.clock import SteppedClock
@@ -99,6 +101,7 @@ class ProcessDatabase:
 
 
 TransactionTestCase._fixture_teardown = teardown
+run_poller.__wrapped__.__kwdefaults__["timeout"] = timedelta(seconds=PATIENCE)  # type: ignore[attr-defined]
 
 
 @receiver(connection_created)

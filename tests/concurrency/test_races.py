@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -183,24 +184,14 @@ def test_a_late_settle_waits_for_the_take_over_and_writes_nothing(other: Actor) 
     assert (row.status, row.total_attempt, row.poller_instance) == (PROCESSING, 2, "second")
 
 
-def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> None:
+@pytest.mark.parametrize("take", [lambda: checkout(1, "second"), lambda: optimistic(ScanCursor("parcels"), 1)])
+def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor, take: Callable[[], list[Lease]]) -> None:
     lease = taken()
     age(2 * LEASE)
     with transaction.atomic():
         assert settles(lease)
-        assert other.do(checkout, 1, "second").result(PATIENCE) == []
-    assert other.do(checkout, 1, "second").result(PATIENCE) == []
-    assert status() == COMPLETED
-
-
-def test_an_optimistic_take_over_passes_over_a_row_that_is_being_settled(other: Actor) -> None:
-    lease = taken()
-    age(2 * LEASE)
-    line = ScanCursor("parcels")
-    with transaction.atomic():
-        assert settles(lease)
-        assert other.do(optimistic, line, 1).result(PATIENCE) == []
-    assert other.do(optimistic, line, 1).result(PATIENCE) == []
+        assert other.do(take).result(PATIENCE) == []
+    assert other.do(take).result(PATIENCE) == []
     assert status() == COMPLETED
 
 
@@ -277,22 +268,20 @@ OPERATORS: dict[str, tuple[Callable[[], Any], str | None]] = {
 
 
 @pytest.mark.parametrize("verb", OPERATORS)
-def test_an_operator_waits_for_a_settle_and_judges_then(other: Actor, verb: str) -> None:
-    lease = taken()
-    act, _ = OPERATORS[verb]
-    with while_we_hold(lambda: settles(lease), other, act) as answer:
-        assert answer.result(PATIENCE) == (1 if verb == "purge" else 0)
-    assert Task.objects.filter(status=COMPLETED).count() == (0 if verb == "purge" else 1)
-
-
-@pytest.mark.parametrize("verb", OPERATORS)
-def test_a_settle_waits_for_an_operator_and_finds_its_lease_gone(other: Actor, verb: str) -> None:
-    lease = taken()
+def test_an_operator_and_a_settle_wait_for_each_other_and_judge_then(other: Actor, verb: str) -> None:
     act, end = OPERATORS[verb]
+    # A settle waits for an operator and finds its lease gone
+    lease = taken()
     with while_we_hold(act, other, lambda: settles(lease)) as late:
         assert late.result(PATIENCE) is False
     assert [str(task.status) for task in Task.objects.all()] == ([end] if end else [])
     assert sum(DeletedTasks.objects.values_list("count", flat=True)) == (0 if end else 1)
+    # An operator waits for a settle
+    Task.objects.all().delete()
+    lease = taken()
+    with while_we_hold(lambda: settles(lease), other, act) as answer:
+        assert answer.result(PATIENCE) == (1 if verb == "purge" else 0)
+    assert Task.objects.filter(status=COMPLETED).count() == (0 if verb == "purge" else 1)
 
 
 def test_replace_waits_for_a_checkout_and_is_refused(other: Actor) -> None:
@@ -314,21 +303,19 @@ def test_checkout_passes_over_a_task_that_is_being_replaced_and_takes_the_new_on
     assert lease.payload == "new"
 
 
-def test_two_operators_kick_no_task_twice(other: Actor) -> None:
+def test_two_operators_kick_no_task_twice_and_housekeep_leaves_what_they_put_back(other: Actor) -> None:
     for _ in range(5):
         make_task(POISON)
     with transaction.atomic():
         assert Task.objects.kick(2) == 2
         assert other.do(lambda: Task.objects.kick(2)).result(PATIENCE) == 2
     assert Task.objects.filter(status=CREATED).count() == 4
-
-
-def test_housekeep_leaves_what_an_operator_is_putting_back(other: Actor) -> None:
     make_task(ERROR)
     with transaction.atomic():
         assert Task.objects.reprocess() == 1
-        assert other.do(lambda: Task.objects.housekeep(older_than=timedelta(0))).result(PATIENCE) == 0
-    assert status() == CREATED
+        keep_house = partial(Task.objects.filter(status=ERROR).housekeep, older_than=timedelta(0))
+        assert other.do(keep_house).result(PATIENCE) == 0
+    assert Task.objects.filter(status=CREATED).count() == 5
 
 
 def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None:
@@ -449,12 +436,11 @@ def test_whoever_changes_a_group_waits_for_its_lock(other: Actor, name: str) -> 
     assert Task.objects.filter(ready_time__isnull=False).count() == (name != "settle")
 
 
-@pytest.mark.parametrize("limit", ["lock_timeout", "statement_timeout"])
-def test_an_outcome_that_could_not_wait_is_written_later(other: Actor, limit: str) -> None:
+def test_an_outcome_that_could_not_wait_is_written_later(other: Actor) -> None:
     """Given a row that somebody holds, and a server that lets nobody wait, then the lease stands and can be settled."""
     lease = taken()
 
-    def impatient() -> set[int]:
+    def impatient(limit: str) -> set[int]:
         session = Session.open("default")
         try:
             session.run(f"SET {limit} = '50ms'", {})
@@ -466,9 +452,10 @@ def test_an_outcome_that_could_not_wait_is_written_later(other: Actor, limit: st
 
     with transaction.atomic():
         Task.objects.select_for_update().get()
-        assert other.do(impatient).result(PATIENCE) == set()
+        for limit in ("lock_timeout", "statement_timeout"):
+            assert other.do(impatient, limit).result(PATIENCE) == set()
     assert status() == PROCESSING
-    assert other.do(impatient).result(PATIENCE) == {lease.id}
+    assert other.do(impatient, "lock_timeout").result(PATIENCE) == {lease.id}
     assert status() == COMPLETED
 
 

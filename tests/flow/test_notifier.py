@@ -91,11 +91,12 @@ def test_a_wake_up_waits_for_the_commit(alias: str, heard: list[str]) -> None:
             enqueue("letters", using=alias)
         assert heard == []
     assert heard == ["parcels", "letters"]
-
-
-def test_without_a_transaction_it_is_sent_at_once(alias: str, heard: list[str]) -> None:
-    enqueue("parcels", using=alias)
-    assert heard == ["parcels"]
+    # Without a transaction it is sent at once; many tasks are one, and nothing is none
+    heard.clear()
+    enqueue_many("parcels", [{}] * 50, using=alias)
+    enqueue_many("letters", [], using=alias)
+    enqueue("letters", using=alias)
+    assert heard == ["parcels", "letters"]
 
 
 def test_a_rollback_wakes_nobody(alias: str, heard: list[str]) -> None:
@@ -106,12 +107,6 @@ def test_a_rollback_wakes_nobody(alias: str, heard: list[str]) -> None:
         enqueue("letters", using=alias)
         raise ZeroDivisionError
     assert heard == []
-
-
-def test_many_tasks_are_one_wake_up_and_nothing_is_none(alias: str, heard: list[str]) -> None:
-    enqueue_many("parcels", [{}] * 50, using=alias)
-    enqueue_many("letters", [], using=alias)
-    assert heard == ["parcels"]
 
 
 def test_verbs_that_make_tasks_ready_wake_and_others_do_not(alias: str, heard: list[str]) -> None:
@@ -153,10 +148,11 @@ def test_it_can_be_turned_off(settings: Any, recorder: WakeupRecorder, heard: li
     assert recorder.rest() == []
 
 
-def test_flush_leaves_neither_thread_nor_connection(recorder: WakeupRecorder) -> None:
-    enqueue("parcels")
-    notify.flush()
-    assert recorder.hear(1) == ["parcels"]
+def test_flush_leaves_neither_thread_nor_connection_and_it_goes_on_afterwards(recorder: WakeupRecorder) -> None:
+    for _ in range(3):
+        enqueue("parcels")
+        notify.flush()
+        assert recorder.hear(1) == ["parcels"]
     assert not [thread for thread in threading.enumerate() if thread.name == f"{notify.CHANNEL}-notifier"]
     sent = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND datname = current_database()"
 
@@ -168,12 +164,12 @@ def test_flush_leaves_neither_thread_nor_connection(recorder: WakeupRecorder) ->
     until(closed)
 
 
-@pytest.mark.parametrize("name", ["test_site", "site_for_ci"])
-def test_a_test_database_is_left_at_once(name: str) -> None:
+def test_a_test_database_is_left_at_once() -> None:
     """Given a database of a test run, then the notifier leaves it by itself, so that it can be dropped."""
     settings = connections.settings["default"]
     connections.settings["ci"] = {**settings, "TEST": {**settings["TEST"], "NAME": settings["NAME"]}}
-    assert notify.is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
+    for name in ("test_site", "site_for_ci"):
+        assert notify.is_for_tests({"NAME": name, "TEST": {"NAME": "site_for_ci"}})
     assert not notify.is_for_tests({"NAME": "site", "TEST": {"NAME": None}})
     try:
         sender = notify.Notifier("ci")
@@ -193,13 +189,6 @@ def test_however_slow_the_server_is_the_last_task_is_told_of(
     assert set(recorder.hear(1) + recorder.rest()) == {"parcels"}
     enqueue("letters")
     assert "letters" in recorder.hear(1)
-
-
-def test_it_goes_on_after_a_flush(recorder: WakeupRecorder) -> None:
-    for _ in range(3):
-        enqueue("parcels")
-        notify.flush()
-        assert recorder.hear(1) == ["parcels"]
 
 
 def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -342,19 +331,14 @@ def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, id
         assert recorder.hear(1) == ["letters"]
 
 
-@pytest.mark.parametrize(
-    ("changed", "seconds"),
-    [
+def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(site: str) -> None:
+    for changed, seconds in (
         ({"CONN_MAX_AGE": 0}, 1),
         ({"CONN_MAX_AGE": 20}, 20),
         ({"CONN_MAX_AGE": 3600}, 60),
         ({"CONN_MAX_AGE": None}, 60),
         ({"CONN_MAX_AGE": None, "OPTIONS": {"pool": True}}, 1),
-    ],
-)
-def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(
-    site: str, changed: dict[str, Any], seconds: int
-) -> None:
-    connection = connections.create_connection(site)
-    connection.settings_dict.update(changed)
-    assert notify._linger(connection) == seconds
+    ):
+        connection = connections.create_connection(site)
+        connection.settings_dict.update(changed)
+        assert notify._linger(connection) == seconds

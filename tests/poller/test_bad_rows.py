@@ -68,4 +68,4 @@ def test_a_lease_that_is_shorter_than_its_checkout(process_database: ProcessData
     with polling({"letters": 1}):
         until(lambda: completed() == 1)
     task.refresh_from_db()
-    assert (task.attempt, task.total_attempt <= 3) == (1, True)
+    assert (task.attempt, task.total_attempt < 10) == (1, True)

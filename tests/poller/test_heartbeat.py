@@ -160,18 +160,15 @@ def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1, reference="held")
     spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
     spent(timedelta(seconds=1), queue="other", reference="other queue")
-    queue = state_of("brief")
-    assert rescue(Session.on("default"), "brief", queue.port) == []
-    assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
-
-
-def test_a_holder_that_comes_back_after_the_rescue_changes_nothing(process_database: ProcessDatabase) -> None:
-    spent(timedelta(seconds=1))
     session, queue = Session.on("default"), state_of("brief")
+    assert rescue(session, "brief", queue.port) == []
+    assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
+    # And a holder that comes back after its rescue changes nothing
+    dead = spent(timedelta(seconds=1))
     ((lease, _),) = rescue(session, "brief", queue.port)
     with pytest.raises(LeaseLost):
         SettlePort("default").settle(lease, Fail("late"))
-    assert Task.objects.get().status == "ERROR"
+    assert Task.objects.get(pk=dead.pk).status == "ERROR"
     assert Attempt.objects.count() == 1
 
 

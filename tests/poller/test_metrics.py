@@ -178,25 +178,22 @@ class Hostile(Exception):
         raise RuntimeError
 
 
-@pytest.mark.parametrize("error", [Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")])
-def test_a_fingerprint_can_be_taken_of_any_error(error: Exception | str) -> None:
-    kind = signature_of(error, "q")
-    assert len(kind.fingerprint) == 40
-    assert len(kind.message) <= 500 and "\x00" not in kind.message
+def test_a_fingerprint_can_be_taken_of_any_error() -> None:
+    for error in (Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")):
+        kind = signature_of(error, "q")
+        assert len(kind.fingerprint) == 40
+        assert len(kind.message) <= 500 and "\x00" not in kind.message
 
 
-@pytest.mark.parametrize(
-    ("message", "shown"),
-    [
+def test_messages_without_what_varies() -> None:
+    for message, shown in (
         ("user 1234 is gone\nand more", "user # is gone"),
         ("id 7d9e3b4e-4d5c-4a2e-9f10-0123456789ab", "id #"),
         ("at 2026-11-20 10:00:01", "at # #"),
         ("facade of deadbeef", "facade of deadbeef"),
         ("", ""),
-    ],
-)
-def test_messages_without_what_varies(message: str, shown: str) -> None:
-    assert normalised(message) == shown
+    ):
+        assert normalised(message) == shown
 
 
 @both

@@ -142,7 +142,7 @@ SILENCE = timedelta(hours=1)
 def supervisor(tmp_path: Path, program: str, *, count: int = 1, **options: Any) -> Supervisor:
     script = tmp_path / "child.py"
     script.write_text(f"import os, signal, socket, sys\nfirst = {str(tmp_path / 'first')!r}\n{program}")
-    given: dict[str, Any] = {"endless": False, "heartbeat": SILENCE, "timeout": timedelta(seconds=5), **options}
+    given: dict[str, Any] = {"endless": False, "heartbeat": SILENCE, "timeout": SILENCE, **options}
     return Supervisor([sys.executable, str(script)], count, ShutdownRequest(), **given)
 
 

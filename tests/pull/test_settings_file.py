@@ -83,7 +83,7 @@ def lease(name: str = "mail") -> timedelta:
 # -- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_goes_over_the_dict_setting_by_setting(file: Path) -> None:
+def test_the_file_goes_over_the_dict_setting_by_setting(edit: Callable[[str], None]) -> None:
     mail = conf.queue_settings("mail")
     assert (mail.lease, mail.timeout, mail.max_attempts) == (timedelta(minutes=15), timedelta(seconds=30), 3)
     assert mail.retry == Fixed(timedelta(seconds=30))
@@ -91,11 +91,7 @@ def test_the_file_goes_over_the_dict_setting_by_setting(file: Path) -> None:
     assert conf.queue_settings("plain") == conf.default_settings("never heard of")
     with pytest.raises(UnknownQueue):
         conf.queue_settings("leters")
-
-
-def test_none_can_be_said(file: Path, edit: Callable[[str], None], settings: Any) -> None:
     edit('[queues.mail]\ntimeout = "none"')
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
     assert conf.queue_settings("mail").timeout is None
 
 
@@ -118,19 +114,16 @@ def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> No
         assert fault in text
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+def test_what_is_no_such_file_is_told(file: Path) -> None:
+    for text, message in (
         ("[queues.mail\n[", r"is not valid TOML: .*line 1"),
         ("queues = 5", r"queues = 5 must be tables"),
         ("[queues]\nmail = 5", r"queues.mail = 5 must be a table"),
         ("[queue.mail]\nttl = '1h'", r"'queue' is not known here. Did you mean 'queues'\?"),
-    ],
-)
-def test_what_is_no_such_file_is_told(file: Path, text: str, message: str) -> None:
-    file.write_text(text)
-    with pytest.raises(ImproperlyConfigured, match=message):
-        conf.settings()
+    ):
+        file.write_text(text)
+        with pytest.raises(ImproperlyConfigured, match=message):
+            conf.settings()
 
 
 def test_a_missing_file_is_an_error_and_the_system_check_says_so(file: Path) -> None:
@@ -142,13 +135,10 @@ def test_a_missing_file_is_an_error_and_the_system_check_says_so(file: Path) -> 
     assert lease() == timedelta(minutes=15)
 
 
-def test_a_relative_path_starts_at_base_dir(file: Path, settings: Any) -> None:
+def test_the_path_may_start_at_base_dir_and_must_be_one(file: Path, settings: Any) -> None:
     settings.BASE_DIR = file.parent
     settings.DBTASKQUEUE = {"FILE": "queues.toml"}
     assert lease() == timedelta(minutes=15)
-
-
-def test_file_must_be_a_path(settings: Any) -> None:
     settings.DBTASKQUEUE = {"FILE": 5}
     with pytest.raises(ImproperlyConfigured, match=r"'FILE'\]=5 is not valid: the path of a TOML file"):
         conf.settings()

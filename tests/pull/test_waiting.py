@@ -15,6 +15,7 @@ from django.db.utils import OperationalError
 from django_dbtaskqueue import UnknownQueue, enqueue_many, queue
 from django_dbtaskqueue.core import durations
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull import blocking
 from django_dbtaskqueue.pull.handle import QueueHandle
@@ -61,39 +62,25 @@ def got(future: Future[Lease | None]) -> int:
     return task.id
 
 
-def test_a_put_wakes_a_waiter_by_an_event(mail: QueueHandle, waiter: Waiter) -> None:
-    future = waiter()
-    task = mail.put()
-    assert got(future) == task.pk
-
-
 def test_a_put_wakes_at_its_commit_and_not_before(mail: QueueHandle, waiter: Waiter) -> None:
     future = waiter()
     with transaction.atomic():
         task = mail.put()
         assert not future.done()
     assert got(future) == task.pk
+    future = waiter()
+    task = mail.put()
+    assert got(future) == task.pk
 
 
-def test_a_put_of_another_process_wakes(
-    postgres_process_database: ProcessDatabase, settings: Any, waiter_of: Callable[[QueueHandle], Future[Lease | None]]
-) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"work": {"poll_interval": "10m", "lease": "10h"}}}
-    future = waiter_of(queue("work"))
-    postgres_process_database.run("shell", "-v", "0", "-c", "from django_dbtaskqueue import queue; queue('work').put()")
-    assert got(future) == Task.objects.get().pk
-
-
-@pytest.fixture
-def waiter_of() -> Iterator[Callable[[QueueHandle], Future[Lease | None]]]:
+def test_a_put_of_another_process_wakes(postgres_process_database: ProcessDatabase) -> None:
     with actors(1) as (actor,):
-
-        def start(handle: QueueHandle) -> Future[Lease | None]:
-            future = actor.do(handle.take, LONG)
-            until(lambda: waiters(handle) == 1)
-            return future
-
-        yield start
+        future = actor.do(queue("mail").take, LONG)
+        until(lambda: waiters(queue("mail")) == 1)
+        with transaction.atomic(), connection.cursor() as cursor:  # as another process does
+            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('mail')")
+            cursor.execute("SELECT pg_notify(%s, 'mail')", [notify.CHANNEL])
+        assert got(future) == Task.objects.get().pk
 
 
 def test_a_task_scheduled_for_later_is_taken_when_it_is_due(mail: QueueHandle) -> None:
@@ -189,19 +176,16 @@ def test_each_single_task_goes_to_who_waits_longest(mail: QueueHandle, waiter: W
         assert not any(later.done() for later in futures[place + 1 :])
 
 
-def test_a_newcomer_does_not_overtake_a_waiter(mail: QueueHandle, waiter: Waiter) -> None:
+def test_a_newcomer_gets_only_what_the_waiters_leave(mail: QueueHandle, waiter: Waiter) -> None:
     for _ in range(10):
         future = waiter()
         task = mail.put()
         assert mail.take() is None
         assert got(future) == task.pk
-
-
-def test_a_newcomer_gets_what_the_waiters_leave(mail: QueueHandle, waiter: Waiter) -> None:
     future = waiter()
     enqueue_many("mail", [{}, {}])
     second = mail.take()
-    first, last = Task.objects.order_by("pk").values_list("pk", flat=True)
+    *_, first, last = Task.objects.order_by("pk").values_list("pk", flat=True)
     assert got(future) == first
     assert second is not None and second.id == last
 
