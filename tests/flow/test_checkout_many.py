@@ -116,6 +116,17 @@ def test_a_full_scan_that_was_not_reached_is_still_due(lines: Lines) -> None:
     assert ids(take(lines, 1)) == [[], [behind.pk], []]
 
 
+def test_a_full_scan_takes_no_more_than_the_checkout_before_it_has_left(lines: Lines) -> None:
+    make_task(queue="other", ready_time=timedelta(hours=-1))
+    take(lines)
+    behind = [make_task(queue="other", ready_time=timedelta(hours=-2)).pk for _ in range(3)]
+    made = [make_task(queue="letters").pk for _ in range(2)]
+    for line in lines.values():
+        line.may_full_scan, line.next_full_scan = PAST, FUTURE
+
+    assert ids(take(lines, 3)) == [made, behind[:1], []]
+
+
 def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="letters", ready_time=timedelta(minutes=5), priority=3)
     make_task(queue="letters", ready_time=timedelta(minutes=2))

@@ -43,12 +43,10 @@ class Bug(NamedTuple):
 
 
 def bugs() -> Iterator[Bug]:
-    for entry in TABLE.read_text().split("\n\n"):
-        lines = [line for line in entry.splitlines() if not line.startswith("#")]
-        if lines:
-            place, _, name = lines[0].partition(": ")
-            parts = ["\n".join(line[2:] for line in lines[1:] if line[:1] == sign) for sign in "-+$"]
-            yield Bug(place, name, *parts)
+    for entry in TABLE.read_text().split("\n## ")[1:]:
+        title, *lines = entry.splitlines()
+        place, _, name = title.partition(": ")
+        yield Bug(place, name, *("\n".join(line[2:] for line in lines if line[:1] == sign) for sign in "-+$"))
 
 
 def install(name: str) -> None:
