@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import enqueue, queue
-from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, Status
+from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING, Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move
+from django_dbtaskqueue.flow.rescue import rescue
+from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 
@@ -65,6 +68,14 @@ def test_an_operator_tells_an_end(alias: str, told: Callable[[], list[int]]) -> 
     task = watched(alias)
     assert move.change(Task.objects.using(alias), "cancel") == 1
     assert row(task) == {"status": str(POISON), "watched": None}
+    assert told() == [task.pk]
+
+
+def test_a_rescue_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
+    task = make_task(
+        PROCESSING, using=alias, watched=True, attempt=5, max_attempts=5, next_process_time=-timedelta(seconds=1)
+    )
+    assert len(rescue(Session.on(alias), "parcels", SettlePort(alias))) == 1
     assert told() == [task.pk]
 
 
