@@ -220,6 +220,7 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
     taken(alias).poison()
     cursor = retention.RetentionCursor("parcels", "POISON")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 0
+    assert Task.objects.using(alias).housekeep(older_than=timedelta(0)) == 0  # nor does an operator take it
     move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick")
     taken(alias).complete()
     cursor = retention.RetentionCursor("parcels", "COMPLETED")
