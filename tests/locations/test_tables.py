@@ -14,7 +14,8 @@ from django.db import connection
 
 from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, registry
 from django_dbtaskqueue.db.session import model_named
-from django_dbtaskqueue.models import Attempt, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models import Attempt, Step, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.patience import PATIENCE
@@ -87,6 +88,16 @@ def test_completed_tasks_move_to_the_history_from_there(alias: str) -> None:
     parcels(alias).checkout("archived", poller_instance="a")[0].complete("done")
     moved = TaskHistory.objects.using(alias).get()
     assert (moved.task_id, moved.reference, moved.result, moved.location) == (task.pk, "p1", "done", "testapp.parcel")
+
+
+@BOTH
+@pytest.mark.django_db(databases=["default", "sqlite"])
+def test_housekeeping_of_one_table_leaves_the_steps_of_another(alias: str) -> None:
+    task = enqueue("usual", using=alias)
+    [lease] = Task.objects.db_manager(alias).checkout("usual", poller_instance="a")
+    lease.step("weigh", lambda: 7)
+    Housekeeper().turn(RetentionPolicy(), using=alias)
+    assert Step.objects.using(alias).get().task_id == task.pk
 
 
 @BOTH
