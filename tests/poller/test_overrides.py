@@ -44,6 +44,9 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
         until(lambda: poller.queues["sized"].settings.lease == timedelta(minutes=15))
         until(lambda: "sized: lease=15m<1m" in Poller.objects.get(pk=poller.instance).applied_settings)
         assert "Queue sized: lease=15m<1m batch_size=7<500" in caplog.text
+        # It serves late priorities first from now on
+        override(lease="PT15M", max_wait="PT1M")
+        until(lambda: poller.queues["sized"].cursor.max_wait == timedelta(minutes=1))
         # A bad override is said and changes nothing
         override(leese="PT1M")
         until(lambda: "has no setting 'leese'. Did you mean 'lease'?" in caplog.text)
