@@ -78,6 +78,21 @@ def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> No
         assert abs(row.next_process_time - row.last_update_time - parse_duration(delay)) < timedelta(seconds=1)
 
 
+def test_a_poller_obeys_a_runtime_override_of_retry(site: Site, settings: Any) -> None:
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "HEARTBEAT": timedelta(milliseconds=100)}
+
+    @processor(QUEUE, retry="fixed:1h,jitter=0")
+    def fail(task: Any) -> None:
+        raise ValueError("not yet")
+
+    with site.poller() as poller:
+        override(site, retry="fixed:9m,jitter=0")
+        until(lambda: "retry" in poller.queues[QUEUE].overrides)
+        task = site.enqueue()
+    row = site.task(task)
+    assert abs(row.next_process_time - row.last_update_time - timedelta(minutes=9)) < timedelta(seconds=1)
+
+
 def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, settings: Any) -> None:
     seen: list[Any] = []
 
