@@ -9,7 +9,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue, registry
 from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
@@ -170,6 +170,15 @@ def test_runtime_overrides_count_for_producers(mail: QueueHandle) -> None:
     assert mail.put().max_attempts == 5
     row.delete()
     assert mail.put().max_attempts == 5
+
+
+def test_a_runtime_override_of_retry_counts_for_consumers(mail: QueueHandle, taskqueue_registry: None) -> None:
+    registry.register("mail", lambda task: None, retry="fixed:1h,jitter=0")
+    Queue.objects.create(name="mail", overrides={"retry": "fixed:9m,jitter=0"})
+    mail.put()
+    take(mail).fail("not yet")
+    row = Task.objects.get()
+    assert abs(row.next_process_time - row.last_update_time - timedelta(minutes=9)) < timedelta(seconds=1)
 
 
 def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle, clock: SteppedClock) -> None:
