@@ -2,7 +2,7 @@
 
 import os
 
-if "DBTASKQUEUE_MUTATION" in os.environ:
+if os.environ.get("DBTASKQUEUE_SEEDED_BUG"):
     from tests.mutations import seeded
 
-    seeded.install(os.environ["DBTASKQUEUE_MUTATION"])
+    seeded.seed()

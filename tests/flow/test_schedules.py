@@ -16,6 +16,7 @@ from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
+from django_dbtaskqueue.poller.periodic import ScheduleJob
 from tests.support import at_once, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -230,6 +231,16 @@ def test_periodic_is_stacked_on_a_processor_or_stands_beside_it() -> None:
     enqueue_due("default", found)
     (task,) = Task.objects.all()
     assert (task.payload, task.payload_type) == ({"weight": 3}, kind)
+
+
+def test_a_poller_declares_in_each_database_the_schedules_of_its_queues(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"mail": {"database": "sqlite"}, "parcels": {}}}
+    for queue in ("mail", "parcels"):
+        periodic("0 7 1 1 *", queue=queue, name=f"{queue} of the year")
+    for alias in ("default", "sqlite"):
+        ScheduleJob(alias, lambda _: None).run()
+    assert Schedule.objects.get().queue == "parcels"
+    assert Schedule.objects.using("sqlite").get().queue == "mail"
 
 
 def test_periodic_says_what_is_wrong() -> None:

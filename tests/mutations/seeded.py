@@ -1,10 +1,11 @@
-"""The table of seeded bugs, and the import hook that applies one in this process.
+"""The table of seeded bugs, and the import hook that puts one of them into this process.
 
-Processes that tests start have the bug, too: they inherit the environment, and import their settings from ``tests``.
+Processes that tests start have the bug, too: they inherit the variable, and import their settings from ``tests``.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
@@ -16,6 +17,7 @@ from typing import NamedTuple
 TABLE = Path(__file__).with_name("seeded_bugs.txt")
 REPOSITORY = TABLE.parent.parent.parent
 PACKAGE = "django_dbtaskqueue"
+VARIABLE = "DBTASKQUEUE_SEEDED_BUG"  # its name; empty: none
 
 
 class Bug(NamedTuple):
@@ -28,18 +30,20 @@ class Bug(NamedTuple):
     command: str  # what pytest is told to run
 
     @property
+    def title(self) -> str:
+        return f"{self.place}: {self.name}"
+
+    @property
     def module(self) -> str:
         return ".".join((PACKAGE, *Path(self.place).with_suffix("").parts)).removesuffix(".__init__")
 
-    @property
-    def source(self) -> str:
-        return (REPOSITORY / PACKAGE / self.place).read_text()
-
-    def apply(self) -> str:
-        """Return the broken source. Raise ``ValueError`` unless the piece occurs once."""
-        if (number := self.source.count(self.piece)) != 1:
-            raise ValueError(f"{self.place}: {self.name}: the piece occurs {number} times, not once")
-        return self.source.replace(self.piece, self.replacement)
+    def code(self) -> CodeType:
+        """Return the module with the bug. Raise ``ValueError`` unless the piece occurs once."""
+        file = REPOSITORY / PACKAGE / self.place
+        source = file.read_text()
+        if (number := source.count(self.piece)) != 1:
+            raise ValueError(f"the piece occurs {number} times")
+        return compile(source.replace(self.piece, self.replacement), file, "exec")
 
 
 def bugs() -> Iterator[Bug]:
@@ -49,11 +53,11 @@ def bugs() -> Iterator[Bug]:
         yield Bug(place, name, *("\n".join(line[2:] for line in lines if line[:1] == sign) for sign in "-+$"))
 
 
-def install(name: str) -> None:
-    """Break this process, before it imports what is to be broken."""
-    [bug] = [one for one in bugs() if one.name == name]
+def seed() -> None:
+    """Put the bug that the environment names into modules that are imported from now on."""
+    [bug] = [one for one in bugs() if one.name == os.environ[VARIABLE]]
     if bug.module in sys.modules:
-        raise RuntimeError(f"{bug.module} is imported already, and cannot be broken any more.")
+        raise RuntimeError(f"{bug.module} is imported already: it gets no bug any more.")
     sys.meta_path.insert(0, _Finder(bug))
 
 
@@ -61,19 +65,16 @@ class _Finder(MetaPathFinder):
     def __init__(self, bug: Bug) -> None:
         self._bug = bug
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == self._bug.module else None
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(name, path, target) if name == self._bug.module else None
         if spec is not None:
-            spec.loader = _Loader(self._bug, str(spec.origin))
+            spec.loader = _Loader(name, str(spec.origin))
+            spec.loader.bug = self._bug
         return spec
 
 
 class _Loader(SourceFileLoader):
-    def __init__(self, bug: Bug, path: str) -> None:
-        super().__init__(bug.module, path)
-        self._bug = bug
+    bug: Bug
 
     def get_code(self, fullname: str) -> CodeType:
-        return compile(self._bug.apply(), self.path, "exec")  # not from a cache, and into none
+        return self.bug.code()  # neither from the cache of bytecode nor into it
