@@ -234,7 +234,7 @@ class Fetcher:
             queue.alone = False
             queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
         options = self.capacity.options
-        if options.once or (options.drain and not got and not queue.unpark_due and self._is_drained(session, queue)):
+        if options.once or (options.drain and not got and self._is_drained(session, queue)):
             queue.exhausted = True
         return got == asked
 
@@ -270,7 +270,7 @@ class Fetcher:
                 else:
                     queue.next_turn -= 1 / queue.weight
         for queue in empty:
-            queue.exhausted = not queue.unpark_due and self.capacity.options.drain and self._is_drained(session, queue)
+            queue.exhausted = self.capacity.options.drain and self._is_drained(session, queue)
         return sum([len(part.taken) for part in parts]) == asked
 
     def _run_shared(self, session: Session, queues: list[QueueState], parts: list[QueueShare], asked: int) -> None:
@@ -388,7 +388,7 @@ class Fetcher:
 
     def _is_drained(self, session: Session, queue: QueueState) -> bool:
         """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
-        held = any(lease.port is queue.port for lease in self._settler.held.copy())
+        busy = queue.is_unparking() or any(lease.port is queue.port for lease in self._settler.held.copy())
         tags = session.sql.dialect.array(self.capacity.options.tags)
         params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
         if queue.foreign_types:
@@ -396,4 +396,4 @@ class Fetcher:
         now, longest = clock.monotonic(), queue.settings.poll_interval.total_seconds()
         pause = max(MIN_DRAIN_PAUSE_S, (now - queue.taken_at) / 10)  # so the run ends at most a tenth later
         queue.next_poll = min(queue.next_poll, now + min(longest, pause))
-        return not held and not session.run(session.sql.soon, params)
+        return not busy and not session.run(session.sql.soon, params)

@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import random
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -102,6 +103,7 @@ class QueueState:
     alone: bool = False  # a fetch of several queues failed: its next fetch says whether it is this one's fault
     reply_lost: bool = False  # a fetch failed, but may have taken tasks
     unpark_due: bool = True  # parked tasks may have a processor by now
+    unparking: threading.Lock = field(default_factory=threading.Lock)  # held while they are made ready
     unpark_pause: float = 0.0  # seconds between two checks of the heartbeat for such tasks
     full_processors: frozenset[Processor] = frozenset()  # those without a free slot at the last fetch
     foreign_types: frozenset[str] = frozenset()  # payload types that only other pollers have a processor for
@@ -149,6 +151,10 @@ class QueueState:
     def lengthen_leases(self) -> None:
         """Let leases last longer: one ran out before its task reached the poller."""
         self.min_lease = next_pause(self.min_lease, *MIN_LEASE_SECONDS)
+
+    def is_unparking(self) -> bool:
+        """Whether parked tasks become ready now, or soon."""
+        return self.unpark_due or self.unparking.locked()  # in this order: a thread that unparks locks first
 
     def is_fast(self) -> bool:
         """Whether one thread runs a task sooner than a second thread wakes."""
@@ -243,13 +249,14 @@ def _prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
 
 def unpark(session: Session, queue: QueueState) -> int:
     """Make parked tasks ready again that have a processor by now; return how many there were."""
-    queue.unpark_due = False
-    types, untyped = registry.payload_types(queue.name), registry.find(queue.name, None) is not None
-    try:
-        count = move.unpark(session, queue.name, types, untyped=untyped)
-    except Exception:
-        queue.unpark_due = True
-        raise
+    with queue.unparking:
+        queue.unpark_due = False
+        types, untyped = registry.payload_types(queue.name), registry.find(queue.name, None) is not None
+        try:
+            count = move.unpark(session, queue.name, types, untyped=untyped)
+        except Exception:
+            queue.unpark_due = True
+            raise
     if count:
         logger.info("%s parked tasks of %s have a processor in this poller and are ready again", count, queue.name)
     return count

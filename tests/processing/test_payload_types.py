@@ -15,9 +15,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue import PayloadError, enqueue, enqueue_many, processor, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
-from tests.processing.conftest import QUEUE, Site
-from tests.support import PATIENCE, at_once, until
+from django_dbtaskqueue.poller import queue_state
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options
+from tests.factories import make_task
+from tests.processing.conftest import QUEUE, Site, both
+from tests.support import PATIENCE, actors, at_once, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 
@@ -71,27 +76,18 @@ class Meter:
 
 
 def test_each_type_goes_to_its_handler(site: Site) -> None:
-    processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
-    processor(QUEUE, payload=Crate)(lambda task: f"crate {task.payload.weight}")
-    processor(QUEUE)(lambda task: f"plain {task.payload}")
-    tasks = [site.enqueue(payload) for payload in (Letter("a"), Crate(3), {"x": 1})]
-    with site.poller():
-        pass
-    assert [site.task(task).result for task in tasks] == ["letter a", "crate 3", "plain {'x': 1}"]
-
-
-def test_sync_and_async_handlers_of_one_queue(site: Site) -> None:
     async def crate(task: Lease) -> str:
         return f"async {task.payload.weight}"
 
-    processor(QUEUE, payload=Letter)(lambda task: f"sync {task.payload.text}")
+    processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
     processor(QUEUE, payload=Crate)(crate)
-    tasks = [site.enqueue(payload) for payload in (Letter("a"), Crate(3)) * 3]
-    with site.poller(threads=1, coroutines=1):
-        pass
-    assert {site.task(task).result for task in tasks} == {"sync a", "async 3"}
+    processor(QUEUE)(lambda task: f"plain {task.payload}")
+    tasks = [site.enqueue(payload) for payload in (Letter("a"), Crate(3), {"x": 1}) * 3]
+    site.run(threads=1, coroutines=1)
+    assert [site.task(task).result for task in tasks] == ["letter a", "async 3", "plain {'x': 1}"] * 3
 
 
+@both
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> None:
     # Given many crates in front, of which two may be moved at a time, and letters behind them
@@ -116,11 +112,11 @@ def test_a_limit_on_the_only_handler_of_a_queue(site: Site) -> None:
     meter = Meter()
     processor(QUEUE, concurrency=3)(meter)
     enqueue_many(QUEUE, [{"payload": {"n": index}} for index in range(60)], using=site.alias)
-    with site.poller(threads=8):
-        pass
+    site.run(threads=8)
     assert meter.most <= 3 and meter.total == 60
 
 
+@both
 def test_several_limits_side_by_side(site: Site) -> None:
     crates, letters, plain = Meter(), Meter(), Meter()
     processor(QUEUE, payload=Crate, concurrency=1)(crates)
@@ -128,8 +124,7 @@ def test_several_limits_side_by_side(site: Site) -> None:
     processor(QUEUE)(plain)
     items = [item for index in range(30) for item in (Crate(index), Letter("a"), {"payload": {"n": index}})]
     enqueue_many(QUEUE, items, using=site.alias)
-    with site.poller(threads=6):
-        pass
+    site.run(threads=6)
     assert (crates.most, crates.total, letters.total, plain.total) == (1, 30, 30, 30)
     assert letters.most <= 2
     assert site.tasks(status="COMPLETED").count() == 90
@@ -194,6 +189,7 @@ def taken(site: Site, poller: Any, number: int) -> list[Lease]:
 # -- at runtime --------------------------------------------------------------------------------------------------------
 
 
+@both
 def test_a_task_without_a_handler_waits_and_runs_as_soon_as_there_is_one(site: Site) -> None:
     processor(QUEUE, payload=Letter)(lambda task: "letter")
     with site.poller():
@@ -206,6 +202,7 @@ def test_a_task_without_a_handler_waits_and_runs_as_soon_as_there_is_one(site: S
     assert (site.task(crate).result, site.task(crate).attempt) == ("crate", 1)
 
 
+@both
 def test_a_handler_taken_away_leaves_its_tasks_waiting(site: Site) -> None:
     processor(QUEUE, payload=Letter)(lambda task: "letter")
     processor(QUEUE, payload=Crate)(lambda task: "crate")
@@ -217,6 +214,33 @@ def test_a_handler_taken_away_leaves_its_tasks_waiting(site: Site) -> None:
     assert site.task(crate).result == "the new one"
 
 
+def test_a_draining_poller_does_not_end_while_another_thread_unparks(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a heartbeat whose statement is under way, then the poll that finds nothing is not the last one."""
+    reason = f"no handler for payload type {CRATE} on queue {QUEUE}"
+    crate = make_task(queue=QUEUE, payload={"weight": 1}, payload_type=CRATE, parked_by=reason)
+    poller, begun, polled = Poller({QUEUE: 1}, Options(drain=True)), threading.Event(), threading.Event()
+    state, unpark = poller.queues[QUEUE], queue_state.move.unpark
+
+    def unpark_late(*args: Any, **options: Any) -> int:
+        begun.set()
+        assert polled.wait(PATIENCE)
+        return unpark(*args, **options)
+
+    monkeypatch.setattr(queue_state.move, "unpark", unpark_late)
+    processor(QUEUE, payload=Crate)(lambda task: None)
+    with actors(1) as [heartbeat]:
+        unparked = heartbeat.do(lambda: queue_state.unpark(Session.on("default"), state))
+        assert begun.wait(PATIENCE)
+        poller.poll(connection_set := ConnectionSet())
+        connection_set.close()
+        polled.set()
+        assert unparked.result(PATIENCE) == 1
+    poller.close()
+    assert (state.exhausted, site.task(crate).parked_by) == (False, None)
+
+
 def test_the_last_handler_taken_away_leaves_a_queue_that_takes_tasks(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
     assert not registry.unregister(QUEUE, Crate)
@@ -224,8 +248,7 @@ def test_the_last_handler_taken_away_leaves_a_queue_that_takes_tasks(site: Site)
     assert registry.unregister(QUEUE) is False
     task = site.enqueue()
     processor(QUEUE)(lambda task: "late")
-    with site.poller():
-        pass
+    site.run()
     assert site.task(task).result == "late"
 
 
@@ -276,10 +299,10 @@ def test_two_handlers_that_contradict_each_other_about_their_queue_are_refused()
     assert registry.find(QUEUE, LETTER) is None
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_a_limit_that_is_none_is_refused(value: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"concurrency=.* whole number of at least 1"):
-        processor(QUEUE, concurrency=value)(lambda task: None)
+def test_a_limit_that_is_none_is_refused() -> None:
+    for value in (0, -1, 1.5, True):
+        with pytest.raises(ImproperlyConfigured, match=r"concurrency=.* whole number of at least 1"):
+            processor(QUEUE, concurrency=value)(lambda task: None)  # type: ignore[arg-type]
 
 
 # -- two classes of one name -------------------------------------------------------------------------------------------
@@ -296,26 +319,26 @@ def test_two_classes_of_one_name_share_a_queue(site: Site) -> None:
     processor(QUEUE, payload=Letter)(lambda task: f"ours: {type(task.payload) is Letter}")
     processor(QUEUE, payload=other)(lambda task: f"theirs: {type(task.payload) is other}")
     tasks = [site.enqueue(Letter("a")), site.enqueue(other("b"))]
-    with site.poller():
-        pass
+    site.run()
     assert [site.task(task).result for task in tasks] == ["ours: True", "theirs: True"]
     assert [site.task(task).payload_type for task in tasks] == [LETTER, "mail.Letter"]
 
 
-@pytest.mark.parametrize("many", [False, True])
 @pytest.mark.parametrize("named", [{}, {"payload_type": "letter"}], ids=["by path", "by payload_type"])
-def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, many: bool, named: dict[str, Any]) -> None:
+def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, named: dict[str, Any]) -> None:
     registered, other = (of_another_module(Letter, __module__=name, **named) for name in ("post", "mail"))
     processor(QUEUE, payload=registered)(lambda task: None)
-    with pytest.raises(PayloadError) as refused:
-        enqueue_many(QUEUE, [other("a")] * 2, using=site.alias) if many else site.enqueue(other("a"))
-    for words in ("it is a mail.Letter", "takes a post.Letter", "Enqueue a post.Letter", repr(QUEUE)):
-        assert words in str(refused.value)
+    for many in (False, True):
+        with pytest.raises(PayloadError) as refused:
+            enqueue_many(QUEUE, [other("a")] * 2, using=site.alias) if many else site.enqueue(other("a"))
+        for words in ("it is a mail.Letter", "takes a post.Letter", "Enqueue a post.Letter", repr(QUEUE)):
+            assert words in str(refused.value)
     assert not site.tasks().exists()
     report = enqueue_many(QUEUE, [other("a"), registered("b")], on_invalid="reject", using=site.alias)
     assert (report.enqueued, report.rejected) == (1, 1)
 
 
+@both
 def test_a_row_of_the_release_before_is_read_while_its_name_is_unambiguous(site: Site) -> None:
     processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
     processor(QUEUE, payload=Crate)(lambda task: "crate")
