@@ -17,7 +17,6 @@ SOON = Fixed(timedelta(milliseconds=20), jitter=0)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("alias", ["default"])
 def test_a_lost_connection_costs_one_attempt_not_every_one(site: Site) -> None:
     """Given an async processor whose connection the server has ended, then its next attempts have a new one."""
 

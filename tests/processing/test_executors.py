@@ -22,7 +22,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
 from tests.processing import pools
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
@@ -49,6 +49,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 @database
+@both
 @pytest.mark.parametrize("mode", ["separate", "atomic"])
 def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecutor, mode: str) -> None:
     @processor(QUEUE, executor=pool, mode=mode)
@@ -57,8 +58,7 @@ def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecut
         return threading.current_thread().name
 
     tasks = [site.enqueue(reference=f"r{index}") for index in range(5)]
-    with site.poller():
-        pass
+    site.run()
     assert all(site.task(task).result.startswith("mine") for task in tasks)
     assert Booking.objects.using(site.alias).count() == 5
 
@@ -105,85 +105,71 @@ def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor) 
 
 
 @database
-def test_an_exception_there_is_a_failure_retried_by_policy(site: Site, pool: ThreadPoolExecutor) -> None:
+def test_failures_there_and_of_the_executor_fail_the_attempt(site: Site, pool: ThreadPoolExecutor) -> None:
     @processor(QUEUE, executor=pool, max_attempts=2, retry=SOON)
     def process(task: Lease) -> None:
         raise ValueError("there")
 
-    task = site.enqueue()
-    with site.poller():
-        pass
-    assert site.task(task).status == "ERROR"
-    assert [attempt.message for attempt in site.attempts(task)] == ["there", "there"]
+    first = site.enqueue()
+    site.run()
+    assert site.task(first).status == "ERROR"
+    assert [attempt.message for attempt in site.attempts(first)] == ["there", "there"]
+    pool.shutdown()
+    second = site.enqueue()
+    site.run()
+    assert site.task(second).status == "ERROR"
+    assert "after shutdown" in site.attempts(second)[0].message
 
 
 @database
 def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
-    lock, now, most, sizes = threading.Lock(), [0], [0], []
+    running, sizes = threading.Lock(), list[int]()
 
     @processor(QUEUE, executor="tests.processing.pools.two_threads", batch=3, concurrency=1)
     def process(tasks: list[Lease]) -> None:
-        with lock:
-            now[0] += 1
-            most[0] = max(most[0], now[0])
+        assert running.acquire(blocking=False)
         sizes.append(len(tasks))
-        with lock:
-            now[0] -= 1
+        running.release()
 
     for _ in range(9):
         site.enqueue()
-    with site.poller():
-        pass
-    assert most == [1] and sum(sizes) == 9 and max(sizes) == 3
+    site.run()
+    assert sum(sizes) == 9 and max(sizes) == 3
+    assert site.tasks(status="COMPLETED", attempt=1).count() == 9
 
 
 @database
 def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
     processor(QUEUE, executor=pools.Inline)(lambda task: threading.current_thread().name)
     tasks = [site.enqueue() for _ in range(20)]
-    with site.poller():
-        pass
+    site.run()
     assert {site.task(task).status for task in tasks} == {"COMPLETED"}
 
 
 @database
 def test_two_processors_of_one_executor_share_its_slots(site: Site, pool: ThreadPoolExecutor) -> None:
-    running, most, lock = [0], [0], threading.Lock()
+    started, go_on = threading.Semaphore(0), threading.Event()
 
     def process(task: Lease) -> None:
-        with lock:
-            running[0] += 1
-            most[0] = max(most[0], running[0])
-        threading.Event().wait(0.01)  # long enough to meet the others
-        with lock:
-            running[0] -= 1
+        started.release()
+        go_on.wait(PATIENCE)
 
     processor(QUEUE, executor=pool)(process)
     processor(QUEUE, executor=pool, payload=Letter)(process)
     for _ in range(4):
         site.enqueue()
         site.enqueue(Letter("hello"))
-    with site.poller():
-        pass
-    assert most[0] <= 2
-
-
-@database
-def test_a_shut_down_executor_fails_the_attempt_and_says_so(site: Site, pool: ThreadPoolExecutor) -> None:
-    pool.shutdown()
-    processor(QUEUE, executor=pool, max_attempts=1)(lambda task: None)
-    task = site.enqueue()
-    with site.poller():
-        pass
-    assert site.task(task).status == "ERROR"
-    assert "after shutdown" in site.attempts(task)[0].message
+    with site.poller() as poller:
+        assert all(started.acquire(timeout=PATIENCE) for _ in range(2))
+        until(lambda: poller.queues[QUEUE].next_poll)  # the poller has looked again since
+        assert len(poller.running()) == 2
+        go_on.set()
+    assert site.tasks(status="COMPLETED").count() == 8
 
 
 @database
 def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    crowded = Crowded(1)
+    begun, go_on, crowded = threading.Event(), threading.Event(), Crowded(1)
 
     @processor(QUEUE, executor=crowded)
     def process(task: Lease) -> None:
@@ -312,15 +298,16 @@ def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch
 
 
 @database
-@pytest.mark.parametrize("mode", ["separate", "atomic"])
+@pytest.mark.parametrize(
+    ("alias", "mode"), [("default", "separate"), ("sqlite", "atomic")], ids=["postgresql", "sqlite"]
+)
 def test_children_of_the_poller_use_the_databases_of_the_test(
     site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
     processor(QUEUE, executor="process", mode=mode)(pools.book)
     task = site.enqueue(reference="r1")
-    with site.poller():
-        pass
+    site.run()
     assert site.task(task).status == "COMPLETED"
     assert site.task(task).result["pid"] != os.getpid()
     assert Booking.objects.using(site.alias).get().reference == "r1"
@@ -357,14 +344,11 @@ def test_a_process_that_dies_fails_the_attempt_and_the_next_one_finds_new_proces
 # -- what cannot work --------------------------------------------------------------------------------------------------
 
 
-def test_an_async_processor_has_no_executor(pool: ThreadPoolExecutor) -> None:
+def test_what_is_no_executor_is_refused_at_registration(pool: ThreadPoolExecutor) -> None:
     async def process(task: Lease) -> None: ...
 
     with pytest.raises(ImproperlyConfigured, match="coroutine that is not awaited"):
         processor(QUEUE, executor=pool)(process)
-
-
-def test_what_is_no_executor_is_refused_at_registration() -> None:
     with pytest.raises(ImproperlyConfigured, match=r"must be an object with submit\(\)"):
         processor(QUEUE, executor=5)(lambda task: None)
 

@@ -14,7 +14,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_duration
 from django_dbtaskqueue.models import Poller, Queue
 from tests.factories import make_task
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.support import PATIENCE, until
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -37,6 +37,7 @@ def test_the_kits_poller_enforces_timeouts(site: Site) -> None:
     assert "TimeoutError" in site.attempts(task)[0].error_type
 
 
+@both
 def test_the_kits_poller_reports_and_obeys(site: Site, settings: Any) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "HEARTBEAT": timedelta(milliseconds=100)}
     processor(QUEUE)(lambda task: None)
@@ -52,6 +53,7 @@ def test_the_kits_poller_reports_and_obeys(site: Site, settings: Any) -> None:
     assert Poller.objects.using(site.alias).get().state == "STOPPED"
 
 
+@both
 def test_the_kits_poller_rescues_and_unparks(site: Site) -> None:
     processor(QUEUE)(lambda task: "done")
     with site.poller():

@@ -36,16 +36,8 @@ HOUR = timedelta(hours=1)
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 CONTEXT = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
 FIELDS = {
-    "task_id",
-    "queue",
-    "reference",
-    "attempt",
-    "task_event",
-    "wait_seconds",
-    "run_seconds",
-    "due_time",
-    "trace_id",
-}
+    "task_id", "queue", "reference", "attempt", "task_event", "wait_seconds", "run_seconds", "due_time", "trace_id",
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +55,7 @@ def events(records: list[Any]) -> list[str]:
 def test_each_line_carries_all_fields(site: Site, logged: Callable[[], list[Any]]) -> None:
     processor(QUEUE)(lambda task: None)
     task = site.enqueue(reference="r-1", context=CONTEXT)
-    with site.poller():
-        pass
+    site.run()
     records = logged()
     assert events(records) == ["taken", "started", "completed"]
     for record in records:
@@ -77,31 +68,32 @@ def test_each_line_carries_all_fields(site: Site, logged: Callable[[], list[Any]
     assert completed.getMessage().startswith(f"Task {task.pk} of {QUEUE} completed after ")
 
 
-@pytest.mark.parametrize(
-    ("outcome", "event", "level", "text"),
-    [
-        (Complete(1), "completed", "INFO", "completed after"),
-        (CompleteDelete(), "deleted", "INFO", "completed and deleted after"),
-        (Reenqueue(HOUR), "reenqueued", "INFO", "due again at 20"),
-        (Poison("no such parcel"), "poisoned", "INFO", "no such parcel"),
-        (Fail("down"), "retried", "WARNING", "failed, attempt 1 of 5: down; due again at 20"),
-        (Fail("down", retry=False), "failed", "WARNING", "failed, attempt 1 of 5: down; it is in ERROR"),
-    ],
-)
+ENDS: list[tuple[Outcome, str, str, str]] = [
+    (Complete(1), "completed", "INFO", "completed after"),
+    (CompleteDelete(), "deleted", "INFO", "completed and deleted after"),
+    (Reenqueue(HOUR), "reenqueued", "INFO", "due again at 20"),
+    (Poison("no such parcel"), "poisoned", "INFO", "no such parcel"),
+    (Fail("down"), "retried", "WARNING", "failed, attempt 1 of 5: down; due again at 20"),
+    (Fail("down", retry=False), "failed", "WARNING", "failed, attempt 1 of 5: down; it is in ERROR"),
+]
+
+
 @pytest.mark.parametrize("itself", [False, True])
-def test_how_an_attempt_ends(
-    site: Site, logged: Callable[[], list[Any]], outcome: Outcome, event: str, level: str, text: str, itself: bool
-) -> None:
+def test_how_an_attempt_ends(site: Site, logged: Callable[[], list[Any]], itself: bool) -> None:
     """Returned by the processor, or settled by the processor itself."""
-    processor(QUEUE)(lambda task: task.port.settle(task, outcome) if itself else outcome)
-    site.enqueue()
-    with site.poller():
-        pass
-    ends = logged()[2:]
-    assert events(ends) == [event], "one line"
-    assert ends[0].levelname == level and text in ends[0].getMessage()
-    due = ends[0].due_time and datetime.fromisoformat(ends[0].due_time) - datetime.now().astimezone()
-    assert (due is not None and timedelta(minutes=50) < due <= HOUR) == (event in ("retried", "reenqueued"))
+
+    @processor(QUEUE)
+    def process(task: Lease) -> Any:
+        outcome = ENDS[task.payload][0]
+        return task.port.settle(task, outcome) if itself else outcome
+
+    tasks = [site.enqueue(number) for number in range(len(ENDS))]
+    site.run()
+    for task, (_, event, level, text) in zip(tasks, ENDS, strict=True):
+        [end] = [one for one in logged() if one.task_id == task.pk and one.task_event not in ("taken", "started")]
+        assert (end.task_event, end.levelname) == (event, level) and text in end.getMessage()
+        due = end.due_time and datetime.fromisoformat(end.due_time) - task.create_time
+        assert (due is not None and due > timedelta(minutes=50)) == (event in ("retried", "reenqueued"))
 
 
 async def do_nothing_async(_: Any) -> None: ...
@@ -120,8 +112,7 @@ def test_every_kind_of_processor_and_the_kit(
 ) -> None:
     processor(QUEUE, **options)(function)
     site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     assert events(logged()) == ["taken", "started", "completed"]
     site.enqueue()
     site.drain()
@@ -191,13 +182,11 @@ def test_it_is_off_by_default_and_an_operator_switches_it_on(
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "NOTIFY": False}
     processor(QUEUE)(lambda task: Fail("down", retry=False))
     site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     assert events(logged()) == ["failed"] and "failed, attempt 1 of 5: down" in caplog.messages[-1]
     Queue.objects.using(site.alias).create(name=QUEUE, overrides={"log_level": "DEBUG"})
     site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     assert [(record.task_event, record.levelname) for record in logged()] == [
         ("failed", "WARNING"), ("taken", "DEBUG"), ("started", "DEBUG"), ("failed", "WARNING")
     ]  # fmt: skip

@@ -25,10 +25,10 @@ from django_dbtaskqueue import (
     Reenqueue,
     processor,
     signals,
-)  # fmt: skip
+)
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.loop import Poller
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.processing.listening import Diary
 from tests.processing.pools import two_threads
 from tests.support import PATIENCE, until
@@ -48,21 +48,17 @@ def diary() -> Iterator[Diary]:
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("mode", ["separate", "atomic"])
+@both
+@pytest.mark.parametrize(("mode", "is_async"), [("separate", False), ("separate", True), ("atomic", False)])
 def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
     site: Site, diary: Diary, mode: str, is_async: bool
 ) -> None:
-    if is_async and mode == "atomic":
-        mode = "separate"
-
     async def process(task: Lease) -> str:
         return "done"
 
     processor(QUEUE, mode=mode)(process if is_async else lambda task: "done")
     site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     of_task = [entry[1:] for entry in diary.book if entry[2] == "a"]
     assert of_task == [
         ("checked_out", "a", "PROCESSING"),
@@ -72,34 +68,31 @@ def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
     ]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "hook", "status"),
-    [
-        (Complete(1), "executed", "COMPLETED"),
-        (CompleteDelete(), "executed", None),
-        (Reenqueue(timedelta(hours=1)), "executed", "CREATED"),
-        (Poison("bad"), "executed", "POISON"),
-        (Fail("no", retry=False), "crashed", "ERROR"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-@pytest.mark.parametrize("own", [False, True], ids=["returned", "settled"])
-def test_every_outcome_is_told_once_it_is_stored(
-    site: Site, diary: Diary, outcome: Any, hook: str, status: str | None, own: bool
-) -> None:
+OUTCOMES: list[tuple[Any, str, str | None]] = [
+    (Complete(1), "executed", "COMPLETED"),
+    (CompleteDelete(), "executed", None),
+    (Reenqueue(timedelta(hours=1)), "executed", "CREATED"),
+    (Poison("bad"), "executed", "POISON"),
+    (Fail("no", retry=False), "crashed", "ERROR"),
+]
+
+
+@both
+def test_every_outcome_is_told_once_it_is_stored(site: Site, diary: Diary) -> None:
     @processor(QUEUE)
     def process(task: Lease) -> Any:
-        if not own:
-            return outcome
-        task._settle(outcome)
+        number, own = task.payload
+        return task._settle(OUTCOMES[number][0]) if own else OUTCOMES[number][0]
 
-    site.enqueue(reference="a")
-    with site.poller():
-        pass
-    *_, ending, finished = [entry for entry in diary.book if entry[2] == "a"]
-    fact = outcome.error if isinstance(outcome, Fail) else outcome
-    assert ending[1:] == (hook, "a", status, fact)
-    assert finished[1:] == ("finished", "a", status)
+    for number in range(len(OUTCOMES)):
+        site.enqueue([number, False], f"{number} returned")
+        site.enqueue([number, True], f"{number} settled")
+    site.run()
+    for number, (outcome, hook, status) in enumerate(OUTCOMES):
+        for reference in (f"{number} returned", f"{number} settled"):
+            *_, ending, finished = [entry for entry in diary.book if entry[2] == reference]
+            assert ending[1:] == (hook, reference, status, outcome.error if isinstance(outcome, Fail) else outcome)
+            assert finished[1:] == ("finished", reference, status)
 
 
 def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Diary) -> None:
@@ -110,8 +103,7 @@ def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Dia
         raise error
 
     site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     assert diary.hooks("a") == ["checked_out", "started", "crashed", "finished"] * 2
     assert [entry[3:] for entry in diary.book if entry[1] == "crashed"] == [("CREATED", error), ("ERROR", error)]
 
@@ -128,8 +120,7 @@ def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(site: Site, diary
         return "done"
 
     site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     endings = [entry for entry in diary.book if entry[1] in ("executed", "crashed")]
     assert sorted(entry[1] for entry in endings) == ["crashed", "executed"]
     assert isinstance(next(entry[4] for entry in endings if entry[1] == "crashed"), LeaseLost)
@@ -140,8 +131,7 @@ def test_each_task_of_a_batch_is_told(site: Site, diary: Diary) -> None:
     processor(QUEUE, batch=5)(lambda tasks: [Poison() if task.reference == "b" else None for task in tasks])
     for reference in "abc":
         site.enqueue(reference=reference)
-    with site.poller():
-        pass
+    site.run()
     assert all(diary.hooks(name) == ["checked_out", "started", "executed", "finished"] for name in "abc")
 
 
@@ -156,8 +146,7 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
     try:
         processor(QUEUE)(lambda task: None)
         site.enqueue(reference="a")
-        with site.poller():
-            pass
+        site.run()
     finally:
         for listener in (first, second):
             signals.unregister(listener)
@@ -215,6 +204,7 @@ def test_the_life_of_a_poller(site: Site, diary: Diary) -> None:
     assert ("diary", "poller_executed", poller, 1) in told
 
 
+@both
 def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Diary) -> None:
     processor(QUEUE)(lambda task: None)
     with site.poller() as poller:
@@ -247,17 +237,15 @@ def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
     assert signals.registered == []
 
 
-@pytest.mark.parametrize("path", ["tests.processing.listening.Nobody", "tests.processing.listening.Missing", "nowhere"])
-def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of_a_start(
-    settings: Any, path: str
-) -> None:
-    settings.DBTASKQUEUE = {"LISTENERS": [path]}
-    (error,) = checks.run_checks(tags=["dbtaskqueue"])
-    assert error.id == "dbtaskqueue.E006" and path in error.msg
-    poller = Poller({})
-    with pytest.raises(ImproperlyConfigured, match="LISTENERS"):
-        poller.start()
-    poller.close()
+def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of_a_start(settings: Any) -> None:
+    for path in ("tests.processing.listening.Nobody", "tests.processing.listening.Missing", "nowhere"):
+        settings.DBTASKQUEUE = {"LISTENERS": [path]}
+        (error,) = checks.run_checks(tags=["dbtaskqueue"])
+        assert error.id == "dbtaskqueue.E006" and path in error.msg
+        poller = Poller({})
+        with pytest.raises(ImproperlyConfigured, match="LISTENERS"):
+            poller.start()
+        poller.close()
 
 
 def test_listeners_that_are_no_list(settings: Any) -> None:
@@ -364,8 +352,7 @@ def test_hooks_before_the_work_see_payload_and_context(
     if kit:
         site.drain()
     else:
-        with site.poller():
-            pass
+        site.run()
     assert reader.read == [(hook, Parcel(3), "ada") for hook in ("checked_out", "started", "finished")]
 
 

@@ -27,12 +27,6 @@ SOON = Fixed(timedelta(milliseconds=20), jitter=0)
 Call = Callable[[Any], Any]
 
 
-@pytest.fixture
-def alias() -> str:
-    """Middleware does not see which database it is."""
-    return "default"
-
-
 @pytest.fixture(autouse=True)
 def _book() -> None:
     around.BOOK.clear()
@@ -68,8 +62,7 @@ def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is
     if how == "drain":
         site.drain()
     else:
-        with site.poller():
-            pass
+        site.run()
     assert site.task(task).result == {"said": 7}
     assert [entry[:2] for entry in around.BOOK] == [
         ("outer", "before"), ("inner", "before"), ("inner", "after"), ("outer", "after"),
@@ -92,8 +85,7 @@ def test_a_batch_is_one_call_with_the_list(site: Site, settings: Any) -> None:
     use(settings, "outer")
     processor(QUEUE, batch=5)(lambda tasks: [task.payload for task in tasks])
     made = [site.enqueue(number) for number in range(3)]
-    with site.poller():
-        pass
+    site.run()
     assert [site.task(task).result for task in made] == [0, 1, 2]
     assert [[lease.payload for lease in entry[2]] for entry in around.BOOK[:1]] == [[0, 1, 2]]
     assert len(around.BOOK) == 2
@@ -104,8 +96,7 @@ def test_it_runs_in_the_child_process_of_the_task(settings: Any, monkeypatch: py
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)
     processor(QUEUE, executor="process", middleware=[f"{AROUND}.with_process"])(around.own_process)
     task = site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     around_it, inside = site.task(task).result
     assert around_it == inside != os.getpid()
 
@@ -290,8 +281,7 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
         return "mine"
 
     made = [site.enqueue(payload) for payload in ("works", "fails", "not now", "own error", "settled")]
-    with site.poller():
-        pass
+    site.run()
     rows = [site.task(task) for task in made]
     assert [row.status for row in rows] == ["COMPLETED", "POISON", "CREATED", "ERROR", "POISON"]
     assert (rows[0].result, rows[2].attempt) == ("more than mine", 0)

@@ -14,9 +14,9 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
 from django.test import override_settings
 
-from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor
+from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor, registry
 from django_dbtaskqueue.core.lease import Lease
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
@@ -32,6 +32,7 @@ def booked(site: Site) -> list[str]:
     return list(Booking.objects.using(site.alias).order_by("reference").values_list("reference", flat=True))
 
 
+@both
 @pytest.mark.parametrize(("mode", "left"), [("separate", ["a"]), ("atomic", [])])
 def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
     @processor(QUEUE, mode=mode, **ONCE)
@@ -40,13 +41,13 @@ def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str])
         raise RuntimeError("after the write")
 
     task = site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     assert booked(site) == left
     assert site.task(task).status == "ERROR"
     assert [attempt.message for attempt in site.attempts(task)] == ["after the write"]
 
 
+@both
 def test_atomic_outcome_and_writes_become_visible_together(site: Site) -> None:
     at_the_end, go_on = threading.Event(), threading.Event()
 
@@ -68,23 +69,21 @@ def test_atomic_outcome_and_writes_become_visible_together(site: Site) -> None:
     assert (site.task(task).status, site.task(task).result, booked(site)) == ("COMPLETED", "done", ["a"])
 
 
-@pytest.mark.parametrize("outcome", [Fail("no", retry=False), Complete(1), Reenqueue()])
-def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_time_does_not(
-    site: Site, outcome: Any
-) -> None:
+@both
+def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_time_does_not(site: Site) -> None:
+    outcomes = {"fail": Fail("no", retry=False), "complete": Complete(1), "reenqueue": Reenqueue()}
+
     @processor(QUEUE, mode="atomic", **ONCE)
     def write(task: Lease) -> Any:
         book(task)
-        return outcome
+        return outcomes[str(task.reference)]
 
-    task = site.enqueue(reference="a")
-    with site.poller():
-        pass
-    wanted = {Fail: ("ERROR", ["a"]), Complete: ("COMPLETED", ["a"]), Reenqueue: ("ERROR", [])}[type(outcome)]
-    assert (site.task(task).status, booked(site)) == wanted
+    tasks = [site.enqueue(reference=name) for name in outcomes]
+    site.run()
+    assert [site.task(task).status for task in tasks] == ["ERROR", "COMPLETED", "ERROR"]
+    assert booked(site) == ["complete", "fail"]
 
 
-@pytest.mark.parametrize("alias", ["default"])  # SQLite lets nobody else write meanwhile
 def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None:
     runs: list[int] = []
 
@@ -92,19 +91,19 @@ def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None
     def write(task: Lease) -> None:
         runs.append(task.total_attempt)
         book(task)
-        if len(runs) == 1:  # an operator revokes the lease
+        if len(runs) == 1:  # an operator revokes the lease; SQLite lets nobody else write meanwhile
             done = threading.Thread(target=lambda: (site.tasks().release_all(), connections.close_all()))
             done.start()
             done.join(PATIENCE)
 
     task = site.enqueue(reference="a")
-    with site.poller() as poller:
-        pass
+    poller = site.run()
     assert runs == [1, 2]
     assert (site.task(task).status, booked(site)) == ("COMPLETED", ["a"])
     assert poller.counts.lost == 1
 
 
+@both
 def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
     inside: list[bool] = []
 
@@ -113,8 +112,7 @@ def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
         inside.extend(connections[alias].in_atomic_block for alias in ("default", "sqlite"))
 
     site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     assert inside == [site.alias == "default", site.alias == "sqlite"]
 
 
@@ -124,6 +122,7 @@ LEFT_OPEN: dict[str, Callable[[str], Any]] = {
 }
 
 
+@both
 @pytest.mark.parametrize("how", LEFT_OPEN)
 def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, how: str) -> None:
     """Given a processor that leaves its connection in a broken transaction, then the next task has one of its own."""
@@ -139,12 +138,12 @@ def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, h
             book(task)
 
     tasks = [site.enqueue(reference=reference) for reference in ("left", "next")]
-    with site.poller(threads=1):
-        pass
+    site.run(threads=1)
     assert [site.task(task).status for task in tasks] == ["COMPLETED", "COMPLETED"]
     assert booked(site) == ["next"]
 
 
+@both
 def test_separate_settling_in_the_processors_own_transaction(site: Site) -> None:
     @processor(QUEUE, **ONCE)
     def settle_it(task: Lease) -> None:
@@ -153,8 +152,7 @@ def test_separate_settling_in_the_processors_own_transaction(site: Site) -> None
             task.complete("own")
 
     task = site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     assert (site.task(task).result, booked(site)) == ("own", ["a"])
 
 
@@ -172,10 +170,11 @@ def test_an_atomic_processor_of_another_database_is_a_system_check_error() -> No
     assert "book" in error and "'sqlite'" in error and "'default'" in error
 
 
-@pytest.mark.parametrize(("mode", "using"), [("separate", "sqlite"), ("atomic", "default"), ("atomic", None)])
-def test_other_combinations_pass_the_check(mode: str, using: str | None) -> None:
-    processor(QUEUE, mode=mode, using=using)(book)
-    assert errors() == []
+def test_other_combinations_pass_the_check() -> None:
+    for mode, using in (("separate", "sqlite"), ("atomic", "default"), ("atomic", None)):
+        registry.unregister(QUEUE)
+        processor(QUEUE, mode=mode, using=using)(book)
+        assert errors() == []
 
 
 def test_an_atomic_processor_of_the_queues_database_passes_the_check() -> None:
@@ -185,18 +184,16 @@ def test_an_atomic_processor_of_the_queues_database_passes_the_check() -> None:
         enqueue(QUEUE, "a")
 
 
-def test_an_async_processor_cannot_be_atomic() -> None:
+def test_what_is_no_mode_is_refused() -> None:
     async def process(task: Lease) -> None: ...
 
     with pytest.raises(ImproperlyConfigured, match="no async atomic"):
         processor(QUEUE, mode="atomic")(process)
-
-
-def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(ImproperlyConfigured, match="'separate' or 'atomic'"):
         processor(QUEUE, mode="external")(book)
 
 
+@both
 def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_returned(site: Site) -> None:
     @processor(QUEUE, mode="atomic", **ONCE)
     def change_of_mind(task: Lease) -> str:
@@ -207,13 +204,13 @@ def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_re
         return "second"
 
     task = site.enqueue(reference="a")
-    with site.poller():
-        pass
+    site.run()
     row = site.task(task)
     assert (row.status, row.result, row.total_attempt) == ("COMPLETED", "second", 1)
     assert booked(site) == ["a"]
 
 
+@both
 def test_atomic_a_lost_lease_that_is_hushed_up_rolls_the_writes_back_all_the_same(site: Site) -> None:
     @processor(QUEUE, mode="atomic", **ONCE)
     def hush_up(task: Lease) -> None:
@@ -227,7 +224,6 @@ def test_atomic_a_lost_lease_that_is_hushed_up_rolls_the_writes_back_all_the_sam
     assert booked(site) == []
 
 
-@pytest.mark.parametrize("alias", ["default"])
 def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site) -> None:
     """Given an atomic processor past its timeout that keeps its row locked, then others are settled meanwhile."""
     at_work, go_on = threading.Event(), threading.Event()
@@ -249,16 +245,14 @@ def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site
     assert site.task(hanging).status in ("COMPLETED", "ERROR")
 
 
-@pytest.mark.parametrize("context", ["[1]", '"x"', "1"])
-def test_a_context_that_is_no_object_ends_its_task_alone(site: Site, context: str) -> None:
-    @processor(QUEUE)
-    def work(task: Lease) -> None: ...
-
+@both
+def test_a_context_that_is_no_object_ends_its_task_alone(site: Site) -> None:
+    processor(QUEUE)(lambda task: None)
     with connections[site.alias].cursor() as cursor:
-        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name, context) VALUES (%s, %s)", [QUEUE, context])
+        for context in ("[1]", '"x"', "1"):
+            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name, context) VALUES (%s, %s)", [QUEUE, context])
     good = site.enqueue()
-    with site.poller():
-        pass
+    site.run()
     assert site.task(good).status == "COMPLETED"
-    [bad] = site.tasks(status="ERROR")
-    assert "context of a task is a JSON object" in str(bad.process_result)
+    bad = site.tasks(status="ERROR")
+    assert ["context of a task is a JSON object" in str(task.process_result) for task in bad] == [True] * 3

@@ -10,9 +10,8 @@ import pytest
 
 from django_dbtaskqueue import Complete, Fail, Poison, Reenqueue, enqueue, registry, testing
 from django_dbtaskqueue.models import Task
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 
-pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 OTHER_QUEUE = "letters"
 
 
@@ -25,6 +24,26 @@ class Hostile:
     __str__ = __repr__
 
 
+MADE: list[Callable[[], Any]] = [
+    lambda: Fail(5),  # type: ignore[arg-type]
+    lambda: Fail(None),  # type: ignore[arg-type]
+    lambda: Fail(b"\xff"),  # type: ignore[arg-type]
+    lambda: Fail(ValueError),  # type: ignore[arg-type]
+    lambda: Fail("no", delay=5),  # type: ignore[arg-type]
+    lambda: Fail("no", delay=timedelta(-1)),
+    lambda: Fail("no", retry=2),  # type: ignore[arg-type]
+    lambda: Poison(5),  # type: ignore[arg-type]
+    lambda: Reenqueue(5),  # type: ignore[arg-type]
+    lambda: Reenqueue(timedelta(0), keep_attempts="no"),  # type: ignore[arg-type]
+]
+
+
+def test_an_outcome_checks_its_arguments_when_it_is_made() -> None:
+    for make in MADE:
+        with pytest.raises((TypeError, ValueError), match=r"Fail|Poison|Reenqueue"):
+            make()
+
+
 def altered(outcome: Any, **values: Any) -> Any:
     """Return an outcome that was changed after its arguments were checked."""
     for name, value in values.items():
@@ -32,73 +51,43 @@ def altered(outcome: Any, **values: Any) -> Any:
     return outcome
 
 
-MADE: dict[str, Callable[[], Any]] = {
-    "a number as error": lambda: Fail(5),  # type: ignore[arg-type]
-    "None as error": lambda: Fail(None),  # type: ignore[arg-type]
-    "bytes as error": lambda: Fail(b"\xff"),  # type: ignore[arg-type]
-    "a class as error": lambda: Fail(ValueError),  # type: ignore[arg-type]
-    "a number as delay": lambda: Fail("no", delay=5),  # type: ignore[arg-type]
-    "a negative delay": lambda: Fail("no", delay=timedelta(-1)),
-    "a number as retry": lambda: Fail("no", retry=2),  # type: ignore[arg-type]
-    "a number as reason": lambda: Poison(5),  # type: ignore[arg-type]
-    "a number as delay of a reenqueue": lambda: Reenqueue(5),  # type: ignore[arg-type]
-    "text as keep_attempts": lambda: Reenqueue(timedelta(0), keep_attempts="no"),  # type: ignore[arg-type]
+ALTERED: list[Callable[[], Any]] = [
+    lambda: altered(Fail("no"), error=5),
+    lambda: altered(Fail("no"), error=Hostile()),
+    lambda: altered(Fail("no"), delay=Hostile()),
+    lambda: altered(Poison("no"), reason=Hostile()),
+    lambda: altered(Reenqueue(timedelta(0)), delay=Hostile()),
+    *(lambda kind=kind: object.__new__(kind) for kind in (Fail, Complete, Reenqueue)),  # without their fields
+]
+
+
+async def asynchronous(task: Any) -> Any:
+    return ALTERED[task.payload]()
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "plain": (lambda task: ALTERED[task.payload](), {}),
+    "atomic": (lambda task: ALTERED[task.payload](), {"mode": "atomic"}),
+    "asynchronous": (asynchronous, {}),
+    "batch": (lambda tasks: [ALTERED[task.payload]() for task in tasks], {"batch": 10}),
+    "by hand": (lambda task: task.port.settle(task, ALTERED[task.payload]()), {}),
 }
-ALTERED: dict[str, Callable[[], Any]] = {
-    "a number as error": lambda: altered(Fail("no"), error=5),
-    "a hostile error": lambda: altered(Fail("no"), error=Hostile()),
-    "a hostile delay": lambda: altered(Fail("no"), delay=Hostile()),
-    "a hostile reason": lambda: altered(Poison("no"), reason=Hostile()),
-    "a hostile delay of a reenqueue": lambda: altered(Reenqueue(timedelta(0)), delay=Hostile()),
-    "an outcome without its fields": lambda: object.__new__(Fail),
-    "a completion without its result": lambda: object.__new__(Complete),
-    "a reenqueue without its fields": lambda: object.__new__(Reenqueue),
-}
 
 
-@pytest.mark.parametrize("case", MADE)
-def test_an_outcome_checks_its_arguments_when_it_is_made(case: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=r"Fail|Poison|Reenqueue"):
-        MADE[case]()
-
-
-def plain(make: Callable[[], Any]) -> None:
-    registry.register(QUEUE, lambda task: make())
-
-
-def atomic(make: Callable[[], Any]) -> None:
-    registry.register(QUEUE, lambda task: make(), mode="atomic")
-
-
-def asynchronous(make: Callable[[], Any]) -> None:
-    async def run(task: Any) -> Any:
-        return make()
-
-    registry.register(QUEUE, run)
-
-
-def batch(make: Callable[[], Any]) -> None:
-    registry.register(QUEUE, lambda tasks: [make() for _ in tasks], batch=10)
-
-
-def by_hand(make: Callable[[], Any]) -> None:
-    registry.register(QUEUE, lambda task: task.port.settle(task, make()))
-
-
-@pytest.mark.parametrize("register", [plain, atomic, asynchronous, batch, by_hand])
-@pytest.mark.parametrize("case", ALTERED)
-def test_an_outcome_that_cannot_be_written_fails_its_task_alone(
-    site: Site, settings: Any, case: str, register: Callable[[Callable[[], Any]], None]
-) -> None:
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+@both
+@pytest.mark.parametrize("way", WAYS)
+def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, settings: Any, way: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"max_attempts": 1}, OTHER_QUEUE: {}}, "NOTIFY": False}
     registry.register(OTHER_QUEUE, lambda task: None)
-    register(ALTERED[case])
-    odd = [site.enqueue() for _ in range(2)]
+    function, options = WAYS[way]
+    registry.register(QUEUE, function, **options)
+    odd = [site.enqueue(number) for number in range(len(ALTERED)) for _ in range(2)]
     other = enqueue(OTHER_QUEUE, using=site.alias)
 
     with testing.run_poller(QUEUE, OTHER_QUEUE, using=site.alias):
         pass
 
-    statuses = {site.task(task).status for task in odd}
-    assert statuses <= {"ERROR", "POISON", "COMPLETED", "CREATED"} and "PROCESSING" not in statuses
+    statuses = {task.payload: site.task(task).status for task in odd}
+    assert set(statuses.values()) <= {"ERROR", "POISON", "COMPLETED", "CREATED"}, statuses
     assert Task.objects.using(site.alias).get(pk=other.pk).status == "COMPLETED"

@@ -18,7 +18,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from tests.processing.conftest import QUEUE, Site
 from tests.support import PATIENCE, until
 
-pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+pytestmark = pytest.mark.django_db
 MINUTE = timedelta(minutes=1)
 
 
@@ -28,7 +28,7 @@ def wait_of(task: Task) -> float:
     return (task.ready_time - task.last_update_time).total_seconds()
 
 
-def again(task: Lease) -> Reenqueue:
+def again(_: Any) -> Reenqueue:
     return Reenqueue()
 
 
@@ -60,13 +60,6 @@ def test_a_processor_that_reenqueues_by_itself_gets_the_same_delay(site: Site) -
     task = site.enqueue()
     site.drain()
     assert (round(wait_of(site.task(task))), site.task(task).result) == (60, "half")
-
-
-def test_a_delay_that_is_given_wins(site: Site) -> None:
-    processor(QUEUE, reenqueue=Fixed(timedelta(hours=1)))(lambda task: Reenqueue(MINUTE))
-    task = site.enqueue()
-    site.drain()
-    assert round(wait_of(site.task(task))) == 60
 
 
 @pytest.mark.parametrize("declared", [None, "manual"])
@@ -107,27 +100,26 @@ def test_a_policy_that_gives_up_ends_in_error(site: Site) -> None:
     assert "gives up at reenqueue 2" in (row.process_result or "")
 
 
-def test_the_settings_override_the_processor(site: Site, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"reenqueue": "fixed:2m,jitter=0"}}}
-    processor(QUEUE, reenqueue=Fixed(MINUTE))(again)
+HOURLY = Fixed(timedelta(hours=1))
+TWO_MINUTES = "fixed:2m,jitter=0"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "function", "seconds"),
+    [
+        ({}, {"reenqueue": HOURLY}, lambda task: Reenqueue(MINUTE), 60),
+        ({"QUEUES": {QUEUE: {"reenqueue": TWO_MINUTES}}}, {"reenqueue": HOURLY}, again, 120),
+        ({"DEFAULTS": {"reenqueue": Fixed(MINUTE, jitter=0)}}, {}, again, 60),
+        ({}, {"batch": 5, "reenqueue": lambda number, error: number * MINUTE}, again, 60),
+    ],
+    ids=["the delay that is given", "the queue's settings before the processor", "the defaults", "a batch"],
+)
+def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any, function: Any, seconds: int) -> None:
+    settings.DBTASKQUEUE = given
+    processor(QUEUE, **options)(function)
     task = site.enqueue()
     site.drain()
-    assert round(wait_of(site.task(task))) == 120
-
-
-def test_the_defaults_have_the_first_word(site: Site, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"DEFAULTS": {"reenqueue": Fixed(MINUTE, jitter=0)}}
-    processor(QUEUE)(again)
-    task = site.enqueue()
-    site.drain()
-    assert round(wait_of(site.task(task))) == 60
-
-
-def test_a_batch_asks_for_each_of_its_tasks(site: Site) -> None:
-    processor(QUEUE, batch=5, reenqueue=lambda number, error: number * MINUTE)(lambda tasks: Reenqueue())
-    task = site.enqueue()
-    site.drain()
-    assert round(wait_of(site.task(task))) == 60
+    assert round(wait_of(site.task(task))) == seconds
 
 
 def test_what_is_no_policy_is_refused() -> None:
@@ -136,7 +128,7 @@ def test_what_is_no_policy_is_refused() -> None:
     assert registry.processors(QUEUE) == ()
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+@pytest.mark.django_db(transaction=True)
 def test_an_operator_changes_it_at_runtime(site: Site) -> None:
     processor(QUEUE, reenqueue=Fixed(MINUTE))(again)
     Queue.objects.using(site.alias).create(name=QUEUE, overrides={"reenqueue": "fixed:2m,jitter=0"})

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.retry import Fixed
 from django_dbtaskqueue.models import Signal, Step
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -47,6 +47,7 @@ def steps_of(site: Site) -> list[tuple[int, str, str, Any]]:
     return list(rows.values_list("position", "name", "kind", "result"))
 
 
+@both
 @pytest.mark.parametrize("mode", ["separate", "atomic"])
 def test_a_step_runs_once_and_returns_its_result_in_later_attempts(site: Site, bookings: Bookings, mode: str) -> None:
     returned: list[Any] = []
@@ -95,6 +96,7 @@ def test_async_processors_take_steps_too(site: Site, bookings: Bookings) -> None
     assert (fetched, bookings.calls, bookings.stored()) == ([1], ["seat 7"], ["seat 7"])
 
 
+@both
 def test_a_step_that_fails_leaves_nothing_and_is_tried_again(site: Site, bookings: Bookings) -> None:
     def book_and_fail(attempt: int) -> None:
         bookings.book(f"seat {attempt}")
@@ -111,6 +113,7 @@ def test_a_step_that_fails_leaves_nothing_and_is_tried_again(site: Site, booking
     assert bookings.stored() == ["seat 2"]
 
 
+@both
 def test_a_holder_whose_lease_is_gone_writes_nothing(site: Site, bookings: Bookings) -> None:
     seen: list[type] = []
 
@@ -216,6 +219,7 @@ def test_a_batch_processor_has_no_steps(site: Site) -> None:
     assert "steps belong to one task" in str(error)
 
 
+@both
 def test_a_reprocessed_task_goes_on_after_its_last_step(site: Site, bookings: Bookings) -> None:
     @processor(QUEUE)
     def ship(task: Lease) -> None:
@@ -235,6 +239,7 @@ def test_a_reprocessed_task_goes_on_after_its_last_step(site: Site, bookings: Bo
     assert bookings.calls == ["seat"]
 
 
+@both
 def test_steps_leave_with_their_task(site: Site, bookings: Bookings) -> None:
     @processor(QUEUE)
     def ship(task: Lease) -> None:
@@ -250,6 +255,7 @@ def test_steps_leave_with_their_task(site: Site, bookings: Bookings) -> None:
     assert [row.task_id for row in Step.objects.using(site.alias)] == [kept.pk]
 
 
+@both
 @pytest.mark.parametrize("keep_due", [False, True])
 @pytest.mark.parametrize("many", [False, True])
 def test_a_replaced_task_begins_anew(site: Site, bookings: Bookings, many: bool, keep_due: bool) -> None:
@@ -271,6 +277,7 @@ def test_a_replaced_task_begins_anew(site: Site, bookings: Bookings, many: bool,
     assert site.task(task).parked_by == "signal"
 
 
+@both
 @pytest.mark.parametrize("keep", ["history", "delete"])
 def test_steps_of_tasks_that_a_settle_removed_leave_with_housekeeping(site: Site, settings: Any, keep: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"keep": keep, "database": site.alias}}}
@@ -290,6 +297,7 @@ def test_steps_of_tasks_that_a_settle_removed_leave_with_housekeeping(site: Site
     assert set(Signal.objects.using(site.alias).values_list("task_id", flat=True)) == {waits.pk}
 
 
+@both
 def test_the_pull_api_takes_steps_and_cannot_sleep(site: Site, bookings: Bookings) -> None:
     site.enqueue()
     handle = queue(QUEUE, using=site.alias)

@@ -19,11 +19,11 @@ from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase
 from tests.patience import PATIENCE
 from tests.processing import pools
-from tests.processing.conftest import QUEUE, Site
+from tests.processing.conftest import QUEUE, Site, both
 from tests.support import Audit, actors, backend_pid, until, until_blocked
 from tests.testapp.models import Booking
 
-both = pytest.mark.django_db(databases=["default", "sqlite"])
+in_a_test = pytest.mark.django_db(databases=["default", "sqlite"])
 DAYS = timedelta(days=3)
 NOW = Fixed(timedelta(0))
 
@@ -33,6 +33,7 @@ def columns(site: Site, task: Task) -> tuple[Any, ...]:
     return row.status, row.attempt, row.total_attempt, row.parked_by, row.lost_leases
 
 
+@in_a_test
 @both
 @pytest.mark.parametrize("mode", ["separate", "atomic"])
 def test_a_sleep_spends_no_attempt_and_is_passed_when_it_is_over(site: Site, mode: str) -> None:
@@ -58,7 +59,7 @@ def test_a_sleep_spends_no_attempt_and_is_passed_when_it_is_over(site: Site, mod
     assert calls == ["before", "after"]
 
 
-@both
+@in_a_test
 def test_a_sleeping_task_that_starts_early_sleeps_the_rest(site: Site) -> None:
     @processor(QUEUE)
     def ship(task: Lease) -> None:
@@ -75,7 +76,7 @@ def test_a_sleeping_task_that_starts_early_sleeps_the_rest(site: Site) -> None:
     assert site.drain(with_scheduled=True).completed == 1
 
 
-@both
+@in_a_test
 def test_async_processors_sleep_and_wait(site: Site) -> None:
     @processor(QUEUE)
     async def ship(task: Lease) -> Any:
@@ -92,6 +93,7 @@ def test_async_processors_sleep_and_wait(site: Site) -> None:
     assert site.task(task).result == {"by": "Ana"}
 
 
+@in_a_test
 @both
 @pytest.mark.parametrize("sent", ["before", "while it waits"])
 @pytest.mark.parametrize("group", [None, "ana"])
@@ -119,6 +121,7 @@ def test_a_signal_is_received_whenever_it_is_sent(site: Site, sent: str, group: 
     assert list(received.values_list("data", "position")) == [(1, 1), (2, 2)]
 
 
+@in_a_test
 @both
 def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: Site) -> None:
     answers: list[str] = []
@@ -144,6 +147,7 @@ def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: S
     assert Step.objects.using(site.alias).get().kind == "timeout"
 
 
+@in_a_test
 @both
 def test_a_signal_ends_a_wait_that_has_a_timeout(site: Site) -> None:
     @processor(QUEUE)
@@ -157,7 +161,7 @@ def test_a_signal_ends_a_wait_that_has_a_timeout(site: Site) -> None:
     assert site.task(task).result == "yes"
 
 
-@both
+@in_a_test
 def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     @processor(QUEUE, retry=NOW)
     def ship(task: Lease) -> None:
@@ -169,6 +173,7 @@ def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     assert "waited for the signal 'approved'" in site.attempts(task)[0].message
 
 
+@in_a_test
 @both
 def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
     ran: list[str] = []
@@ -188,7 +193,7 @@ def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
     assert ran == ["second", "first"]
 
 
-@both
+@in_a_test
 def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site) -> None:
     @processor(QUEUE)
     def ship(task: Lease) -> None:
@@ -207,6 +212,7 @@ def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site
     assert not Signal.objects.using(site.alias).exists()
 
 
+@in_a_test
 @both
 def test_a_signal_is_sent_with_the_caller_s_transaction(site: Site) -> None:
     task = site.enqueue()
@@ -217,7 +223,7 @@ def test_a_signal_is_sent_with_the_caller_s_transaction(site: Site) -> None:
     assert site.task(task).signals is None
 
 
-@both
+@in_a_test
 def test_a_sleep_inside_a_transaction_is_refused(site: Site) -> None:
     @processor(QUEUE)
     def ship(task: Lease) -> None:
@@ -230,6 +236,7 @@ def test_a_sleep_inside_a_transaction_is_refused(site: Site) -> None:
     assert not Step.objects.using(site.alias).exists()
 
 
+@in_a_test
 @both
 def test_time_to_live_moves_with_a_sleep_and_runs_on_in_a_wait(site: Site) -> None:
     @processor(QUEUE)
@@ -358,6 +365,7 @@ def _async(seen: list[str]) -> Callable[[Lease], Any]:
     return ship
 
 
+@both
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 @pytest.mark.parametrize(
     ("make", "options"),
@@ -391,6 +399,7 @@ def test_a_task_in_a_process_of_its_own_goes_on_after_the_signal(
     assert Booking.objects.using(site.alias).get().reference == "r1"
 
 
+@in_a_test
 @both
 @pytest.mark.parametrize("group", [None, "ana"])
 def test_steps_and_signals_in_a_table_with_names_of_its_own(site: Site, settings: Any, group: str | None) -> None:
