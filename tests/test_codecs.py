@@ -187,23 +187,22 @@ def test_every_supported_field_comes_back_as_the_same_type_and_value() -> None:
     assert typed(back) == typed(claim())
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"mode": mode} for mode in ("a", "b", 1, True, None)
-    ]
-    + [{"target": Airport("EWR")}, {"target": Airline("EWR")}]
-    + [{"either": value} for value in (None, 1, "1")]
-    + [{"when": value} for value in (None, "2013-01-01", dt.date(2013, 1, 1), dt.datetime(2013, 1, 1))]
-    + [{"number": value} for value in (1, 1.0, 2.5, 10**30)]
-    + [{"mixed": value} for value in Mixed]
-    + [{"extra": {"seat": "1A", "bags": 2}}, {"note": "x"}, {"anything": None}, {"stops": ()}, {"tags": set()}]
-    + [{"grace": value} for value in (dt.timedelta.min, dt.timedelta.max, dt.timedelta(0), dt.timedelta(seconds=-0.5))],
-    ids=str,
-)  # fmt: skip
-def test_variants_come_back_as_the_same_type_and_value(changes: dict[str, Any]) -> None:
-    value = claim(**changes)
-    assert typed(through(Claim, value)) == typed(value)
+VARIANTS: list[dict[str, Any]] = [
+    *({"mode": mode} for mode in ("a", "b", 1, True, None)),
+    *({"target": target} for target in (Airport("EWR"), Airline("EWR"))),
+    *({"either": value} for value in (None, 1, "1")),
+    *({"when": value} for value in (None, "2013-01-01", dt.date(2013, 1, 1), dt.datetime(2013, 1, 1))),
+    *({"number": value} for value in (1, 1.0, 2.5, 10**30)),
+    *({"mixed": value} for value in Mixed),
+    *({"grace": grace} for grace in (dt.timedelta.min, dt.timedelta.max, dt.timedelta(0), -dt.timedelta(seconds=0.5))),
+    *({"extra": {"seat": "1A", "bags": 2}}, {"note": "x"}, {"anything": None}, {"stops": ()}, {"tags": set()}),
+]
+
+
+def test_variants_come_back_as_the_same_type_and_value() -> None:
+    for changes in VARIANTS:
+        value = claim(**changes)
+        assert typed(through(Claim, value)) == typed(value)
 
 
 def test_recursive_classes() -> None:
@@ -306,11 +305,11 @@ def test_any_annotation_and_value_round_trips_or_is_refused_when_planned(data: s
 # --- what is plain ---
 
 
-@pytest.mark.parametrize("value", [None, 1, "x", [1], {"a": 1}, True, 1.5, (1, 2)])
-@pytest.mark.parametrize("cls", [None, Any, dict, object])
-def test_plain_payloads_pass_unchanged(value: Any, cls: Any) -> None:
-    assert codecs.encode(value, cls) == (None, value)
-    assert codecs.decode(cls, value) is value
+def test_plain_payloads_pass_unchanged() -> None:
+    for value in (None, 1, "x", [1], {"a": 1}, True, 1.5, (1, 2)):
+        for cls in (None, Any, dict, object):
+            assert codecs.encode(value, cls) == (None, value)
+            assert codecs.decode(cls, value) is value
 
 
 def test_a_declared_type_encodes_what_has_no_class_of_its_own() -> None:
@@ -341,76 +340,74 @@ def test_registered_names() -> None:
 # --- what is refused ---
 
 
-@pytest.mark.parametrize(
-    ("cls", "plain", "path", "reason"),
-    [
-        (Airport, [], "", "expected Airport, got list []"),
-        (Airport, {}, "", "field 'code' is missing"),
-        (Airport, {"code": "x", "elevaton": 1}, "", "there is no field 'elevaton'. Did you mean 'elevation'?"),
-        (Airport, {"code": 1}, "code", "expected str, got int 1"),
-        (Airport, {"code": "x", "elevation": True}, "elevation", "expected float | None, got bool True"),
-        (Airport, {"code": "x", "elevation": 10**400}, "elevation", "expected float, got int"),
-        (Node, {"name": "x", "children": [{"name": 1}]}, "children[0].name", "expected str, got int 1"),
-        (Node, {"name": "x", "children": [{"name": "y"}, 3]}, "children[1]", "expected Node, got int 3"),
-        (Node, {"name": "x", "parent": {"code": None}}, "parent.code", "expected str, got NoneType None"),
-        (dt.datetime, "yesterday", "", "expected datetime, got str 'yesterday' (Invalid isoformat"),
-        (dt.date, 20130101, "", "expected date, got int 20130101"),
-        (dt.timedelta, "90", "", "a duration is ISO 8601 text, such as PT1M30.5S"),
-        (dt.timedelta, "PT1X", "", "'PT1X' is not a duration. Write"),
-        (Decimal, "1,5", "", "expected Decimal, got str '1,5'"),
-        (UUID, "1", "", "expected UUID, got str '1'"),
-        (bytes, "a*b=", "", "expected bytes, got str 'a*b='"),
-        (Colour, "green", "", "expected Colour, got str 'green'"),
-        (Level, True, "", "expected Level, got bool True"),
-        (Literal["a", 1], True, "", "got bool True"),
-        (int, True, "", "expected int, got bool True"),
-        (int, 1.0, "", "expected int, got float 1.0"),
-        (tuple[int, str], [1], "", "2 items are expected, and there are 1"),
-        (dict[str, int], {"a b": "x"}, '["a b"]', "expected int, got str 'x'"),
-        (dict[int, str], {"one": "x"}, "", "expected dict[int, str]"),
-        (Airport | Airline, {"@type": "Ship", "@value": {}}, "", "expected Airport | Airline"),
-        (Airport | Airline, {"code": "x"}, "", "expected Airport | Airline"),
-        (int | str, [1], "", "expected int | str, got list"),
-        (Extra, {"bags": 1}, "", "field 'seat' is missing"),
-        (Loose, {"note": "x"}, "", "field 'code' is missing"),
-        (Point, [1, 2], "", "expected Point, got list"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_decoding_names_path_expectation_and_value(cls: Any, plain: Any, path: str, reason: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        codecs.decode(cls, plain)
-    assert caught.value.path == path
-    assert reason in caught.value.reason
-    assert len(caught.value.reason) < 400
+UNREADABLE: list[tuple[Any, Any, str, str]] = [
+    (Airport, [], "", "expected Airport, got list []"),
+    (Airport, {}, "", "field 'code' is missing"),
+    (Airport, {"code": "x", "elevaton": 1}, "", "there is no field 'elevaton'. Did you mean 'elevation'?"),
+    (Airport, {"code": 1}, "code", "expected str, got int 1"),
+    (Airport, {"code": "x", "elevation": True}, "elevation", "expected float | None, got bool True"),
+    (Airport, {"code": "x", "elevation": 10**400}, "elevation", "expected float, got int"),
+    (Node, {"name": "x", "children": [{"name": 1}]}, "children[0].name", "expected str, got int 1"),
+    (Node, {"name": "x", "children": [{"name": "y"}, 3]}, "children[1]", "expected Node, got int 3"),
+    (Node, {"name": "x", "parent": {"code": None}}, "parent.code", "expected str, got NoneType None"),
+    (dt.datetime, "yesterday", "", "expected datetime, got str 'yesterday' (Invalid isoformat"),
+    (dt.date, 20130101, "", "expected date, got int 20130101"),
+    (dt.timedelta, "90", "", "a duration is ISO 8601 text, such as PT1M30.5S"),
+    (dt.timedelta, "PT1X", "", "'PT1X' is not a duration. Write"),
+    (Decimal, "1,5", "", "expected Decimal, got str '1,5'"),
+    (UUID, "1", "", "expected UUID, got str '1'"),
+    (bytes, "a*b=", "", "expected bytes, got str 'a*b='"),
+    (Colour, "green", "", "expected Colour, got str 'green'"),
+    (Level, True, "", "expected Level, got bool True"),
+    (Literal["a", 1], True, "", "got bool True"),
+    (int, True, "", "expected int, got bool True"),
+    (int, 1.0, "", "expected int, got float 1.0"),
+    (tuple[int, str], [1], "", "2 items are expected, and there are 1"),
+    (dict[str, int], {"a b": "x"}, '["a b"]', "expected int, got str 'x'"),
+    (dict[int, str], {"one": "x"}, "", "expected dict[int, str]"),
+    (Airport | Airline, {"@type": "Ship", "@value": {}}, "", "expected Airport | Airline"),
+    (Airport | Airline, {"code": "x"}, "", "expected Airport | Airline"),
+    (int | str, [1], "", "expected int | str, got list"),
+    (Extra, {"bags": 1}, "", "field 'seat' is missing"),
+    (Loose, {"note": "x"}, "", "field 'code' is missing"),
+    (Point, [1, 2], "", "expected Point, got list"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "path", "reason"),
-    [
-        ({"id": "7"}, "id", "expected int, got str '7'"),
-        ({"id": True}, "id", "expected int, got bool True"),
-        ({"flown": dt.datetime(2013, 1, 1)}, "flown", "expected date, got datetime"),
-        ({"filed": dt.date(2013, 1, 1)}, "filed", "expected datetime, got date"),
-        ({"delay": 2**53 + 1}, "delay", "expected float, got int 9007199254740993"),
-        ({"origin": Airline("UA")}, "origin", "expected Airport, got Airline"),
-        ({"legs": [Airport("x"), None]}, "legs[1]", "expected Airport, got NoneType None"),
-        ({"legs": [Airport("x", "high")]}, "legs[0].elevation", "expected float, got str 'high'"),
-        ({"stops": ["a"]}, "stops", "expected tuple[str], got list"),
-        ({"extra": {"seat": 1}}, "extra.seat", "expected str, got int 1"),
-        ({"extra": {}}, "extra", "field 'seat' is missing"),
-        ({"mode": "c"}, "mode", "got str 'c'"),
-        ({"colour": "red"}, "colour", "expected Colour, got str 'red'"),
-        ({"fares": {"eur": 1.1}}, "fares.eur", "expected Decimal, got float 1.1"),
-        ({"by_number": {"x": "y"}}, "by_number", "expected int, got str 'x'"),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_encoding_refuses_what_could_not_be_read_back(changes: dict[str, Any], path: str, reason: str) -> None:
-    with pytest.raises(PayloadError) as caught:
-        codecs.encode(claim(**changes))
-    assert caught.value.path == path
-    assert reason in caught.value.reason
+def test_decoding_names_path_expectation_and_value() -> None:
+    for cls, plain, path, reason in UNREADABLE:
+        with pytest.raises(PayloadError) as caught:
+            codecs.decode(cls, plain)
+        assert caught.value.path == path
+        assert reason in caught.value.reason
+        assert len(caught.value.reason) < 400
+
+
+UNWRITABLE: list[tuple[dict[str, Any], str, str]] = [
+    ({"id": "7"}, "id", "expected int, got str '7'"),
+    ({"id": True}, "id", "expected int, got bool True"),
+    ({"flown": dt.datetime(2013, 1, 1)}, "flown", "expected date, got datetime"),
+    ({"filed": dt.date(2013, 1, 1)}, "filed", "expected datetime, got date"),
+    ({"delay": 2**53 + 1}, "delay", "expected float, got int 9007199254740993"),
+    ({"origin": Airline("UA")}, "origin", "expected Airport, got Airline"),
+    ({"legs": [Airport("x"), None]}, "legs[1]", "expected Airport, got NoneType None"),
+    ({"legs": [Airport("x", "high")]}, "legs[0].elevation", "expected float, got str 'high'"),
+    ({"stops": ["a"]}, "stops", "expected tuple[str], got list"),
+    ({"extra": {"seat": 1}}, "extra.seat", "expected str, got int 1"),
+    ({"extra": {}}, "extra", "field 'seat' is missing"),
+    ({"mode": "c"}, "mode", "got str 'c'"),
+    ({"colour": "red"}, "colour", "expected Colour, got str 'red'"),
+    ({"fares": {"eur": 1.1}}, "fares.eur", "expected Decimal, got float 1.1"),
+    ({"by_number": {"x": "y"}}, "by_number", "expected int, got str 'x'"),
+]
+
+
+def test_encoding_refuses_what_could_not_be_read_back() -> None:
+    for changes, path, reason in UNWRITABLE:
+        with pytest.raises(PayloadError) as caught:
+            codecs.encode(claim(**changes))
+        assert caught.value.path == path
+        assert reason in caught.value.reason
 
 
 def test_a_subclass_in_a_field_of_its_base_is_refused_for_it_would_come_back_as_the_base() -> None:
@@ -501,23 +498,23 @@ class Twins:
     twin: Twin1.Twin | Twin2.Twin
 
 
-@pytest.mark.parametrize(
-    ("cls", "path", "reason"),
-    [
-        (Inner, "Inner.z", "<class 'complex'> has no JSON form. Use a dataclass"),
-        (Outer, "Inner.z", "has no JSON form"),
-        (Seeded, "Seeded.seed", "has no JSON form"),
-        (Hidden, "Hidden", "name 'NotImported' is not defined. Import it at run time"),
-        (Twins, "Twins.twin", "two members of a union"),
-        (complex, "", "has no JSON form"),
-    ],
-)
-def test_planning_names_class_and_field(cls: Any, path: str, reason: str) -> None:
-    for _ in range(2):  # a failed plan is not kept
-        with pytest.raises(PayloadError) as caught:
-            codecs.prepare(cls)
-        assert caught.value.path == path
-        assert reason in caught.value.reason
+UNPLANNED: list[tuple[Any, str, str]] = [
+    (Inner, "Inner.z", "<class 'complex'> has no JSON form. Use a dataclass"),
+    (Outer, "Inner.z", "has no JSON form"),
+    (Seeded, "Seeded.seed", "has no JSON form"),
+    (Hidden, "Hidden", "name 'NotImported' is not defined. Import it at run time"),
+    (Twins, "Twins.twin", "two members of a union"),
+    (complex, "", "has no JSON form"),
+]
+
+
+def test_planning_names_class_and_field() -> None:
+    for cls, path, reason in UNPLANNED:
+        for _ in range(2):  # a failed plan is not kept
+            with pytest.raises(PayloadError) as caught:
+                codecs.prepare(cls)
+            assert caught.value.path == path
+            assert reason in caught.value.reason
 
 
 def test_a_failed_plan_leaves_no_half_plan_behind() -> None:
@@ -565,22 +562,19 @@ class Booking:
 FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(minutes=2), tags={"a"})
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
+def test_pydantic_models_come_back_equal() -> None:
+    for value in [
         FLIGHT,
         Strict(when=dt.datetime(2013, 1, 1), pair=(1, 2)),
         Codes([1]),
         Booking(FLIGHT, Codes([2])),
         Booking(FLIGHT),
-    ],
-)
-def test_pydantic_models_come_back_equal(value: Any) -> None:
-    name, plain = codecs.encode(value)
-    assert name == f"{__name__}.{type(value).__name__}"
-    back = codecs.decode(type(value), json.loads(json.dumps(plain)))
-    assert type(back) is type(value)
-    assert back == value
+    ]:
+        name, plain = codecs.encode(value)
+        assert name == f"{__name__}.{type(value).__name__}"
+        back = codecs.decode(type(value), json.loads(json.dumps(plain)))
+        assert type(back) is type(value)
+        assert back == value
 
 
 def test_pydantic_refusals_are_payload_errors() -> None:

@@ -16,43 +16,42 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.testing import TaskQueueKit
 
+BAD_SETTINGS: list[tuple[Any, str]] = [
+    ([], "DBTASKQUEUE must be a dict, not list"),
+    ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
+    ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
+    ({"THREADS": "4"}, "DBTASKQUEUE['THREADS']='4' is not valid"),
+    ({"NOTIFY": "no"}, "DBTASKQUEUE['NOTIFY']='no' is not valid: True or False"),
+    ({"PREPARE": 1}, "DBTASKQUEUE['PREPARE']=1 is not valid"),
+    ({"HEARTBEAT": "0s"}, "DBTASKQUEUE['HEARTBEAT']=datetime.timedelta(0) is not valid: a positive duration"),
+    ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
+    ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
+    ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),
+    ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict'),
+    ({"QUEUES": {"a b": {}}}, "'a b' cannot be a queue's name"),
+    (
+        {"QUEUES": {"a": {"lase": "1m"}}},
+        "['a'] has no setting 'lase'. Did you mean 'lease'?",
+    ),
+    ({"QUEUES": {"a": {"lease": 60}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['lease']: 60 is not a duration"),
+    (
+        {"QUEUES": {"a": {"lease": "1ms"}}},
+        "lease=datetime.timedelta(microseconds=1000) is not valid",
+    ),
+    ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
+    (
+        {"QUEUES": {"a": {"retry": "geo:1s"}}},
+        "['a']['retry']: 'geo:1s' is not a retry policy",
+    ),
+    ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
+]
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([], "DBTASKQUEUE must be a dict, not list"),
-        ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
-        ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
-        ({"THREADS": "4"}, "DBTASKQUEUE['THREADS']='4' is not valid"),
-        ({"NOTIFY": "no"}, "DBTASKQUEUE['NOTIFY']='no' is not valid: True or False"),
-        ({"PREPARE": 1}, "DBTASKQUEUE['PREPARE']=1 is not valid"),
-        ({"HEARTBEAT": "0s"}, "DBTASKQUEUE['HEARTBEAT']=datetime.timedelta(0) is not valid: a positive duration"),
-        ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
-        ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
-        ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),
-        ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict'),
-        ({"QUEUES": {"a b": {}}}, "'a b' cannot be a queue's name"),
-        (
-            {"QUEUES": {"a": {"lase": "1m"}}},
-            "['a'] has no setting 'lase'. Did you mean 'lease'?",
-        ),
-        ({"QUEUES": {"a": {"lease": 60}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['lease']: 60 is not a duration"),
-        (
-            {"QUEUES": {"a": {"lease": "1ms"}}},
-            "lease=datetime.timedelta(microseconds=1000) is not valid",
-        ),
-        ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
-        (
-            {"QUEUES": {"a": {"retry": "geo:1s"}}},
-            "['a']['retry']: 'geo:1s' is not a retry policy",
-        ),
-        ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
-    ],
-)
-def test_a_bad_setting_is_named(settings: Any, given: Any, words: str) -> None:
-    settings.DBTASKQUEUE = given
-    with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
-        conf.settings()
+
+def test_a_bad_setting_is_named(settings: Any) -> None:
+    for given, words in BAD_SETTINGS:
+        settings.DBTASKQUEUE = given
+        with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
+            conf.settings()
 
 
 def test_a_bad_override_is_no_other_error() -> None:
@@ -123,27 +122,27 @@ def test_runtime_overrides_are_laid_over_the_rest() -> None:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("90s", timedelta(seconds=90)),
-        ("250ms", timedelta(milliseconds=250)),
-        ("1.5h", timedelta(minutes=90)),
-        (" 2 d ", timedelta(days=2)),
-        ("PT15M", timedelta(minutes=15)),
-        ("P1DT2H", timedelta(hours=26)),
-        ("00:01:30", timedelta(seconds=90)),
-        (timedelta(seconds=1), timedelta(seconds=1)),
-    ],
-)
-def test_durations_as_people_write_them(text: Any, wanted: timedelta) -> None:
-    assert conf.duration(text, where="here") == wanted
+DURATIONS: list[tuple[Any, timedelta]] = [
+    ("90s", timedelta(seconds=90)),
+    ("250ms", timedelta(milliseconds=250)),
+    ("1.5h", timedelta(minutes=90)),
+    (" 2 d ", timedelta(days=2)),
+    ("PT15M", timedelta(minutes=15)),
+    ("P1DT2H", timedelta(hours=26)),
+    ("00:01:30", timedelta(seconds=90)),
+    (timedelta(seconds=1), timedelta(seconds=1)),
+]
 
 
-@pytest.mark.parametrize("value", [5, 1.5, "", "soon", "5 parsecs", "s", None, ["1m"]])
-def test_what_is_no_duration_is_refused_with_its_place(value: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match=r"^here: .* is not a duration\. Write numbers with a unit"):
-        conf.duration(value, where="here")
+def test_durations_as_people_write_them() -> None:
+    for text, wanted in DURATIONS:
+        assert conf.duration(text, where="here") == wanted
+
+
+def test_what_is_no_duration_is_refused_with_its_place() -> None:
+    for value in (5, 1.5, "", "soon", "5 parsecs", "s", None, ["1m"]):
+        with pytest.raises(ImproperlyConfigured, match=r"^here: .* is not a duration\. Write numbers with a unit"):
+            conf.duration(value, where="here")
 
 
 FITS: dict[str, tuple[list[Any], list[Any]]] = {
@@ -167,48 +166,45 @@ FITS: dict[str, tuple[list[Any], list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_what_a_queue_can_be_set_to(name: str) -> None:
-    good, bad = FITS[name]
-    for value in good:
-        assert getattr(conf.QueueSettings(**{name: value}), name) == value
-    for value in bad:
-        with pytest.raises(ImproperlyConfigured, match=f"^{name}="):
-            conf.QueueSettings(**{name: value})
+def test_what_a_queue_can_be_set_to() -> None:
+    for name in FITS:
+        good, bad = FITS[name]
+        for value in good:
+            assert getattr(conf.QueueSettings(**{name: value}), name) == value
+        for value in bad:
+            with pytest.raises(ImproperlyConfigured, match=f"^{name}="):
+                conf.QueueSettings(**{name: value})
 
 
-@pytest.mark.parametrize("name", ["a", "A-1", "flights.claims:eu_west", "0", "_x", "q" * 200])
-def test_names_a_queue_can_have(name: str) -> None:
-    assert conf.valid_name(name) == name
+def test_names_a_queue_can_have() -> None:
+    for name in ("a", "A-1", "flights.claims:eu_west", "0", "_x", "q" * 200):
+        assert conf.valid_name(name) == name
 
 
-@pytest.mark.parametrize(
-    "name", ["", " ", "a b", "-a", ".a", "é", "a\n", "a\0", "q" * 201, "a'b", 'a"b', "%s", None, 5]
-)
-def test_names_no_queue_can_have(name: Any) -> None:
-    with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
-        conf.valid_name(name)
+def test_names_no_queue_can_have() -> None:
+    for name in ("", " ", "a b", "-a", ".a", "é", "a\n", "a\0", "q" * 201, "a'b", 'a"b', "%s", None, 5):
+        with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
+            conf.valid_name(name)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        {"strategy": "os.abort"},
-        {"strategy": "tests.conformance.driver.Plain"},
-        {"router": "doctest.run_docstring_examples"},
-        {"router": "doctest.run_docstring_examples", "shards": ["default"]},
-        {"shards": ["default", "sqlite"]},
-        {"database": "sqlite"},
-        {"model": "auth.User"},
-        {"temporary": True},
-        {"batch_size": 7, "router": "os.system"},
-    ],
-    ids=str,
-)
-def test_a_row_names_no_code_and_no_place(override: dict[str, Any]) -> None:
+HOSTILE_OVERRIDES: list[dict[str, Any]] = [
+    {"strategy": "os.abort"},
+    {"strategy": "tests.conformance.driver.Plain"},
+    {"router": "doctest.run_docstring_examples"},
+    {"router": "doctest.run_docstring_examples", "shards": ["default"]},
+    {"shards": ["default", "sqlite"]},
+    {"database": "sqlite"},
+    {"model": "auth.User"},
+    {"temporary": True},
+    {"batch_size": 7, "router": "os.system"},
+]
+
+
+def test_a_row_names_no_code_and_no_place() -> None:
     """The documented role of a producer may write the row, so what it says must not be imported or called."""
-    with pytest.raises(ImproperlyConfigured, match=r"Queue\.overrides: .* cannot stand in a queue's row"):
-        conf.overlay(conf.QueueSettings(), override)
+    for override in HOSTILE_OVERRIDES:
+        with pytest.raises(ImproperlyConfigured, match=r"Queue\.overrides: .* cannot stand in a queue's row"):
+            conf.overlay(conf.QueueSettings(), override)
 
 
 def test_a_row_chooses_among_our_strategies() -> None:
