@@ -26,6 +26,7 @@ from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from tests.conformance.conftest import SECOND, World
 from tests.factories import LEASE, QUEUE
+from tests.patience import PATIENCE
 from tests.support import counted
 from tests.testapp.models import Booking
 
@@ -41,7 +42,7 @@ class At:
     later: timedelta = timedelta(0)
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, datetime) and abs(value - timezone.now() - self.later) < 5 * SECONDS
+        return isinstance(value, datetime) and abs(value - timezone.now() - self.later) < PATIENCE * SECONDS
 
     def __hash__(self) -> int:
         return hash(self.later)
@@ -52,25 +53,24 @@ NOW = At()
 
 @dataclass(frozen=True)
 class Effect:
-    """An outcome, and the columns it leaves different; all others stay as they were."""
+    """An outcome, and the columns it leaves different; all others stay as they were. A time counts from the write."""
 
     outcome: Outcome | Settlement
     columns: dict[str, Any] = field(default_factory=dict)
     failed: bool = False  # leaves a row in Attempt
 
-    def changed(self) -> dict[str, Any]:
-        changed = {"last_update_time": NOW, **self.columns}
-        if changed.get("finish_time") is not None:
-            changed["final_status"] = changed["status"]
-        if self.failed:
-            changed["fingerprint"] = signature_of("no", QUEUE).fingerprint
-        return changed
 
-
-ENDED = {"ready_time": None, "finish_time": NOW}
+HOUR = timedelta(hours=1)
+ENDED = {"ready_time": None, "finish_time": NO_TIME}
 FAILED = {**ENDED, "next_process_time": "when it was due"}  # from which its time to live counts if it is brought back
-BACK = {"status": CREATED, "ready_time": NOW, "next_process_time": NOW, "poller_instance": None}
-GIVEN_BACK = {"status": CREATED, "next_process_time": NOW, "poller_instance": None, "attempt": 1}
+GIVEN_BACK = {"status": CREATED, "next_process_time": NO_TIME, "poller_instance": None, "attempt": 1}
+
+
+def back(later: timedelta = NO_TIME, **columns: Any) -> dict[str, Any]:
+    times = {"ready_time": later, "next_process_time": later}
+    return {"status": CREATED, "poller_instance": None, "process_result": None, **times, **columns}
+
+
 EFFECTS = {
     "complete": Effect(Complete(), {"status": COMPLETED, "process_result": None, **ENDED}),
     "complete with a result": Effect(
@@ -78,59 +78,48 @@ EFFECTS = {
     ),
     "poison": Effect(Poison(), {"status": POISON, "process_result": None, **FAILED}),
     "poison with a reason": Effect(Poison("no"), {"status": POISON, "process_result": "no", **FAILED}),
-    "fail, retried by policy": Effect(
-        Fail("no"),
-        {**BACK, "ready_time": At(timedelta(hours=1)), "next_process_time": At(timedelta(hours=1)),
-         "process_result": "no"},
-        failed=True,
-    ),
+    "fail, retried by policy": Effect(Fail("no"), back(HOUR, process_result="no"), failed=True),
     "fail, retried at a given time": Effect(
-        Fail("no", delay=timedelta(minutes=2)),
-        {**BACK, "ready_time": At(timedelta(minutes=2)), "next_process_time": At(timedelta(minutes=2)),
-         "process_result": "no"},
-        failed=True,
+        Fail("no", delay=HOUR / 30), back(HOUR / 30, process_result="no"), failed=True
     ),
-    "fail for good": Effect(
-        Fail("no", retry=False), {"status": ERROR, "process_result": "no", **FAILED}, failed=True
-    ),
-    "reenqueue": Effect(Reenqueue(NO_TIME), {**BACK, "attempt": 0, "reenqueue_attempt": 1, "process_result": None}),
+    "fail for good": Effect(Fail("no", retry=False), {"status": ERROR, "process_result": "no", **FAILED}, failed=True),
+    "reenqueue": Effect(Reenqueue(NO_TIME), back(attempt=0, reenqueue_attempt=1)),
     "reenqueue later": Effect(
-        Reenqueue(timedelta(minutes=3), "half"),
-        {**BACK, "ready_time": At(timedelta(minutes=3)), "next_process_time": At(timedelta(minutes=3)), "attempt": 0,
-         "reenqueue_attempt": 1, "result": "half", "process_result": "half"},
+        Reenqueue(HOUR / 20, "half"),
+        back(HOUR / 20, attempt=0, reenqueue_attempt=1, result="half", process_result="half"),
     ),
-    "reenqueue, attempts kept": Effect(
-        Reenqueue(NO_TIME, keep_attempts=True), {**BACK, "reenqueue_attempt": 1, "process_result": None}
-    ),
+    "reenqueue, attempts kept": Effect(Reenqueue(NO_TIME, keep_attempts=True), back(reenqueue_attempt=1)),
     "release": Effect(Release(), GIVEN_BACK),
     "park": Effect(Park("no handler for x"), {**GIVEN_BACK, "ready_time": None, "parked_by": "no handler for x"}),
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize("case", EFFECTS)
-def test_what_each_outcome_writes(world: World, case: str) -> None:
+def test_what_each_outcome_writes(world: World, subtests: pytest.Subtests) -> None:
     """Given a task on its second attempt, with traces of the first, taken a while ago."""
-    effect = EFFECTS[case]
-    lease = world.take(
-        attempt=1, total_attempt=7, reference="r", payload=[1], context={"t": 1}, priority=-2, process_result="before",
-        group_key=None, payload_type=None,
-    )  # fmt: skip
-    lease.policy = lambda attempt, error: timedelta(hours=1)
-    world.age(20 * SECONDS)
-    before = world.row(lease)
+    for case, effect in EFFECTS.items():
+        with subtests.test(case):
+            lease = world.take(
+                attempt=1, total_attempt=7, payload=[1], context={"t": 1}, priority=-2, process_result="before"
+            )
+            lease.policy = lambda attempt, error: HOUR
+            world.age(20 * SECONDS)
+            before = world.row(lease)
 
-    assert world.settle(lease, effect.outcome)
+            assert world.settle(lease, effect.outcome)
 
-    after = world.row(lease)
-    wanted = effect.changed()
-    if wanted.get("next_process_time") == FAILED["next_process_time"]:
-        wanted["next_process_time"] = before["ready_time"]
-    assert {name: value for name, value in after.items() if value != before[name]} == {
-        name: value for name, value in wanted.items() if before[name] != value
-    }
-    assert wanted.keys() <= after.keys()
-    failures = list(Attempt.objects.using(world.alias).values("task_id", "attempt", "total_attempt", "message"))
-    assert failures == [{"task_id": lease.id, "attempt": 2, "total_attempt": 8, "message": "no"}] * effect.failed
+            after = world.row(lease)
+            now = after["last_update_time"]
+            wanted = {"last_update_time": now, **effect.columns}
+            wanted = {name: now + one if isinstance(one, timedelta) else one for name, one in wanted.items()}
+            if "finish_time" in wanted:
+                wanted["final_status"] = wanted["status"]
+            if wanted.get("next_process_time") == FAILED["next_process_time"]:
+                wanted["next_process_time"] = before["ready_time"]
+            if effect.failed:
+                wanted["fingerprint"] = signature_of("no", QUEUE).fingerprint
+            assert {name: value for name, value in after.items() if value != before[name]} == wanted
+            failures = Attempt.objects.using(world.alias).filter(task_id=lease.id)
+            assert list(failures.values_list("attempt", "total_attempt", "message")) == [(2, 8, "no")] * effect.failed
 
 
 VERBS: dict[str, Callable[[Lease], None]] = {
@@ -180,23 +169,25 @@ GONE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
-def test_a_stale_holder_writes_nothing(world: World, gone: Callable[[World, Lease], None], keep: str) -> None:
+def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest.Subtests) -> None:
     """Given a lease that is gone, when its holder tries every verb, then no row of any table changes."""
     world.configure(keep=keep)
-    lease = world.take()
-    gone(world, lease)
-    before = world.everything()
+    for gone in GONE:
+        with subtests.test(gone.__name__):
+            lease = world.take()
+            gone(world, lease)
+            before = world.everything()
 
-    for name, verb in VERBS.items():
-        with pytest.raises(LeaseLost) as lost:
-            verb(lease)
-        assert (lost.value.task_id, lost.value.total_attempt) == (lease.id, 1), name
-    for name, outcome in SETTLEMENTS.items():
-        assert not world.settle(lease, outcome, keep=keep), name
+            for name, verb in VERBS.items():
+                with pytest.raises(LeaseLost) as lost:
+                    verb(lease)
+                assert (lost.value.task_id, lost.value.total_attempt) == (lease.id, 1), name
+            for name, outcome in SETTLEMENTS.items():
+                assert not world.settle(lease, outcome, keep=keep), name
 
-    assert world.everything() == before
+            assert world.everything() == before
+        world.tasks.purge()
 
 
 def test_a_stale_row_in_a_batch_does_not_hold_up_the_others(world: World) -> None:
@@ -287,21 +278,19 @@ def test_keep_delete_counts_what_it_deletes(world: World) -> None:
     assert sorted(counts) == [("parcels", 1), ("parcels", 3)]
 
 
-@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
-def test_complete_delete_deletes_and_counts_whatever_is_kept(world: World, keep: str) -> None:
-    world.configure(keep=keep)
-    lease = world.take()
-    lease.complete_delete()
-    assert not world.tasks.exists()
+def test_complete_delete_deletes_and_counts_whatever_is_kept(world: World) -> None:
+    for keep in ("keep", "history", "delete"):
+        world.configure(keep=keep)
+        world.take().complete_delete()
+        assert not world.tasks.exists()
     assert not TaskHistory.objects.using(world.alias).exists()
-    assert DeletedTasks.objects.using(world.alias).values_list("queue", "count").get() == ("parcels", 1)
+    counts = DeletedTasks.objects.using(world.alias).values_list("queue", "count")
+    assert set(counts) == {("parcels", 1)} and len(counts) == 3
 
 
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
 def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str) -> None:
-    for _ in range(18):
-        world.make()
-    leases = world.checkout(18)
+    leases = world.take_many(18)
     outcomes = list(SETTLEMENTS.values()) * 2
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
 
@@ -349,20 +338,20 @@ def test_failures_end_in_error_after_the_budget(world: World) -> None:
     assert all("Traceback" in one.traceback or one.traceback.endswith(f"{one.message}\n") for one in attempts)
 
 
-@pytest.mark.parametrize("keep_attempts", [True, False])
-def test_a_reenqueued_task_can_be_taken_again_even_after_its_last_attempt(world: World, keep_attempts: bool) -> None:
-    """Reenqueue is no failure: a task that keeps its attempts must not be left in line where nobody may take it."""
-    task = world.make(attempt=2, max_attempts=3)
-    (lease,) = world.checkout()
-    lease.reenqueue(NO_TIME, keep_attempts=keep_attempts)
-    assert [lease.id for lease in world.checkout()] == [task.id]
+BACK_AGAIN: list[Callable[[World, Lease], Any]] = [
+    lambda _, lease: lease.reenqueue(NO_TIME, keep_attempts=True),
+    lambda _, lease: lease.reenqueue(NO_TIME),
+    lambda world, lease: world.tasks.filter(pk=lease.id).release_all(),
+]
 
 
-def test_a_released_task_can_be_taken_again_even_after_its_last_attempt(world: World) -> None:
-    task = world.make(attempt=2, max_attempts=3)
-    (lease,) = world.checkout()
-    assert world.tasks.filter(pk=lease.id).release_all() == 1
-    assert [lease.id for lease in world.checkout()] == [task.id]
+def test_what_is_no_failure_lets_a_task_be_taken_again_even_after_its_last_attempt(world: World) -> None:
+    for put_back in BACK_AGAIN:
+        lease = world.take(attempt=2, max_attempts=3)
+        put_back(world, lease)
+        (again,) = world.checkout()
+        assert again.id == lease.id
+        again.complete()
 
 
 class Hostile(Exception):
@@ -422,62 +411,58 @@ ERRORS: dict[str, Callable[[], BaseException | str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
 @pytest.mark.parametrize("retry", [True, False])
-def test_no_error_text_makes_the_failure_write_fail(world: World, case: str, retry: bool) -> None:
-    lease = world.take()
+def test_no_error_text_makes_the_failure_write_fail(world: World, retry: bool, subtests: pytest.Subtests) -> None:
+    for case, make in ERRORS.items():
+        lease = world.take()
+        with subtests.test(case):
+            assert world.settle(lease, Fail(make(), retry=retry))
 
-    assert world.settle(lease, Fail(ERRORS[case](), retry=retry))
-
-    row = world.row(lease)
-    assert row["status"] == (CREATED if retry else ERROR)
-    attempt = Attempt.objects.using(world.alias).get(task_id=lease.id)
-    for text in (row["process_result"] or "", attempt.message, attempt.error_type, attempt.traceback):
-        assert "\0" not in text
-        text.encode()
-    assert len((row["process_result"] or "").encode()) <= 4000
-    assert len(attempt.error_type) <= 200
+            row = world.row(lease)
+            assert row["status"] == (CREATED if retry else ERROR)
+            attempt = Attempt.objects.using(world.alias).get(task_id=lease.id)
+            for text in (row["process_result"] or "", attempt.message, attempt.error_type, attempt.traceback):
+                assert "\0" not in text
+                text.encode()
+            assert len((row["process_result"] or "").encode()) <= 4000
+            assert len(attempt.error_type) <= 200
 
 
 # -- results ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("result", "text"),
-    [
-        ("é" * 3000, "é" * 2000),
-        ("\U0001f600" * 1500, "\U0001f600" * 1000),
-        ("a" + "€" * 2000, "a" + "€" * 1333),
-        ("x" * 4000, "x" * 4000),
-        ("x" * 4001, "x" * 4000),
-        ("", ""),
-        (0, "0"),
-        (False, "false"),
-        ([1, "é"], '[1, "é"]'),
-        ({"k": "é" * 2500}, ('{"k": "' + "é" * 2500)[: 7 + 1996]),
-    ],
-)
-def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World, result: Any, text: str) -> None:
-    lease = world.take()
-    lease.complete(result)
-    row = world.row(lease)
-    assert row["result"] == result
-    assert row["process_result"] == text
-    assert len(text.encode()) <= 4000
+RESULTS: list[tuple[Any, str]] = [
+    ("é" * 3000, "é" * 2000),
+    ("\U0001f600" * 1500, "\U0001f600" * 1000),
+    ("a" + "€" * 2000, "a" + "€" * 1333),
+    ("x" * 4000, "x" * 4000),
+    ("x" * 4001, "x" * 4000),
+    ("", ""),
+    (0, "0"),
+    (False, "false"),
+    ([1, "é"], '[1, "é"]'),
+    ({"k": "é" * 2500}, ('{"k": "' + "é" * 2500)[: 7 + 1996]),
+]
 
 
-@pytest.mark.parametrize("verb", ["complete", "reenqueue"])
-def test_no_result_stays_null(world: World, verb: str) -> None:
-    others = world.take()  # with a result, so that both go the same way
-    lease = world.take()
-    outcomes = {"complete": (Complete("x"), Complete()), "reenqueue": (Reenqueue(NO_TIME, "x"), Reenqueue(NO_TIME))}[
-        verb
-    ]
-    settle.settle(world.session, list(zip((others, lease), outcomes, strict=True)))
-    row = world.row(lease)
-    assert (row["result"], row["process_result"]) == (None, None)
-    assert world.tasks.filter(pk=lease.id, result__isnull=True).exists()
-    assert world.row(others)["result"] == "x"
+def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World) -> None:
+    for result, text in RESULTS:
+        lease = world.take()
+        lease.complete(result)
+        row = world.row(lease)
+        assert (row["result"], row["process_result"]) == (result, text)
+        assert len(text.encode()) <= 4000
+
+
+def test_no_result_stays_null(world: World) -> None:
+    for with_result, without in ((Complete("x"), Complete()), (Reenqueue(NO_TIME, "x"), Reenqueue(NO_TIME))):
+        others, lease = world.take(), world.take()
+        settle.settle(world.session, [(others, with_result), (lease, without)])  # both go the same way
+        row = world.row(lease)
+        assert (row["result"], row["process_result"]) == (None, None)
+        assert world.tasks.filter(pk=lease.id, result__isnull=True).exists()
+        assert world.row(others)["result"] == "x"
+        world.tasks.purge()
 
 
 def circle() -> list[Any]:
@@ -513,23 +498,22 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
 @pytest.mark.parametrize("keep", ["keep", "history"])
-def test_one_bad_outcome_never_fails_its_batch(world: World, case: str, keep: str) -> None:
+def test_one_bad_outcome_never_fails_its_batch(world: World, keep: str, subtests: pytest.Subtests) -> None:
     """Given 12 outcomes of which the fifth cannot be stored, then 11 are stored as they are and the fifth is too."""
-    for _ in range(12):
-        world.make()
-    leases = world.checkout(12)
-    pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
-    pairs[4] = (leases[4], decide(leases[4], BAD[case]()))
-
-    assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
-
-    assert not world.tasks.filter(status=PROCESSING).exists()
-    assert counted(world.alias) == 12
     table = world.tasks if keep == "keep" else TaskHistory.objects.using(world.alias)
-    good = {lease.id for lease in leases if lease is not leases[4]}
-    assert good <= {int(row["result"]) for row in table.values("result") if str(row["result"]).isdigit()}
+    for number, (case, make) in enumerate(BAD.items(), 1):
+        leases = world.take_many(12)
+        pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
+        pairs[4] = (leases[4], decide(leases[4], make()))
+        with subtests.test(case):
+            assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
+
+            assert not world.tasks.filter(status=PROCESSING).exists()
+            assert counted(world.alias) == 12 * number
+            good = {lease.id for lease in leases if lease is not leases[4]}
+            assert good <= {int(row["result"]) for row in table.values("result") if str(row["result"]).isdigit()}
+        world.tasks.filter(status=CREATED).cancel()
 
 
 def refuse_results(world: World) -> None:
@@ -555,9 +539,7 @@ def refuse_results(world: World) -> None:
 def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World) -> None:
     """Given a batch with a bad row, then each failure in it is decided once, and not again for each half."""
     refuse_results(world)
-    for _ in range(8):
-        world.make()
-    leases = world.checkout(8)
+    leases = world.take_many(8)
     asked: list[int] = []
 
     def policy(attempt: int, error: BaseException | None) -> timedelta:
@@ -576,9 +558,7 @@ def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World)
 
 def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World) -> None:
     refuse_results(world)
-    for _ in range(9):
-        world.make()
-    leases = world.checkout(9)
+    leases = world.take_many(9)
     pairs: list[settle.Decided] = [
         (lease, Complete("x") if index in (3, 8) else Complete()) for index, lease in enumerate(leases)
     ]
@@ -627,10 +607,7 @@ def test_stored_results_are_json_for_every_reader(world: World) -> None:
 @pytest.mark.parametrize("world", ["postgresql-skip_locked"], indirect=True)
 def test_a_read_only_spell_spoils_no_outcome(world: World) -> None:
     """Given a database that takes no writes for a moment, then outcomes are kept for later, not turned into ERROR."""
-    leases = [world.make(PROCESSING) for _ in range(3)]
-    world.age(2 * LEASE)
-    taken = world.checkout(3)
-    assert len(taken) == len(leases)
+    taken = world.take_many(3)
     pairs: list[settle.Decided] = [(lease, Complete()) for lease in taken]
     with transaction.atomic(using=world.alias):
         world.session.run("SET LOCAL transaction_read_only = on", {})
