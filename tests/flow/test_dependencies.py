@@ -74,21 +74,16 @@ def test_a_parent_that_has_completed_counts_at_once(alias: str, put: Callable[..
     assert Hold.objects.using(alias).get().remaining == 1
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize(("policy", "status", "parked"), [
-    ("hold", "CREATED", "parents"), ("cancel", "POISON", None), ("run", "CREATED", None),
-])  # fmt: skip
-def test_a_parent_fails(
-    alias: str, put: Callable[..., Task], policy: str, status: str, parked: str | None, before: bool
-) -> None:
+def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
     """The same whether the child was there before its parent failed, or comes after."""
+    wanted = {"hold": ("CREATED", "parents"), "cancel": ("POISON", None), "run": ("CREATED", None)}
     parent = put()
-    child = put(after=[parent], on_parent_failure=policy) if before else None
+    before = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
     taken(alias).poison("bad")
-    child = child or put(after=[parent], on_parent_failure=policy)
-    assert state(child) == (status, parked)
-    if policy == "cancel":
-        text = Task.objects.using(alias).get(pk=child.pk).process_result
+    after = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
+    for children in (before, after):
+        assert {policy: state(child) for policy, child in children.items()} == wanted
+        text = Task.objects.using(alias).get(pk=children["cancel"].pk).process_result
         assert text == f"Cancelled: parent task {parent.pk} ended as POISON."
 
 
@@ -112,41 +107,36 @@ def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., T
     assert taken(alias).id == last.pk
 
 
-def test_an_operator_cancels_a_parent(alias: str, put: Callable[..., Task]) -> None:
-    parent = put()
-    child = put(after=[parent], on_parent_failure="cancel")
-    move.change(Task.objects.using(alias).filter(pk=parent.pk), "cancel")
-    assert state(child) == ("POISON", None)
+def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., Task]) -> None:
+    cancelled, deleted = put(), put()
+    child = put(after=[cancelled], on_parent_failure="cancel")
+    held, free = (put(after=[deleted], on_parent_failure=policy) for policy in ("hold", "run"))
+    move.change(Task.objects.using(alias).filter(pk=cancelled.pk), "cancel")
+    move.delete(Task.objects.using(alias).filter(pk=deleted.pk))
+    assert [state(task) for task in (child, held, free)] == [
+        ("POISON", None), ("CREATED", "parents"), ("CREATED", None),
+    ]  # fmt: skip
+    assert set(Dependency.objects.using(alias).filter(child_id=held.pk).values_list("outcome", flat=True)) == {
+        "DELETED"
+    }
 
 
-@pytest.mark.parametrize(("policy", "parked"), [("hold", "parents"), ("run", None)])
-def test_an_operator_deletes_a_parent(alias: str, put: Callable[..., Task], policy: str, parked: str | None) -> None:
-    parent = put()
-    child = put(after=[parent], on_parent_failure=policy)
-    move.delete(Task.objects.using(alias).filter(pk=parent.pk))
-    assert state(child) == ("CREATED", parked)
-    assert Dependency.objects.using(alias).get().outcome == "DELETED"
+def test_parents_that_leave_the_table_count(alias: str, put: Callable[..., Task], settings: Any) -> None:
+    for keep in ("history", "delete"):
+        settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}, "letters": {}}}
+        child = put("letters", after=[put()])
+        taken(alias).complete()
+        assert state(child) == ("CREATED", None)
 
 
-@pytest.mark.parametrize("keep", ["history", "delete"])
-def test_parents_that_leave_the_table_count(alias: str, put: Callable[..., Task], settings: Any, keep: str) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}}}
-    child = put(after=[put()])
-    taken(alias).complete()
-    assert state(child) == ("CREATED", None)
-
-
-@pytest.mark.parametrize("left", ["history", "nothing"])
-def test_a_sweep_finds_parents_whose_process_died(alias: str, put: Callable[..., Task], left: str) -> None:
+def test_a_sweep_finds_parents_whose_process_died(alias: str, put: Callable[..., Task]) -> None:
     """The process died between the commit that moved the parent and the one that tells it."""
-    parent = put()
-    child = put(after=[parent])
-    row = Task.objects.using(alias).filter(pk=parent.pk)
-    if left == "history":
-        TaskHistory.objects.using(alias).create(task_id=parent.pk, queue="parcels", status="COMPLETED")
-    row._raw_delete(alias)
+    moved, gone = put(), put()
+    children = [put(after=[moved]), put(after=[gone])]
+    TaskHistory.objects.using(alias).create(task_id=moved.pk, queue="parcels", status="COMPLETED")
+    Task.objects.using(alias).filter(pk__in=[moved.pk, gone.pk])._raw_delete(alias)
     assert dependencies.sweep_missing(Session.on(alias), 0) == 0
-    assert state(child) == ("CREATED", None)
+    assert [state(child) for child in children] == [("CREATED", None)] * 2
 
 
 def test_a_child_in_a_group_takes_its_place(alias: str, put: Callable[..., Task]) -> None:
@@ -186,12 +176,10 @@ def test_the_transaction_of_the_caller_decides(alias: str, put: Callable[..., Ta
     assert Task.objects.using(alias).get().watched is None
 
 
-@pytest.mark.parametrize(("after", "says"), [
-    ([10**9], "not in the table"), (["x"], "must be a task"), ([True], "must be a task"),
-])  # fmt: skip
-def test_a_parent_that_is_none_is_refused(alias: str, put: Callable[..., Task], after: Any, says: str) -> None:
-    with pytest.raises(EnqueueError, match=says):
-        put(after=after)
+def test_a_parent_that_is_none_is_refused(alias: str, put: Callable[..., Task]) -> None:
+    for after, says in ((10**9, "not in the table"), ("x", "must be a task"), (True, "must be a task")):
+        with pytest.raises(EnqueueError, match=says):
+            put(after=[after])
     assert not Task.objects.using(alias).exists()
 
 

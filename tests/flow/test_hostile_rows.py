@@ -10,12 +10,7 @@ from django.db import DatabaseError, connections, transaction
 from django_dbtaskqueue import enqueue, registry, testing
 from django_dbtaskqueue.models import Task
 
-ALIASES = ["default", "sqlite"]
-pytestmark = [
-    pytest.mark.django_db(databases=ALIASES),
-    pytest.mark.parametrize("alias", ALIASES),
-    pytest.mark.usefixtures("taskqueue_registry"),
-]
+pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.usefixtures("taskqueue_registry")]
 FAR = "9999-12-31 23:59:59"
 HOSTILE = {
     "lease without end": ("lease_seconds", 1e300),
@@ -39,21 +34,20 @@ ONLY_POSTGRESQL = {
 }
 
 
-def insert(alias: str, column: str, value: Any) -> None:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
+def is_refused(alias: str, column: str, value: Any) -> bool:
+    try:
+        with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
+    except DatabaseError:
+        return True
+    return False
 
 
-@pytest.mark.parametrize("case", [*HOSTILE, *ONLY_POSTGRESQL])
-def test_the_database_refuses_what_would_stop_a_queue(alias: str, case: str, settings: Any) -> None:
+def test_the_database_refuses_what_would_stop_a_queue(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     registry.register("letters", lambda task: None)
-    column, value = {**HOSTILE, **ONLY_POSTGRESQL}[case]
-    if alias == "sqlite" and case in ONLY_POSTGRESQL:
-        assert Task.objects.using(alias).count() == 0  # SQLite has no such value
-        return
-    with pytest.raises(DatabaseError), transaction.atomic(using=alias):
-        insert(alias, column, value)
+    cases = HOSTILE | (ONLY_POSTGRESQL if alias == "default" else {})  # SQLite has no such values
+    assert [case for case, given in cases.items() if not is_refused(alias, *given)] == []
     honest = enqueue("letters", using=alias)
     assert testing.drain("letters", using=alias).completed == 1
-    assert Task.objects.using(alias).get(pk=honest.pk).status == "COMPLETED"
+    assert Task.objects.using(alias).get().pk == honest.pk

@@ -36,15 +36,12 @@ from tests.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECOND = timedelta(seconds=1)
-ANY_STRATEGY = [
-    ("default", "skip_locked"),
-    ("default", "optimistic"),
-    ("default", "tests.conformance.driver.Plain"),
-    ("sqlite", "auto"),
-]
+DATABASES = [("default", "skip_locked"), ("sqlite", "auto")]
+STRATEGIES = [*DATABASES, ("default", "optimistic"), ("default", "tests.conformance.driver.Plain")]
+any_strategy = pytest.mark.parametrize("alias", STRATEGIES, indirect=True, ids="-".join)
 
 
-@pytest.fixture(params=ANY_STRATEGY, ids=lambda param: "-".join(param))
+@pytest.fixture(params=DATABASES, ids="-".join)
 def alias(request: pytest.FixtureRequest, settings: Any) -> str:
     name, strategy = request.param
     limits = {
@@ -91,6 +88,7 @@ def range_of(number: int) -> list[dict[str, int]]:
     return [{"payload": one} for one in range(number)]
 
 
+@any_strategy
 def test_no_more_run_at_a_time_than_the_limit(alias: str) -> None:
     enqueue_many("two", range_of(5), using=alias)
     first, second = take("two", alias)
@@ -106,6 +104,7 @@ def test_no_more_run_at_a_time_than_the_limit(alias: str) -> None:
     assert not QueueLimit.objects.using(alias).filter(queue="free").exists()
 
 
+@any_strategy
 def test_a_dead_poller_s_leases_are_taken_over_and_hold_no_place(alias: str) -> None:
     enqueue_many("two", range_of(3), using=alias)
     lost = take("two", alias)
@@ -189,6 +188,7 @@ def test_a_poller_reads_leases_only_near_the_limit(place: str, settings: Any) ->
     assert Task.objects.using(place).filter(queue="wide", status="PROCESSING").count() == 50
 
 
+@any_strategy
 def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
     enqueue_many("paced", range_of(60), using=alias)
     assert len(take("paced", alias, limit=7)) == 7
@@ -253,6 +253,7 @@ def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
     assert limiter.pause is None, "the queue is empty, and no limit holds a task back"
 
 
+@any_strategy
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
     enqueue_many("both", range_of(50), using=alias)
@@ -349,6 +350,7 @@ def payloads(leases: list[Lease], group: str | None) -> list[object]:
     return [lease.payload for lease in leases if lease.group == group]
 
 
+@any_strategy
 def test_of_each_group_no_more_start_in_a_time_than_its_rate(alias: str) -> None:
     items = [{"group": "a", "payload": number} for number in range(6)]
     enqueue_many("each", [*items, {"group": "b", "payload": 6}, {"payload": 7}], using=alias)

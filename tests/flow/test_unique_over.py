@@ -22,11 +22,6 @@ def _queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": SETTINGS}
 
 
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def complete(name: str, alias: str) -> None:
     """Complete the first task; ``keep="delete"`` deletes it."""
     (lease,) = Task.objects.db_manager(alias).checkout(name, poller_instance="a", limit=1)
