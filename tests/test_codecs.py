@@ -587,18 +587,6 @@ def test_pydantic_refusals_are_payload_errors() -> None:
     assert caught.value.path == "flight"
 
 
-def test_importing_the_codecs_imports_neither_pydantic_nor_django(tmp_path: Any) -> None:
-    import subprocess
-    import sys
-
-    code = (
-        "import sys; from django_dbtaskqueue.core import codecs, json, retry; codecs.encode((1,)); codecs.prepare(int);"
-        "print([name for name in ('pydantic', 'django') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_a_row_that_cannot_be_read_says_so() -> None:
     with pytest.raises(PayloadError, match=r"^Payload cannot be read: "):
         codecs.decode(int, "five")

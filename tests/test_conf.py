@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import UnknownQueue, enqueue, processor, registry, testing
+from django_dbtaskqueue import enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue
@@ -97,12 +97,6 @@ def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(
     assert conf.default_settings("unheard-of").lease == timedelta(minutes=2)
 
 
-def test_an_unknown_queue_is_named_with_its_nearest_match(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
-    with pytest.raises(UnknownQueue, match=r"Unknown queue 'leters'\. Did you mean 'letters'\?"):
-        conf.queue_settings("leters")
-
-
 def test_settings_follow_an_override(settings: Any) -> None:
     settings.DBTASKQUEUE = {"THREADS": 2}
     assert conf.settings().threads == 2
@@ -120,23 +114,6 @@ def test_runtime_overrides_are_laid_over_the_rest() -> None:
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
-
-
-DURATIONS: list[tuple[Any, timedelta]] = [
-    ("90s", timedelta(seconds=90)),
-    ("250ms", timedelta(milliseconds=250)),
-    ("1.5h", timedelta(minutes=90)),
-    (" 2 d ", timedelta(days=2)),
-    ("PT15M", timedelta(minutes=15)),
-    ("P1DT2H", timedelta(hours=26)),
-    ("00:01:30", timedelta(seconds=90)),
-    (timedelta(seconds=1), timedelta(seconds=1)),
-]
-
-
-def test_durations_as_people_write_them() -> None:
-    for text, wanted in DURATIONS:
-        assert conf.duration(text, where="here") == wanted
 
 
 def test_what_is_no_duration_is_refused_with_its_place() -> None:

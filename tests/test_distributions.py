@@ -90,21 +90,18 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py)(/|$)", name)]
 
 
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "py.typed",
-        "migrations/0*.py",
-        "templates/**/*.html",
-        "static/dbtaskqueue/*.css",
-        "static/dbtaskqueue/vendor/*/SHA256SUMS",
-        *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
-    ],
-)
-def test_the_wheel_has_what_is_no_python(wheel: zipfile.ZipFile, pattern: str) -> None:
-    here = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / PACKAGE).glob(pattern)}
-    assert here
-    assert here <= set(wheel.namelist())
+NO_PYTHON = [
+    *("py.typed", "migrations/0*.py", "templates/**/*.html", "static/dbtaskqueue/*.css"),
+    "static/dbtaskqueue/vendor/*/SHA256SUMS",
+    *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
+]
+
+
+def test_the_wheel_has_what_is_no_python(wheel: zipfile.ZipFile) -> None:
+    for pattern in NO_PYTHON:
+        here = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / PACKAGE).glob(pattern)}
+        assert here
+        assert here <= set(wheel.namelist())
 
 
 def test_the_sdist_has_what_a_checkout_has(source: Path) -> None:

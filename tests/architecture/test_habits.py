@@ -50,7 +50,7 @@ MAY_SLEEP = {
 
 def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
     for module in (*MODULES, *TESTS):
-        if module.place in MAY_SLEEP:
+        if module.place in MAY_SLEEP or "sleep" not in module.text:
             continue
         for node in module.nodes:
             if isinstance(node, ast.Call):

@@ -129,7 +129,7 @@ def test_the_package_s_own_imports_stand_at_the_top() -> None:
                 assert not [name for name in names if name.startswith("django_dbtaskqueue")], module.place
 
 
-def test_importing_the_package_imports_neither_django_nor_settings() -> None:
+def test_importing_the_package_imports_neither_django_nor_settings_nor_pydantic() -> None:
     """It is imported on Spark executors, where there is no Django: nor does its core need one."""
     core = "codecs, exceptions, json, lease, outcomes, retry, states"
     program = (
@@ -139,7 +139,8 @@ def test_importing_the_package_imports_neither_django_nor_settings() -> None:
         "from django_dbtaskqueue.core.sql import dialects, pipeline\n"
         "from django_dbtaskqueue import Complete, Geometric, TaskQueueError, __version__\n"
         "assert 'enqueue' in dir(django_dbtaskqueue)\n"
-        "found = sorted(name for name in sys.modules if name.split('.')[0] in ('django', 'psycopg'))\n"
+        "codecs.encode((1,)), codecs.prepare(int)\n"
+        "found = sorted(name for name in sys.modules if name.split('.')[0] in ('django', 'psycopg', 'pydantic'))\n"
         "assert not found, found\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
