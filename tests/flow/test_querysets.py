@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
+from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
 from tests.factories import make_task
-from tests.support import counted, ended
+from tests.support import counted
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
@@ -66,41 +67,38 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("selection", SELECTIONS)
-def test_a_verb_changes_its_selection_and_nothing_else(alias: str, verb: str, selection: str) -> None:
-    """Given six tasks in a status the verb may change, when three of them are selected, then those three change."""
-    status, change = VERBS[verb]
-    made = [make_task(status, priority=number, using=alias) for number in range(6)]
-    before = {row["id"]: row for row in tasks_of(alias).values()}
-
-    assert change(SELECTIONS[selection](tasks_of(alias))) == 3
-
-    after = {row["id"]: row for row in tasks_of(alias).values()}
-    untouched = {task.pk for task in made if before[task.pk] == after.get(task.pk)}
-    assert untouched == {task.pk for task in made[3:]}
-    assert counted(alias) == 6
+@contextmanager
+def taken_back(alias: str) -> Iterator[None]:
+    with transaction.atomic(using=alias):
+        yield
+        transaction.set_rollback(True, using=alias)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_empty_selection_is_a_no_op(alias: str, verb: str) -> None:
-    status, change = VERBS[verb]
-    make_task(status, using=alias)
-    before = list(tasks_of(alias).values())
-    for nothing in (tasks_of(alias).none(), tasks_of(alias).filter(queue="letters"), tasks_of(alias).all()[:0]):
-        assert change(nothing) == 0
-    assert list(tasks_of(alias).values()) == before
-    assert not DeletedTasks.objects.using(alias).exists()
+def test_a_verb_changes_its_selection_and_nothing_else(alias: str) -> None:
+    """Given six tasks in a status the verb may change, when three of them are selected, then those three change.
 
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_second_time_changes_nothing(alias: str, verb: str) -> None:
-    status, change = VERBS[verb]
-    for _ in range(3):
-        make_task(status, using=alias)
-    assert change(tasks_of(alias)) == 3
-    if verb not in ("mark_poison", "unpoison"):
-        assert change(tasks_of(alias).filter(status=status)) == 0
+    An empty selection is a no-op, and a second time nothing is left to change.
+    """
+    wrong: list[Any] = []
+    for verb, (status, change) in VERBS.items():
+        with taken_back(alias):
+            made = [make_task(status, priority=number, using=alias).pk for number in range(6)]
+            before = {row["id"]: row for row in tasks_of(alias).values()}
+            for selection, select in SELECTIONS.items():
+                with taken_back(alias):
+                    number = change(select(tasks_of(alias)))
+                    after = {row["id"]: row for row in tasks_of(alias).values()}
+                    untouched = [pk for pk in made if before[pk] == after.get(pk)]
+                    if (number, untouched, counted(alias)) != (3, made[3:], 6):
+                        wrong.append((verb, selection, number, untouched))
+            for nothing in (tasks_of(alias).none(), tasks_of(alias).filter(queue="letters"), tasks_of(alias).all()[:0]):
+                assert change(nothing) == 0
+            assert before == {row["id"]: row for row in tasks_of(alias).values()}
+            assert not DeletedTasks.objects.using(alias).exists()
+            counts = [change(tasks_of(alias)), change(tasks_of(alias).filter(status=status))]
+            if counts != [6, 0]:
+                wrong.append((verb, "twice", counts))
+    assert wrong == []
 
 
 @pytest.mark.parametrize(("verb", "status"), [("reprocess", ERROR), ("kick", POISON)])
@@ -110,8 +108,7 @@ def test_ready_again_with_a_new_budget(alias: str, verb: str, status: str) -> No
     row = tasks_of(alias).get(pk=task.pk)
     assert (row.status, row.attempt, row.total_attempt, row.poller_instance) == (CREATED, 0, 9, None)
     assert (row.finish_time, row.process_result) == (None, "why")
-    assert row.ready_time == row.next_process_time == row.last_update_time
-    assert abs(row.ready_time - timezone.now()) < timedelta(seconds=5)
+    assert row.ready_time == row.next_process_time == row.last_update_time > task.last_update_time
 
 
 def test_mark_poison_and_unpoison_keep_what_the_task_says(alias: str) -> None:
@@ -153,7 +150,7 @@ def test_purge_counts_per_queue(alias: str) -> None:
 
 @pytest.mark.parametrize("verb", ["cancel", "purge"])
 def test_a_selection_larger_than_a_statement_may_have_parameters(alias: str, verb: str) -> None:
-    assert VERBS[verb][1](make_many(alias, 40_000)) == 40_000
+    assert VERBS[verb][1](make_many(alias, 33_000)) == 33_000
 
 
 @pytest.mark.parametrize("verb", ["cancel", "purge"])
@@ -191,19 +188,20 @@ def test_a_task_without_a_finish_time_ages_by_its_last_update(alias: str) -> Non
     assert tasks_of(alias).housekeep(older_than=DAY) == 1
 
 
-@pytest.mark.parametrize("status", ended())
-def test_housekeep_may_be_limited_to_some_statuses(alias: str, status: str) -> None:
-    for each in ended():
-        make_task(each, using=alias)
-    assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=[status]) == 1
-    assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=status) == 0
-    assert not tasks_of(alias).filter(status=status).exists()
+def test_housekeep_may_be_limited_to_some_statuses(alias: str) -> None:
+    for status in TERMINAL:
+        for each in TERMINAL:
+            make_task(each, using=alias)
+        assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=[status]) == 1
+        assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=status) == 0
+        assert not tasks_of(alias).filter(status=status).exists()
+        tasks_of(alias).purge()
 
 
-@pytest.mark.parametrize("status", [CREATED, PROCESSING, "DONE"])
-def test_housekeep_refuses_what_is_not_finished(alias: str, status: str) -> None:
-    with pytest.raises(TaskQueueError, match=f"{status}.*is not one"):
-        tasks_of(alias).housekeep(older_than=DAY, statuses=[status])
+def test_housekeep_refuses_what_is_not_finished(alias: str) -> None:
+    for status in (CREATED, PROCESSING, "DONE"):
+        with pytest.raises(TaskQueueError, match=f"{status}.*is not one"):
+            tasks_of(alias).housekeep(older_than=DAY, statuses=[status])
     with pytest.raises(TaskQueueError, match="to='archive'"):
         tasks_of(alias).housekeep(older_than=DAY, to="archive")
 
@@ -221,15 +219,8 @@ def test_housekeep_moves_all_a_task_says(alias: str) -> None:
     for name in before.keys() & moved.keys() - {"id"}:
         assert moved[name] == before[name], name
     assert before.keys() - moved.keys() == {
-        "ready_time",
-        "parked_by",
-        "final_status",
-        "fingerprint",
-        "lost_leases",
-        "watched",
-        "batch",
-        "signals",
-    }
+        "ready_time", "parked_by", "final_status", "fingerprint", "lost_leases", "watched", "batch", "signals",
+    }  # fmt: skip
 
 
 def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_queries: Any) -> None:
@@ -256,16 +247,14 @@ class ReadsElsewhere:
         return True
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_verbs_never_judge_by_a_replica(settings: Any, verb: str) -> None:
+def test_verbs_never_judge_by_a_replica(settings: Any) -> None:
     """Given a replica that shows nothing, when a verb is called with no database named, then it acts on the primary."""
-    status, change = VERBS[verb]
-    make_task(status, using="default")
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]
-    assert Task.objects.count() == 0
-    assert change(Task.objects.all()) == 1
-    assert counted("sqlite") == 0
-    assert counted("default") == 1
+    for verb, (status, change) in VERBS.items():
+        with taken_back("default"):
+            make_task(status, using="default")
+            assert Task.objects.count() == 0
+            assert (change(Task.objects.all()), counted("default"), counted("sqlite")) == (1, 1, 0), verb
 
 
 def test_checkout_and_enqueue_use_the_primary(settings: Any) -> None:
