@@ -19,7 +19,7 @@ from django.db import OperationalError, connection, transaction
 
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, Task
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
@@ -145,33 +145,6 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     assert (entry.verb, entry.query, entry.reason, entry.queue) == ("reprocess", f"queue:{QUEUE}", "fixed", QUEUE)
     assert (entry.changed, entry.skipped, entry.operation) == (5, 1, operation)
     assert not bulk.turn("default")
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("verb", "source", "target"),
-    [
-        ("reprocess", "ERROR", "CREATED"),
-        ("mark_poison", "ERROR", "POISON"),
-        ("unpoison", "POISON", "ERROR"),
-        ("kick", "POISON", "CREATED"),
-        ("cancel", "CREATED", "POISON"),
-        ("release", "PROCESSING", "CREATED"),
-        ("delete", "PROCESSING", None),
-        ("purge", "COMPLETED", None),
-        ("housekeep", "COMPLETED", None),
-    ],
-)
-def test_every_verb_can_run_in_bulk(verb: str, source: str, target: str | None) -> None:
-    pk = make_task(source, queue=QUEUE).pk
-    make_task(source, queue="letters")
-    operation = bulk.start(verb, f"queue:{QUEUE}", None, "why", options=VerbOptions(timedelta(0)))
-    run()
-    assert (of(operation).changed, operation.note) == (1, "")
-    assert list(Task.objects.filter(pk=pk).values_list("status", flat=True)) == ([target] if target else [])
-    assert Task.objects.filter(queue="letters", status=source).exists()
-    assert DeletedTasks.objects.count() == int(verb in ("delete", "purge"))
-    assert TaskHistory.objects.count() == int(verb == "housekeep")
 
 
 @pytest.mark.django_db

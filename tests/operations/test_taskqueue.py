@@ -217,41 +217,6 @@ def test_the_doctor_says_what_is_wrong_and_what_helps_and_ends_so() -> None:
 # -- acting ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("command", "source", "target"),
-    [
-        ("reprocess", "ERROR", "CREATED"),
-        ("poison", "ERROR", "POISON"),
-        ("unpoison", "POISON", "ERROR"),
-        ("kick", "POISON", "CREATED"),
-        ("cancel", "CREATED", "POISON"),
-        ("cancel", "PROCESSING", "POISON"),
-        ("release", "PROCESSING", "CREATED"),
-        ("delete", "ERROR", None),
-        ("housekeep", "ERROR", None),
-    ],
-)
-@pytest.mark.parametrize("how", ["id", "filter", "background"])
-def test_each_verb(command: str, source: str, target: str | None, how: str) -> None:
-    task, other = make_task(source, reference="A"), make_task(source, reference="B")
-    extra = ["--older-than", "0s"] if command == "housekeep" else []
-    which = ["--id", str(task.pk)] if how == "id" else ["--filter", "ref:A"]
-    said = ["--reason", "why", "--yes", *(["--background"] if how == "background" else [])]
-    # When it is only tried, then nothing changes
-    assert data(command, *which, *extra, "--dry-run")["would_change"] == "1"
-    assert Task.objects.filter(pk=task.pk, status=source).exists()
-    # When it is done, then just this task changes, and the audit names the system's user
-    run(command, *which, *extra, *said)
-    if how == "background":
-        assert BulkOperation.objects.get().state == "WAITING"
-        run("bulk", "run")
-    assert list(Task.objects.filter(pk=task.pk).values_list("status", flat=True)) == ([target] if target else [])
-    assert Task.objects.get(pk=other.pk).status == source
-    entry = AuditEntry.objects.get()
-    assert (entry.source, entry.reason, entry.changed) == ("command", "why", 1)
-    assert entry.actor
-
-
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "MAX_TASKS_PER_ACTION", 3)
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
