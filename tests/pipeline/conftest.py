@@ -11,12 +11,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.pipeline.database import Database
+from tests.conftest import _as_default, _new_template, _postgres_copy
 from tests.pipeline.lakes import Bucket
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from pytest_django import DjangoDbBlocker
+    from pytest_django.fixtures import SettingsWrapper
 
     from tests.conftest import ProcessDatabase
 
@@ -25,6 +32,21 @@ if TYPE_CHECKING:
 def pg(postgres_process_database: ProcessDatabase) -> Database:
     """A migrated PostgreSQL database of its own, Django's ``default`` as well."""
     return Database.from_url(postgres_process_database.url)
+
+
+@pytest.fixture(scope="session")
+def _quiet_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    server = EmbeddedPostgres.start(tmp_path_factory.mktemp("quiet"), settings={"fsync": "off", "autovacuum": "off"})
+    with _new_template(server.url) as name:
+        yield server.url, name
+    server.close()
+
+
+@pytest.fixture
+def quiet_pg(_quiet_template: tuple[str, str], django_db_blocker: DjangoDbBlocker) -> Iterator[Database]:
+    """As ``pg``, on a server that nothing else uses: a stream waits for each transaction that runs on its server."""
+    with _postgres_copy(*_quiet_template) as database, _as_default(database, django_db_blocker):
+        yield Database.from_url(database.url)
 
 
 @pytest.fixture
@@ -38,6 +60,15 @@ def database(request: pytest.FixtureRequest) -> Database:
     """Both, one after the other."""
     found: Database = request.getfixturevalue({"postgresql": "pg", "sqlite": "sqlite"}[request.param])
     return found
+
+
+@pytest.fixture
+def own(pg: Database, settings: SettingsWrapper) -> Database:
+    """A table whose columns have other names, with three tasks, beside the common one."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
+    enqueue_many("parcels", [(name, None) for name in "abc"])
+    enqueue_many("other", [("x", None)])
+    return database_of_alias(None, "testapp.parcel")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.core.management import call_command
@@ -13,27 +13,18 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
+from django_dbtaskqueue.core.sql import finish_events
 from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake import read_lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import Stream
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import register_stream, stream_tasks, unregister_stream
+from django_dbtaskqueue.pipeline.source import register_stream, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from django_dbtaskqueue.pipeline.source.task_reader import Selection
 from tests.patience import Deadline
-from tests.pipeline.lakes import archive
 from tests.support import until
 from tests.testapp.models import Parcel
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-    from pytest_django.fixtures import SettingsWrapper
-
 
 SETTLE = (
     "UPDATE dbtaskqueue_task SET status = 'ERROR', final_status = 'ERROR', ready_time = NULL,"
@@ -101,6 +92,11 @@ def commit(*open_connections: Any) -> None:
         other.close()
 
 
+@pytest.fixture
+def pg(quiet_pg: Database) -> Database:
+    return quiet_pg
+
+
 @pytest.fixture(params=["events", "scan"])
 def follower(pg: Database, request: pytest.FixtureRequest) -> Follower:
     enqueue_many("other", [(name, None) for name in "abcdefgh"])
@@ -136,8 +132,6 @@ def blocks_read() -> int:
 
 
 def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> None:
-    with connection.cursor() as cursor:  # what the server's own vacuum reads counts as well
-        cursor.execute("ALTER TABLE dbtaskqueue_task SET (autovacuum_enabled = false)")
     enqueue_many("other", [(f"old {number}", None) for number in range(5_000)])
     commit(finish(pg, "old 0", more=" OR true"))
     enqueue_many("other", [(name, None) for name in "abc"])
@@ -176,14 +170,17 @@ def test_telling_of_an_end_brings_no_task_twice(pg: Database, events: Follower) 
     events.read_until("b")
 
 
-def test_a_stream_that_is_registered_later_goes_on(pg: Database, follower: Follower) -> None:
+def test_a_stream_that_is_registered_later_goes_on(
+    pg: Database, follower: Follower, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So does one whose events were deleted. Neither skips a task, or reads one twice."""
     commit(finish(pg, "a"))
     follower.read_until("a")
     unregister_if_known(pg, "a stream")
     commit(finish(pg, "b"))
     late = finish(pg, "c")
-    if follower.reader.name is None:  # once: it takes 2 seconds
+    with monkeypatch.context() as patch:
+        patch.setattr(finish_events, "TRIGGER_LOCK_TIMEOUT", "1ms")
         with pytest.raises(PipelineError, match="could not be registered: canceling statement due to lock timeout"):
             register_stream(pg, "a stream")
     commit(late)
@@ -296,15 +293,6 @@ def test_a_task_that_finishes_again_comes_again(pg: Database, follower: Follower
     follower.read_until("a")
 
 
-@pytest.fixture
-def own(pg: Database, settings: SettingsWrapper) -> Database:
-    """A table whose columns have other names, with three tasks, beside the common one."""
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
-    enqueue_many("parcels", [(name, None) for name in "abc"])
-    enqueue_many("other", [("x", None)])
-    return database_of_alias(None, "testapp.parcel")
-
-
 def test_a_table_of_one_s_own_is_streamed(pg: Database, own: Database) -> None:
     follower = registered(own)
     for name in "ab":
@@ -312,38 +300,6 @@ def test_a_table_of_one_s_own_is_streamed(pg: Database, own: Database) -> None:
         follower.read_until(name)
     commit(finish(pg, "x"))
     assert follower.read() == []
-
-
-@pytest.mark.soak
-def test_a_table_of_one_s_own_is_archived(spark: SparkSession, own: Database, tmp_path: Path) -> None:
-    Parcel.objects.checkout("parcels", poller_instance="p", limit=1)[0].complete()
-    assert archive(spark, own, tmp_path, queue=["parcels"])["tasks"] == 1
-    (row,) = read_lake(spark, tmp_path).collect()
-    assert (row.location, row.queue_name, row.reference_number) == ("testapp.parcel", "parcels", "a")
-    assert (Parcel.objects.count(), Task.objects.count()) == (2, 1)
-
-
-def test_a_query_restarted_goes_on_where_it_was(
-    spark: SparkSession, pg: Database, follower: Follower, tmp_path: Path
-) -> None:
-    lake, checkpoint = str(tmp_path / "lake"), str(tmp_path / "checkpoint")
-
-    def drain() -> list[str]:
-        df = stream_tasks(spark, pg, ["reference_number", "status", "finish_time"], queue="other")
-        writer = df.writeStream.format("parquet").option("checkpointLocation", checkpoint)
-        writer.trigger(availableNow=True).start(lake).awaitTermination()
-        return sorted(
-            row.reference_number for row in spark.read.schema("reference_number string").parquet(lake).collect()
-        )
-
-    commit(finish(pg, "a", "b"))
-    late = finish(pg, "c")
-    commit(finish(pg, "d"))
-    follower.read_until("a", "b")  # no transaction of the server's own is in the way any more
-    assert drain() == ["a", "b"]
-    commit(late)
-    follower.read_until("c", "d")
-    assert drain() == ["a", "b", "c", "d"]
 
 
 def test_sqlite_has_no_stream(sqlite: Database) -> None:
