@@ -1,12 +1,10 @@
-"""``runtaskpoller --executor spark``: on this machine, and on a standalone cluster that loses an executor."""
+"""``runtaskpoller --executor spark``: on this machine; tests/pipeline/test_cluster.py has a cluster."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,13 +12,13 @@ import pytest
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
-from tests.patience import PATIENCE
+from tests.contrib.clusters import LONG_S
+from tests.patience import patience
 from tests.support import until
 from tests.testapp.models import Booking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 POLLER = [
@@ -96,7 +94,7 @@ def test_workers_of_another_database_start_nothing_and_say_so(
             timeout=LONG_S,
         )
         poller.terminate()
-        poller.wait(PATIENCE)
+        poller.wait(patience(LONG_S))
     finally:
         poller.kill()
         poller.wait()
@@ -106,51 +104,3 @@ def test_workers_of_another_database_start_nothing_and_say_so(
     assert "No task was started" in said and "is gone; its outcome" not in said
     assert {(task.status, task.attempt) for task in Task.objects.all()} == {("CREATED", 0)}
     assert not Attempt.objects.exists()
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        yield Cluster(stack, tmp_path)
-
-
-def test_a_lost_executor_loses_no_task_and_completes_none_twice(
-    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
-) -> None:
-    marks, gate = tmp_path / "marks", tmp_path / "gate"
-    held = {"do": "book", "mark": str(marks), "then": {"do": "wait", "until": str(gate)}}
-    for number in range(8):
-        enqueue("atomic", f"held-{number}", held)
-    enqueue("work", "deadly", {"do": "exit", "until_attempt": 2})  # ends its worker by each of Spark's attempts
-    for number in range(20):
-        enqueue("work", f"ok-{number}", {"result": number})
-    options = ["--master", cluster.url, "--worker-env", "DATABASE_URL"]
-    for setting in (*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}", "task.maxFailures=2"):
-        options += ["--conf", f"spark.{setting}"]
-    command = [sys.executable, str(REPOSITORY / "manage.py"), *POLLER, *options]
-    log = tmp_path / "poller"
-    with log.open("wb") as file:
-        poller = subprocess.Popen(
-            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=LONG_S)
-        before = len(marks.read_text().splitlines())
-        cluster.executors()[0].kill()
-        until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
-        gate.touch()
-        assert poller.wait(PATIENCE) == 0, log.read_text()
-    finally:
-        poller.kill()
-        poller.wait()
-    atomic, work = tasks("atomic"), tasks("work")
-    assert {(task.status, task.total_attempt) for task in atomic.values()} == {("COMPLETED", 1)}
-    assert Counter(Booking.objects.values_list("reference", flat=True)) == Counter(list(atomic))
-    assert [work[f"ok-{number}"].result for number in range(20)] == list(range(20))
-    assert {work[f"ok-{number}"].total_attempt for number in range(20)} == {1}
-    assert (work["deadly"].status, work["deadly"].total_attempt) == ("COMPLETED", 2)
-    assert "Python worker exited unexpectedly" in Attempt.objects.get(task_id=work["deadly"].pk).message
-
-
-def _workers(marks: Path) -> set[str]:
-    return {line.split()[3] for line in marks.read_text().splitlines()}

@@ -15,8 +15,10 @@ from urllib.parse import quote, urlsplit
 from deltalake import DeltaTable
 
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.pipeline.lake import Lake, one_state
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.factories import make_task
+from tests.pipeline.executors import ThisProcess
 
 if TYPE_CHECKING:
     import os
@@ -48,10 +50,13 @@ def to_history(task: Task) -> None:
     Task.objects.filter(pk=task.pk).housekeep(older_than=timedelta(0))
 
 
-def archive(spark: SparkSession, database: Database, lake: str | os.PathLike[str], **options: Any) -> Mapping[str, Any]:
+def archive(
+    database: Database, lake: str | os.PathLike[str], *, spark: SparkSession | None = None, **options: Any
+) -> Mapping[str, Any]:
     """Run the job; everything finished is old enough unless told otherwise."""
     options.setdefault("older_than", "0s")
-    return Archive().run(Archive.context(spark=spark, database=database, lake=lake, **options))
+    session: Any = spark or ThisProcess()
+    return Archive().run(Archive.context(spark=session, database=database, lake=lake, **options))
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,13 @@ def ids(folder: Path | str, table: str) -> list[int]:
         return []
     rows = DeltaTable(f"{folder}/{table}").to_pyarrow_table(columns=["id"])
     return [*rows["id"].to_pylist()]
+
+
+def counted(database: Database, folder: Path) -> list[int]:
+    """Return the ids of the tasks that are in the lake and have left the database, both in one state."""
+    lake = Lake.at(folder)
+    with one_state(database, folder) as state:
+        return [one for file in lake.counted("tasks", state) for one in lake.read(file, ["id"])["id"].to_pylist()]
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:

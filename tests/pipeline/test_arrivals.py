@@ -20,7 +20,7 @@ def departures() -> dict[datetime, int]:
     return flights()
 
 
-@pytest.mark.parametrize(("weeks", "most"), [(4, 1.45), (26, 1.6)])
+@pytest.mark.parametrize(("weeks", "most"), [pytest.param(4, 1.45, marks=pytest.mark.slow), (26, 1.6)])
 def test_it_is_better_than_the_same_hour_last_week_on_real_flights(
     departures: dict[datetime, int], weeks: int, most: float
 ) -> None:

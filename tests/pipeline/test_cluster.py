@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,12 +18,16 @@ import pyspark
 import pytest
 
 import django_dbtaskqueue.pipeline
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pipeline.spark import _default_master, find_java, scratch
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.contrib.clusters import SETTINGS, Cluster
-from tests.patience import PATIENCE
+from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
+from tests.contrib.test_spark_executor import POLLER, tasks
+from tests.patience import PATIENCE, patience
+from tests.pipeline.commands import in_turn
 from tests.support import until
+from tests.testapp.models import Booking
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,11 +44,11 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The URL of a master with two workers, and the folder where these keep what they run."""
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
+    """A cluster with two workers, and the folder where these keep what they run."""
     folder = tmp_path_factory.mktemp("cluster")
     with ExitStack() as stack:
-        yield Cluster(stack, folder).url, folder
+        yield Cluster(stack, folder), folder
 
 
 def workers_of_new_applications(folder: Path, seen: set[str]) -> set[str]:
@@ -60,9 +65,9 @@ def confs(*settings: str) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_spark_submit_s_master_does_the_work(
-    postgres_process_database: ProcessDatabase, pair: tuple[str, Path], tmp_path: Path
+    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
 ) -> None:
-    url, folder = pair
+    url, folder = pair[0].url, pair[1]
     seen = {path.name for path in folder.glob("work-*/app-*")}
     orders = tmp_path / "orders.jsonl"
     orders.write_text("".join(f'{{"reference": "o{number}"}}\n' for number in range(20)))
@@ -75,7 +80,7 @@ def test_spark_submit_s_master_does_the_work(
         *("--memory", "700m", "--conf", "spark.sql.shuffle.partitions=3"),
     ]
     env = {**postgres_process_database.env, "JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE)
+    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=patience(200))
     assert done.returncode == 0, done.stderr
     assert "enqueued: 20" in done.stdout
     assert Task.objects.count() == 20
@@ -85,10 +90,10 @@ def test_spark_submit_s_master_does_the_work(
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_page_s_commands_do_their_work_on_a_cluster(
-    postgres_process_database: ProcessDatabase, pair: tuple[str, Path], tmp_path: Path
+    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
 ) -> None:
     """Each as it stands on the page, but for the names of what is elsewhere here, and what makes this cluster small."""
-    url, folder = pair
+    url, folder = pair[0].url, pair[1]
     (tmp_path / "orders.jsonl").write_text(
         "".join(f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40))
     )
@@ -101,14 +106,62 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
     assert [words[2] for words in jobs] == ["enqueue", "archive", "report"]
     small, seen = confs(*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}"), set[str]()
     said = []
-    for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
-        said.append(postgres_process_database.run(*words[1:], *small).stdout)
-        assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
+    with in_turn(postgres_process_database, *small) as run:
+        for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
+            if "runtaskpipeline" in words:
+                said.append(run(*words[2:])[1])
+            else:
+                said.append(postgres_process_database.run(*words[1:], *small, timeout=200).stdout)
+            assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
     assert "enqueued: 40" in said[0]
     assert "tasks: 40" in said[2]
     assert "40 tasks ended, 100 % of them COMPLETED" in said[3]
     assert (tmp_path / "report" / "report.html").exists()
     assert not Task.objects.exists()
+
+
+@pytest.mark.slow
+def test_a_lost_executor_loses_no_task_and_completes_none_twice(
+    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
+) -> None:
+    cluster = pair[0]
+    marks, gate = tmp_path / "marks", tmp_path / "gate"
+    held = {"do": "book", "mark": str(marks), "then": {"do": "wait", "until": str(gate)}}
+    for number in range(8):
+        enqueue("atomic", f"held-{number}", held)
+    enqueue("work", "deadly", {"do": "exit", "until_attempt": 2})  # ends its worker by each of Spark's attempts
+    for number in range(20):
+        enqueue("work", f"ok-{number}", {"result": number})
+    options = ["--master", cluster.url, "--worker-env", "DATABASE_URL"]
+    for setting in (*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}", "task.maxFailures=2"):
+        options += ["--conf", f"spark.{setting}"]
+    command = [sys.executable, str(REPOSITORY / "manage.py"), *POLLER, *options]
+    log = tmp_path / "poller"
+    with log.open("wb") as file:
+        poller = subprocess.Popen(
+            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
+        )
+    try:
+        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=LONG_S)
+        before = len(marks.read_text().splitlines())
+        cluster.executors()[0].kill()
+        until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
+        gate.touch()
+        assert poller.wait(patience(LONG_S)) == 0, log.read_text()
+    finally:
+        poller.kill()
+        poller.wait()
+    atomic, work = tasks("atomic"), tasks("work")
+    assert {(task.status, task.total_attempt) for task in atomic.values()} == {("COMPLETED", 1)}
+    assert Counter(Booking.objects.values_list("reference", flat=True)) == Counter(list(atomic))
+    assert [work[f"ok-{number}"].result for number in range(20)] == list(range(20))
+    assert {work[f"ok-{number}"].total_attempt for number in range(20)} == {1}
+    assert (work["deadly"].status, work["deadly"].total_attempt) == ("COMPLETED", 2)
+    assert "Python worker exited unexpectedly" in Attempt.objects.get(task_id=work["deadly"].pk).message
+
+
+def _workers(marks: Path) -> set[str]:
+    return {line.split()[3] for line in marks.read_text().splitlines()}
 
 
 @pytest.mark.soak

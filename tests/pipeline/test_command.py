@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -32,12 +33,11 @@ from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import REPOSITORY
 from tests.factories import make_task
 from tests.patience import PATIENCE
-from tests.pipeline.lakes import MEANWHILE, Bucket, flip
+from tests.pipeline.commands import CHEAP, in_turn
+from tests.pipeline.lakes import Bucket, flip
 from tests.support import until
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pytest_django.fixtures import SettingsWrapper
 
     from django_dbtaskqueue.pipeline.database import Database
@@ -98,26 +98,21 @@ def test_a_result_is_lines_or_json(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "result.json").read_text())["text"] == "hello"
 
 
-@pytest.mark.parametrize(
-    ("end", "code", "said"),
-    [
+def test_each_end_has_its_exit_code_and_one_paragraph() -> None:
+    for end, code, said in (
         ("failed", 1, "It failed. Try again."),
         ("broken", 1, "ZeroDivisionError: by zero."),
         ("found", 3, "One fault."),
         ("interrupted", 130, "Interrupted."),
         ("cut off", 130, "Interrupted."),
-    ],
-)
-def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said: str) -> None:
-    found, out, err = run("echo", "--end", end)
-    assert found == code
-    assert said in err and "Traceback" not in err
-    assert ("text: hello" in out) == (end == "found")
+    ):
+        found, out, err = run("echo", "--end", end)
+        assert (found, said in err, "Traceback" in err) == (code, True, False), end
+        assert ("text: hello" in out) == (end == "found")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+def test_wrong_words_are_explained() -> None:
+    for words, reason in (
         (["echoo"], "there is no such job. Did you mean 'echo'"),
         (["echo", "--txt", "a"], "unrecognized arguments: --txt a. run echo --help shows the options"),
         (["echo", "--text"], "expected one argument"),
@@ -125,12 +120,10 @@ def test_each_end_has_its_exit_code_and_one_paragraph(end: str, code: int, said:
         (["echo", "--conf", "a"], "--conf: 'a' is not NAME=VALUE"),
         (["echo", "--database-url", "postgresql://me:sesame@db/x"], "can read a password in the process list"),
         (["report", "--since", "soon"], "--since: 'soon' is neither a time"),
-    ],
-)
-def test_wrong_words_are_explained(words: list[str], said: str) -> None:
-    code, out, err = run(*words)
-    assert (code, out) == (2, "")
-    assert said in err and "sesame" not in err
+    ):
+        code, out, err = run(*words)
+        assert (code, out) == (2, "")
+        assert reason in err and "sesame" not in err
 
 
 def test_help_list_and_explain_do_nothing_else() -> None:
@@ -190,129 +183,98 @@ def test_the_database_is_django_s(database: Database) -> None:
     assert database_of_alias(None) == database
 
 
-CHEAP = (  # of Spark's start
-    *("--master", "local[1]"),
-    *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"),
-    *("--conf", "spark.sql.shuffle.partitions=1"),
-)
-
-
-def as_typed(database: ProcessDatabase, *words: object) -> tuple[int, str, str]:
-    """Run a job as its command does, in a process of its own; return exit code, output and errors."""
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", *map(str, words), *CHEAP, "--quiet"]
-    done = subprocess.run(command, env=database.env, cwd=REPOSITORY, text=True, capture_output=True, timeout=200)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stdout, done.stderr
-
-
-@pytest.mark.soak  # nine starts of Spark; the blocks of the pages in docs/ run each job, too
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_each_job_runs_in_a_process_of_its_own(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    database, lake, orders = sqlite_process_database, tmp_path / "lake", tmp_path / "orders.jsonl"
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.soak)])
+def test_each_job_does_its_work(
+    postgres_process_database: ProcessDatabase, tmp_path: Path, where: str, request: pytest.FixtureRequest
+) -> None:
+    place = request.getfixturevalue(where)
+    bucket = place if isinstance(place, Bucket) else None
+    root = bucket.lake if bucket else str(place)
+    orders, kept = tmp_path / "orders.jsonl", ("--checkpoint", tmp_path / "checkpoint")
     orders.write_text('{"reference": "a", "payload": "{}"}\n')
     for number in range(3):
         times = {"create_time": -timedelta(days=8), "start_time": -timedelta(days=8)}
         make_task("COMPLETED", finish_time=-timedelta(days=7 - number), reference=f"r{number}", **times)
+    with in_turn(postgres_process_database, *CHEAP) as run:
+        assert run("check") == (0, "3 tasks checked\nno findings\n", "")
+        if bucket:
+            code, _out, err = run("stream", "--once", "--lake", root)
+            assert (code, "--checkpoint: a lake in an object store needs a local folder" in err) == (2, True)
+        code, out, err = run("stream", "--once", "--lake", root, *kept)
+        assert (code, "rows: 3\n" in out, err) == (0, True, "")
+        code, out, err = run("archive", "--lake", root)
+        assert (code, "tasks: 3\n" in out, err) == (0, True, "")
+        assert run("check", "--lake", root) == (0, "3 tasks checked\nno findings\n", "")
+        for words, said in {
+            "report": "3 tasks ended, 100 % of them COMPLETED",
+            "forecast --since 30d": "to keep 95 % of the waits",
+            "whatif --slots 2": "would have waited",
+        }.items():
+            code, out, err = run(*words.split(), "--lake", root, "--no-store")
+            assert (code, said in out, err) == (0, True, ""), out
+        found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]
+        assert "enqueued: 1\n" in run("enqueue", *found)[1]
+        assert "lake: tasks: 1 -> 0\n" in run("erase", "--reference", "r0", "--lake", root)[1]
 
-    assert as_typed(database, "check")[:2] == (0, "3 tasks checked\nno findings\n")
-    assert "tasks: 3\n" in as_typed(database, "archive", "--lake", lake)[1]
-    assert as_typed(database, "check", "--lake", lake)[:2] == (0, "3 tasks checked\nno findings\n")
-    for job, words in {"report": [], "forecast": ["--since", "30d"], "whatif": ["--slots", 2]}.items():
-        code, _out, err = as_typed(database, job, "--lake", lake, "--no-store", *words)
-        assert (code, err) == (0, ""), job
-    found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]
-    assert "enqueued: 1\n" in as_typed(database, "enqueue", *found)[1]
-
-    path = next(lake.glob("tasks/*/*.parquet"))
-    flip(path, path.stat().st_size // 2)
-    code, out, err = as_typed(database, "replay", "--lake", lake)
-    assert (code, "enqueued: 2\n" in out) == (3, True)
-    assert f"{path} is damaged" in err
-    code, out, err = as_typed(database, "report", "--lake", lake, "--no-store", "--json", "-")
-    assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
-    assert "Damaged files of the lake were left out: 1." in json.loads(out)["summary"]
-
-
-@pytest.mark.slow
-def test_stream_runs_in_a_process_of_its_own(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    assert as_typed(postgres_process_database, "stream", "--once", "--lake", tmp_path)[0] == 0
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(600)
-def test_jobs_keep_a_lake_in_an_object_store(
-    postgres_process_database: ProcessDatabase, bucket: Bucket, tmp_path: Path
-) -> None:
-    database, options = postgres_process_database, ("--lake", bucket.lake)
-    for day in (2, 3):
-        make_task("COMPLETED", finish_time=-timedelta(days=day), **MEANWHILE)
-    code, _out, err = as_typed(database, "stream", "--once", *options)
-    assert (code, "--checkpoint: a lake in an object store needs a local folder" in err) == (2, True)
-    code, out, err = as_typed(database, "stream", "--once", *options, "--checkpoint", tmp_path)
-    assert (code, "rows: 2\n" in out, err) == (0, True, "")
-    assert "tasks: 2\n" in as_typed(database, "archive", *options)[1]
-    assert as_typed(database, "check", *options)[:2] == (0, "2 tasks checked\nno findings\n")
-    for job, words in {"report": [], "forecast": ["--since", "30d"], "whatif": ["--slots", 2]}.items():
-        code, _out, err = as_typed(database, job, *options, "--no-store", *words)
-        assert (code, err) == (0, ""), job
-    code, out, err = as_typed(database, "replay", *options)
-    assert (code, "enqueued: 2\n" in out, err) == (0, True, "")
-    assert Task.objects.filter(status="CREATED").count() == 2
-    lake = Lake.at(bucket.lake)
-    path = lake.path(lake.files("tasks")[0])
-    bucket.flip(path)
-    code, out, err = as_typed(database, "report", *options, "--no-store", "--json", "-")
-    assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
-    assert f"{path} is damaged" in err
-    assert bucket.env["AWS_SECRET_ACCESS_KEY"] not in out + err
-    assert ArchiveBatch.objects.get().lake == bucket.lake
+        lake = Lake.at(root)
+        path = lake.path(lake.files("tasks")[0])
+        if bucket:
+            bucket.flip(path)
+        else:
+            flip(Path(path), Path(path).stat().st_size // 2)
+        code, out, err = run("replay", "--lake", root)
+        assert (code, "enqueued: 1\n" in out, f"{path} is damaged" in err) == (3, True, True)
+        assert sorted(Task.objects.values_list("reference", "status")) == [("a", "CREATED"), ("r2", "CREATED")]
+        code, out, err = run("report", "--lake", root, "--no-store", "--json", "-")
+        assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
+        assert "Damaged files of the lake were left out: 1." in json.loads(out)["summary"]
+        assert not bucket or bucket.env["AWS_SECRET_ACCESS_KEY"] not in out + err
+    assert ArchiveBatch.objects.get().lake == root
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_process_without_a_stack_trace(sqlite_process_database: ProcessDatabase) -> None:
+@pytest.fixture
+def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[subprocess.Popen[str]]:
+    """A process that makes a report of one task, in a group of its own."""
     make_task("COMPLETED")
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]
     process = subprocess.Popen(
         command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
-    killer = threading.Timer(200, process.kill)
-    killer.start()
-    assert process.stderr is not None
+    yield process
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: subprocess.Popen[str]) -> None:
+    assert reporting.stderr is not None
     said = []
-    for line in process.stderr:  # to its end: no process that Spark has started may stay
+    for line in reporting.stderr:  # to its end: no process that Spark has started may stay
         said.append(line)
         if line.startswith("reading tasks"):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
-    killer.cancel()
-    process.communicate()
-    assert process.returncode == 130, "".join(said)
+            os.killpg(reporting.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
+    assert reporting.wait(PATIENCE) == 130, "".join(said)
     assert said[-1].startswith("Interrupted. Finished work stays"), "".join(said)
     assert "Traceback" not in "".join(said)
 
 
 @pytest.mark.slow
-def test_sigterm_while_spark_starts_leaves_no_process(sqlite_process_database: ProcessDatabase) -> None:
+def test_sigterm_while_spark_starts_leaves_no_process(reporting: subprocess.Popen[str]) -> None:
     def starts() -> bool:
-        children = psutil.Process(process.pid).children(recursive=True)
+        children = psutil.Process(reporting.pid).children(recursive=True)
         return any("org.apache.spark.deploy.SparkSubmit" in command_of(child) for child in children)
 
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]
-    process = subprocess.Popen(
-        command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    try:
-        until(starts)
-        started = psutil.Process(process.pid).children(recursive=True)
-        process.terminate()  # as a service manager does that only knows this process
-        _, errors = process.communicate(timeout=PATIENCE)
-        assert (process.returncode, "Traceback" in errors) == (130, False), errors
-        assert "Interrupted. Finished work stays" in errors
-        assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+    until(starts)
+    started = psutil.Process(reporting.pid).children(recursive=True)
+    reporting.terminate()  # as a service manager does that only knows this process
+    _, errors = reporting.communicate(timeout=PATIENCE)
+    assert (reporting.returncode, "Traceback" in errors) == (130, False), errors
+    assert "Interrupted. Finished work stays" in errors
+    assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
 
 
 def command_of(process: psutil.Process) -> str:

@@ -32,14 +32,14 @@ from django_dbtaskqueue.pipeline.lake.erase_job import Erase
 from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.lake.summaries import key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.source import read_tasks
+from django_dbtaskqueue.pipeline.source import few_tasks
 from tests.factories import make_task
+from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
 from tests.pipeline.test_lake import lake_of, rows
 from tests.testapp.models import Parcel
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from pytest_django.fixtures import SettingsWrapper
 
     from django_dbtaskqueue.pipeline.database import Database
@@ -54,13 +54,13 @@ class Killed(BaseException):
     """Ends a run where a kill would."""
 
 
-def fill(spark: SparkSession, database: Database, folder: Path) -> None:
+def fill(database: Database, folder: Path) -> None:
     """Store tasks of Ada and of Bob in each place."""
     for name in ("ada", "bob"):
         old = [make_task("ERROR", reference=name, queue=queue, **ended(3)) for queue in ("claims", "refunds")]
         for task in old:
             failed(task)
-    archive(spark, database, folder)
+    archive(database, folder)
     for name in ("ada", "bob"):
         past = make_task("COMPLETED", reference=name, queue="refunds", **ended(2))
         to_history(past)
@@ -76,7 +76,10 @@ def fill(spark: SparkSession, database: Database, folder: Path) -> None:
         TaskChange.objects.create(
             audit=entry, first_task_id=some[0], last_task_id=some[-1], task_ids=some, before={"payload": ["..."]}
         )
-    LakeSink(Lake.at(folder).root, "a stream", database.location)(read_tasks(spark, database, TASKS.names), 1)
+    rows = few_tasks(database, TASKS.names, "task")
+    assert rows is not None
+    micro_batch: Any = ThisProcess(rows.to_batches())
+    LakeSink(Lake.at(folder).root, "a stream", database.location)(micro_batch, 1)
     summed_up(Lake.at(folder), "ada", "bob")
 
 
@@ -141,8 +144,8 @@ def test_each_task_table_has_a_run_of_its_own(database: Database, settings: Sett
         erase(*wanted, "--task-table", "testapp.parcl")
 
 
-def test_a_person_s_tasks_leave_every_place_with_a_proof(spark: SparkSession, database: Database, folder: Path) -> None:
-    fill(spark, database, folder)
+def test_a_person_s_tasks_leave_every_place_with_a_proof(database: Database, folder: Path) -> None:
+    fill(database, folder)
     before = Census.of(folder)
     assert names_in(folder) == names_in_tables() == {"ada", "bob"}
     with pytest.raises(CommandError, match=f"--lake: tasks of this database are in {folder}") as caught:
@@ -211,16 +214,9 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
         erase()
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "step", [pytest.param(one, marks=SLOW) for one in ("removing", "deleting", "vacuuming")] + ["committing"]
-)
-def test_after_a_kill_the_next_run_removes_what_is_left(
-    spark: SparkSession, sqlite: Database, folder: Path, step: str
-) -> None:
-    fill(spark, sqlite, folder)
+@pytest.mark.parametrize("step", ["removing", "deleting", "committing", "vacuuming"])
+def test_after_a_kill_the_next_run_removes_what_is_left(sqlite: Database, folder: Path, step: str) -> None:
+    fill(sqlite, folder)
 
     def kill(stage: str, _done: int, _total: int) -> None:
         if stage == step:

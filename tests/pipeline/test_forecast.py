@@ -10,19 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.models import PipelineReport, Poller, Task
-from django_dbtaskqueue.operations.report_page import report_body
 from django_dbtaskqueue.pipeline.reports import forecast as f
 from django_dbtaskqueue.pipeline.reports.arrivals import Prediction
-from django_dbtaskqueue.pipeline.reports.forecast import Forecast, Need, Service, Target, sentence
-from tests.factories import make_task
+from django_dbtaskqueue.pipeline.reports.forecast import Need, Service, Target, sentence
 from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
+    pass
 
 TARGET = Target(wait=30)
 
@@ -97,46 +91,6 @@ def test_a_change_of_the_clock_is_no_anomaly() -> None:
     assert unusual(UTC)
 
 
-def busy_monday() -> None:
-    """Store two weeks in which 400 tasks of 20 seconds arrive on Monday from nine to ten, and one at any other hour."""
-    one = make_task("COMPLETED", queue="claims", reference="first", **span(MONDAY, 20))
-    rows = []
-    for week in range(2):
-        for hour in range(7 * 24):
-            start = MONDAY + timedelta(days=7 * week) + HOUR * hour
-            rows += [span(start + timedelta(seconds=9 * n), 20) for n in range(400 if hour == 9 else 1)]
-    values = {
-        field.attname: getattr(one, field.attname)
-        for field in Task._meta.concrete_fields
-        if field.attname not in ("id", "reference", "create_time", "start_time", "finish_time")
-    }
-    Task.objects.bulk_create([Task(**values, **times) for times in rows[1:]], batch_size=500)
-
-
-def span(created: datetime, ran: float) -> dict[str, datetime]:
-    started = created + timedelta(seconds=1)
-    return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
-
-
-def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, pg: Database) -> None:
-    busy_monday()
-    Poller.objects.create(instance="a", slots=2, state="RUNNING")
-    context = Forecast.context(spark=spark, database=pg, until="2026-01-19")
-    found = Forecast().run(context)
-    assert (found["pollers"], found["slots"]) == (1, 2)
-    assert found["run_seconds"] == pytest.approx(20)
-    assert found["summary"].startswith(
-        "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30s: it needs 2"
-    )
-    assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
-    row = PipelineReport.objects.get()
-    assert ">Pollers needed<" in str(report_body(row.kind, row.data))
-    assert "How good the forecast is" in str(report_body(row.kind, row.data))
-    text = Forecast().as_text(found)
-    assert text.startswith(found["summary"])
-    assert "mean error 0 an hour (same hour last week: 0); weeks tested: 1; hours in the 90 % interval: not" in text
-
-
 def test_it_says_when_there_are_enough() -> None:
     options = {"share": 0.95, "target_wait": timedelta(seconds=30), "timezone": "UTC"}
     need = [Need(9, 400.0, 4, 4)]
@@ -144,9 +98,3 @@ def test_it_says_when_there_are_enough() -> None:
         "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )
     assert sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
-
-
-def test_without_a_run_nothing_can_be_said(spark: SparkSession, sqlite: Database) -> None:
-    make_task("CREATED")
-    with pytest.raises(PipelineError, match="nothing says how long tasks run"):
-        Forecast().run(Forecast.context(spark=spark, database=sqlite))

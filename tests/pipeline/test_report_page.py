@@ -26,32 +26,12 @@ if TYPE_CHECKING:
 HOSTILE = "<script>alert(1)</script>\"'&"
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0123, "12.3ms"),
-        (3.456, "3.45s"),
-        (119.0, "1m59s"),
-        (300.0, "5m"),
-        (9000.0, "2h30m"),
-        (864_000.0, "10d"),
-    ],
-)
-def test_times(value: float, text: str) -> None:
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(1.0, "100 %"), (0.999_999, "> 99.99 %"), (0.97, "97 %"), (0.0, "0 %"), (0.12345, "12.35 %")]
-)
-def test_shares(value: float, text: str) -> None:
+def test_numbers_are_written_for_people() -> None:
     """What is not quite all is not written as all."""
-    assert percent(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(12_345, "12,345"), (0.12345, "0.123"), (1234.5, "1,234"), (7, "7")])
-def test_numbers(value: float, text: str) -> None:
-    assert number(value) == text
+    times = (0.0123, 3.456, 119.0, 300.0, 9000.0, 864_000.0)
+    assert [*map(seconds, times)] == ["12.3ms", "3.45s", "1m59s", "5m", "2h30m", "10d"]
+    assert [*map(percent, (1.0, 0.999_999, 0.97, 0.0, 0.12345))] == ["100 %", "> 99.99 %", "97 %", "0 %", "12.35 %"]
+    assert [*map(number, (12_345, 0.12345, 1234.5, 7))] == ["12,345", "0.123", "1,234", "7"]
 
 
 # -- figures of the charts ---------------------------------------------------------------------------------------------
@@ -150,11 +130,11 @@ def test_names_are_text_and_secrets_are_masked() -> None:
     assert "alert(1)</script>" not in html_file("report", report_figures(HOSTILE))
 
 
-@pytest.mark.parametrize(("kind", "found"), [("other", {}), ("report", {}), ("whatif", {"over_time": []})])
-def test_figures_of_another_kind_or_version_are_no_page(kind: str, found: dict[str, Any]) -> None:
-    assert report_body(kind, found) is None
-    with pytest.raises(ValueError, match="no figures of report or forecast or whatif"):
-        html_file(kind, found)
+def test_figures_of_another_kind_or_version_are_no_page() -> None:
+    for kind, found in (("other", {}), ("report", {}), ("whatif", {"over_time": []})):
+        assert report_body(kind, found) is None
+        with pytest.raises(ValueError, match="no figures of report or forecast or whatif"):
+            html_file(kind, found)
 
 
 class Tags(HTMLParser):

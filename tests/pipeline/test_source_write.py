@@ -6,32 +6,29 @@ import json
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 from django.db import connection
-from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DoubleType, IntegerType, StringType, StructField, StructType
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import StreamLedger, Task
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import register, write_tasks
+from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
+from django_dbtaskqueue.pipeline.source.task_writer import check_schema
 from tests.patience import PATIENCE
-from tests.pipeline.executors import dying_once
+from tests.pipeline.executors import ThisProcess
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-SCHEMA = (
-    "reference string, payload string, priority int, run_at timestamp, delay interval day to second,"
-    " `group` string, tag string, ttl interval day to second, context string, lease interval day to second"
-)
+TEXT, TIME, LENGTH = pa.string(), pa.timestamp("us", "UTC"), pa.duration("us")
+COLUMNS: dict[str, pa.DataType] = {
+    "queue": TEXT, "reference": TEXT, "payload": TEXT, "priority": pa.int32(), "run_at": TIME, "delay": LENGTH,
+    "group": TEXT, "tag": TEXT, "ttl": LENGTH, "context": TEXT, "lease": LENGTH,
+}  # fmt: skip
 FUTURE = datetime(2100, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 ITEMS: list[dict[str, Any]] = [
     {"reference": 'q"\n\\.', "payload": {"text": 'line\nbreak, "quote", \\ é漢😀'}, "priority": -3},
@@ -49,19 +46,23 @@ SAME = (
 )  # fmt: skip
 
 
-def frame(spark: SparkSession, items: list[dict[str, Any]]) -> DataFrame:
-    names = [field.split()[0].strip("`") for field in SCHEMA.split(", ")]
-    rows = []
-    for item in items:
-        texts = {name: json.dumps(item[name]) for name in ("payload", "context") if item.get(name) is not None}
-        rows.append(tuple({**item, **texts}.get(name) for name in names))
-    return spark.createDataFrame(rows, SCHEMA)
+def frame(*batches: list[dict[str, Any]]) -> Any:
+    """Return rows with the columns that any of them has, as a DataFrame of so many partitions."""
+    names = {name for batch in batches for row in batch for name in row}
+    schema = pa.schema([(name, kind) for name, kind in COLUMNS.items() if name in names])
+    return ThisProcess([pa.RecordBatch.from_pylist(batch, schema) for batch in batches])
 
 
-def simple(spark: SparkSession, count: int, prefix: str = "r") -> DataFrame:
-    return spark.range(count).select(
-        F.concat(F.lit(prefix), "id").alias("reference"), F.struct(F.col("id").alias("n")).alias("payload")
-    )
+def in_json(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the items with payload and context as text."""
+    return [
+        {**item, **{name: json.dumps(item[name]) for name in ("payload", "context") if item.get(name) is not None}}
+        for item in items
+    ]
+
+
+def simple(count: int, prefix: str = "r") -> list[dict[str, Any]]:
+    return [{"reference": f"{prefix}{number}", "payload": f'{{"n": {number}}}'} for number in range(count)]
 
 
 def tasks(queue: str) -> dict[str | None, dict[str, Any]]:
@@ -78,23 +79,22 @@ def staging_tables() -> list[str]:
         return [name for name in connection.introspection.table_names(cursor) if "_stg_" in name]
 
 
-def test_the_same_tasks_as_enqueue_many(spark: SparkSession, database: Database) -> None:
+def test_the_same_tasks_as_enqueue_many(database: Database) -> None:
     enqueue_many("work", ITEMS)
-    report = write_tasks(frame(spark, ITEMS), database, queue="other", max_attempts=3)
+    report = write_tasks(frame(in_json(ITEMS[:3]), in_json(ITEMS[3:])), database, queue="other", max_attempts=3)
     assert (report.enqueued, report.ignored, report.rejects, report.repeated) == (8, 0, (), False)
     assert tasks("other") == tasks("work")
     assert staging_tables() == []
 
 
-def test_a_taken_reference_and_nothing_is_written(spark: SparkSession, database: Database) -> None:
+def test_a_taken_reference_and_nothing_is_written(database: Database) -> None:
     held = enqueue("other", "r3", {"mine": True})
     with pytest.raises(DuplicateTask, match=rf"'r3' is already taken in queue 'other' by task {held.pk} \(CREATED\)"):
-        write_tasks(simple(spark, 10), database, queue="other")
+        write_tasks(frame(simple(10)), database, queue="other")
     with pytest.raises(DuplicateTask, match="'x0' is already taken"):
-        write_tasks(simple(spark, 2, "x").union(simple(spark, 2, "x")), database, queue="other")
+        write_tasks(frame(simple(2, "x"), simple(2, "x")), database, queue="other")
     assert (Task.objects.count(), staging_tables()) == (1, [])
-    twice = simple(spark, 10).union(simple(spark, 10))
-    report = write_tasks(twice, database, queue="other", on_duplicate="ignore", priority=4)
+    report = write_tasks(frame(simple(10), simple(10)), database, queue="other", on_duplicate="ignore", priority=4)
     assert set(Task.objects.exclude(pk=held.pk).values_list("priority", flat=True)) == {4}
     assert (report.enqueued, report.ignored) == (9, 11)
     held.refresh_from_db()
@@ -120,19 +120,17 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_bad_rows_are_refused_or_returned_with_the_reason(spark: SparkSession, database: Database) -> None:
-    names = ["queue", *(field.split()[0].strip("`") for field in SCHEMA.split(", "))]
+def test_bad_rows_are_refused_or_returned_with_the_reason(database: Database) -> None:
     good = {"queue": "other", "payload": "{}"}
     rows = [{**good, "reference": str(number), **bad} for number, (bad, _reason) in enumerate(BAD)]
     rows.append({**good, "reference": "good"})
-    df = spark.createDataFrame([tuple(row.get(name) for name in names) for row in rows], f"queue string, {SCHEMA}")
     options: dict[str, Any] = {"queues": ["other", "work"], "require_reference": True}
     with pytest.raises(
         PipelineError, match=rf"{len(BAD)} rows cannot be enqueued \(on_invalid=\"error\"\), so nothing was"
     ):
-        write_tasks(df, database, **options)
+        write_tasks(frame(rows), database, **options)
     assert (Task.objects.count(), staging_tables()) == (0, [])
-    report = write_tasks(df, database, on_invalid="reject", **options)
+    report = write_tasks(frame(rows), database, on_invalid="reject", **options)
     assert (report.enqueued, report.rejected) == (1, len(BAD))
     for reject, row, (_bad, reason) in zip(report.rejects, rows, BAD, strict=False):
         assert (reject.queue, reject.reference) == (row["queue"], row["reference"])
@@ -140,23 +138,21 @@ def test_bad_rows_are_refused_or_returned_with_the_reason(spark: SparkSession, d
     assert Task.objects.get().reference == "good"
 
 
-@pytest.mark.parametrize(
-    ("column", "answer"),
-    [
-        ("1 AS refrence", "'refrence', which is no argument of enqueue.*Did you mean 'reference'"),
-        ("1 AS payload", r"'payload' is of type int, and must be string: use to_json\(col\)"),
-        ("5.0D AS delay", "'delay' is of type double, and must be daytimeinterval: use make_dt_interval"),
-        ("'x' AS reference", "Which queue"),
-    ],
-)
-def test_a_frame_that_does_not_fit_is_refused_before_anything_runs(
-    spark: SparkSession, pg: Database, column: str, answer: str
-) -> None:
-    with pytest.raises(PipelineError, match=answer):
-        write_tasks(spark.sql(f"SELECT {column}"), pg)
+UNFIT: dict[str, tuple[str, DataType]] = {
+    r"'refrence', which is no argument of enqueue.*Did you mean 'reference'": ("refrence", StringType()),
+    r"'payload' is of type int, and must be string: use to_json\(col\)": ("payload", IntegerType()),
+    "'delay' is of type double, and must be daytimeinterval: use make_dt_interval": ("delay", DoubleType()),
+    "Which queue": ("reference", StringType()),
+}
 
 
-def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(spark: SparkSession, database: Database) -> None:
+def test_a_frame_that_does_not_fit_is_refused() -> None:
+    for answer, column in UNFIT.items():
+        with pytest.raises(PipelineError, match=answer):
+            check_schema(StructType([StructField(*column)]), None)
+
+
+def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(database: Database) -> None:
     """A task at work stays the head, and one of lower priority gives way."""
     before = [{"reference": f"{group}0", "payload": None, "group": group, "priority": 0} for group in ("busy", "free")]
     after = [{"reference": f"{group}1", "payload": None, "group": group, "priority": -1} for group in ("busy", "free")]
@@ -165,13 +161,13 @@ def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(spark: SparkS
         assert Task.objects.checkout(queue, poller_instance="p")
         enqueue_many(queue, before[1:])
     enqueue_many("work", after)
-    write_tasks(frame(spark, after), database, queue="other", max_attempts=3)
+    write_tasks(frame(in_json(after)), database, queue="other", max_attempts=3)
     assert tasks("other") == tasks("work")
     assert [ref for ref, task in tasks("other").items() if task["in_line"]] == ["busy0", "free1"]
 
 
-def test_a_write_with_a_name_is_done_once(spark: SparkSession, database: Database) -> None:
-    df = simple(spark, 5).drop("reference")
+def test_a_write_with_a_name_is_done_once(database: Database) -> None:
+    df = frame([{"payload": "{}"}] * 5)
     assert write_tasks(df, database, queue="other", once="import").enqueued == 5
     again = write_tasks(df, database, queue="other", once="import")
     assert (again.enqueued, again.repeated) == (0, True)
@@ -183,20 +179,12 @@ def test_a_write_with_a_name_is_done_once(spark: SparkSession, database: Databas
     assert (Task.objects.count(), staging_tables()) == (10, [])
 
 
-def test_pollers_are_woken_after_the_commit(spark: SparkSession, pg: Database) -> None:
+def test_pollers_are_woken_after_the_commit(pg: Database) -> None:
     with pg.connect() as listener:
         listener.execute("LISTEN dbtaskqueue")
-        write_tasks(simple(spark, 5), pg, queue="other")
+        write_tasks(frame(simple(5)), pg, queue="other")
         (note,) = listener.notifies(timeout=PATIENCE, stop_after=1)
         assert note.payload == "other"
-
-
-def test_a_lost_worker_costs_no_row_and_doubles_none(spark: SparkSession, pg: Database) -> None:
-    df = spark.range(1000, numPartitions=2).mapInArrow(dying_once, "id long")
-    df = df.select(F.to_json(F.struct("id")).alias("payload"))
-    assert write_tasks(df, pg, queue="other").enqueued == 1000
-    assert {task["id"] for task in Task.objects.values_list("payload", flat=True)} == set(range(1000))
-    assert (Task.objects.count(), staging_tables()) == (1000, [])
 
 
 def batch_of(*references: str) -> list[pa.RecordBatch]:
@@ -224,6 +212,20 @@ def test_a_write_whose_staged_rows_were_lost_fails(database: Database, ignore: b
     assert (Task.objects.count(), StreamLedger.objects.count(), staging_tables()) == (0, 0, [])
 
 
+def test_a_data_source_s_writer_leaves_out_what_is_taken(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = database.url_without_password
+    monkeypatch.setattr(TaskSource, "known", {f"{database.location} {url}": database})
+    options = {"url": url, "queue": "other", "on_duplicate": "ignore"}
+    for count, found in ((2, 2), (3, 3)):
+        rows = frame(simple(count))
+        writer = TaskSource(options).writer(rows.schema, overwrite=False)
+        writer.commit([writer.write(iter(rows.batches))])
+        assert (Task.objects.count(), staging_tables()) == (found, [])
+    lost = TaskSource(options).writer(rows.schema, overwrite=False)
+    lost.abort([lost.write(iter(rows.batches))])
+    assert (Task.objects.count(), staging_tables()) == (3, [])
+
+
 def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:
     program = (
         "import os, signal, pyarrow as pa\n"
@@ -245,58 +247,3 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
         assert sweep_staging(pg, older_than=timedelta(0)) == []
     assert sweep_staging(pg, older_than=timedelta(0)) == [left]
     assert (Task.objects.count(), staging_tables()) == (0, [])
-
-
-def test_df_write(spark: SparkSession, database: Database) -> None:
-    register(spark, database)
-    df = simple(spark, 10).withColumn("payload", F.to_json("payload"))
-    writer = df.write.format("dbtaskqueue").option("url", database.url_without_password).option("queue", "other")
-    writer.mode("append").save()
-    assert Task.objects.filter(queue="other").count() == 10
-    with pytest.raises(Exception, match="Reference 'r0' is already taken"):
-        writer.mode("append").save()
-    writer.option("on_duplicate", "ignore").mode("append").save()
-    with pytest.raises(Exception, match="Tasks are never overwritten"):
-        writer.mode("overwrite").save()
-    assert (Task.objects.count(), staging_tables()) == (10, [])
-
-
-def test_a_failing_task_of_df_write_leaves_nothing(spark: SparkSession, pg: Database) -> None:
-    register(spark, pg)
-    df = simple(spark, 100).withColumn("payload", F.to_json("payload"))
-    df = df.where(F.when(F.col("reference") == "r99", F.raise_error(F.lit("asked to fail"))).otherwise(F.lit(True)))
-    with pytest.raises(Exception, match="asked to fail"):
-        df.write.format("dbtaskqueue").option("url", pg.url_without_password).option("queue", "other").mode(
-            "append"
-        ).save()
-    assert (Task.objects.count(), staging_tables()) == (0, [])
-
-
-def test_a_micro_batch_that_is_run_again_adds_nothing(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
-    register(spark, pg)
-    source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"
-
-    def put(name: str, count: int) -> None:
-        source.mkdir(exist_ok=True)
-        (source / name).write_text("".join(f'{{"payload": "{number}"}}\n' for number in range(count)))
-
-    def drain() -> None:
-        df = spark.readStream.schema("payload string").option("maxFilesPerTrigger", 1).json(str(source))
-        writer = df.writeStream.format("dbtaskqueue").option("url", pg.url_without_password).option("queue", "other")
-        writer = writer.option("once", "files").option("checkpointLocation", str(checkpoint))
-        query = writer.queryName("files").trigger(availableNow=True).start()  # Spark makes an option of the name
-        query.awaitTermination()
-
-    put("1.json", 20)
-    put("2.json", 10)
-    drain()
-    noted = [*checkpoint.glob("commits/*1"), *checkpoint.glob("commits/.1.*")]
-    assert noted
-    for note in noted:
-        note.unlink()  # as a driver that died between the commit of the tasks and its own note
-    drain()
-    assert Task.objects.count() == 30  # the payloads have no reference: nothing but the ledger tells
-    ledger = StreamLedger.objects.filter(query="files")
-    assert sorted(ledger.values_list("batch", flat=True)) == [0, 1]
-    assert sorted(ledger.values_list("rows", flat=True)) == [10, 20]
-    assert staging_tables() == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -12,18 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
-from django_dbtaskqueue.models import PipelineReport
-from django_dbtaskqueue.operations.report_page import report_body
 from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
-from tests.factories import make_task
-from tests.pipeline.histories import MONDAY
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
+    pass
 
 
 def tenths(attempt: int) -> timedelta:
@@ -92,47 +83,6 @@ def test_the_most_at_once_counts_what_touches_as_apart() -> None:
     assert most_at_once([(0, 1), (1, 2)]) == 1
     assert most_at_once([(0, 2), (1, 3), (1, 4)]) == 3
     assert most_at_once([]) == 1
-
-
-def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSession, database: Database) -> None:
-    for number in range(6):
-        start = MONDAY + timedelta(seconds=10 * number)
-        make_task(
-            "COMPLETED", queue="claims", create_time=MONDAY, start_time=start, finish_time=start + timedelta(seconds=10)
-        )
-    found = WhatIf().run(WhatIf.context(spark=spark, database=database, slots=2))
-    assert (found["tasks"], found["slots_now"], found["slots_then"]) == (6, 1, 2)
-    assert found["recorded"] == {**found["now"], "mean_lead": 0.0}
-    assert (found["now"]["max"], found["then"]["max"]) == (50, 20)
-    assert "instead of 50s: shorter." in found["summary"]
-    row = PipelineReport.objects.get(kind="whatif")
-    assert "Longest wait by share of tasks" in str(report_body(row.kind, row.data))
-    assert "wait max: 50s now, 20s then" in WhatIf().as_text(found)
-    with pytest.raises(JobOptionError, match=r"no task of a queue 'mails'\. Queues: claims"):
-        WhatIf().run(WhatIf.context(spark=spark, database=database, priority="mails=-1"))
-
-
-def test_the_pollers_that_a_forecast_advises_are_replayed_hour_by_hour(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
-    """Ten tasks of five minutes come at ten o'clock in Berlin: one slot until then, ten from then on."""
-    ten = MONDAY + timedelta(hours=9)
-    for early, count in ((timedelta(minutes=10), 2), (timedelta(0), 10)):
-        for _ in range(count):
-            at = ten - early
-            make_task("COMPLETED", create_time=at, start_time=at, finish_time=at + timedelta(minutes=5))
-    hours = [{"hour": hour, "servers": 10 if hour == 10 else 0} for hour in range(168)]
-    figures = {"slots": 1, "hours": hours, "time_zone": "Europe/Berlin", "target_wait": 30.0, "share": 0.95}
-    file = tmp_path / "forecast.json"
-    file.write_text(json.dumps(figures))
-    found = WhatIf().run(WhatIf.context(spark=spark, database=sqlite, forecast=str(file)))
-    assert (found["slots_then"], found["then"]["max"]) == (10, 300)
-    assert found["summary"].endswith("Started within 30s, as the forecast promises for 95 %: 91.67 %.")
-    with pytest.raises(JobOptionError, match="give --slots or --forecast"):
-        WhatIf().run(WhatIf.context(forecast=str(file), slots=3))
-    file.write_text("{}")
-    with pytest.raises(JobOptionError, match=r"is not the forecast\.json of this version's job forecast"):
-        WhatIf.context(forecast=str(file))
 
 
 def test_what_is_to_be_other_must_be_said() -> None:

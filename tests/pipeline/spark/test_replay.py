@@ -29,22 +29,22 @@ def replay(spark: SparkSession, database: Database, lake: Path, **options: Any) 
     return Replay().run(Replay.context(spark=spark, database=database, lake=lake, **options))
 
 
-def fill_archive(spark: SparkSession, database: Database, lake: Path) -> list[Task]:
+def fill_archive(database: Database, lake: Path) -> list[Task]:
     """Archive four tasks: two with one reference, one with another, one without."""
     made = [
         make_task("ERROR", reference="r1", payload={"n": 1}, finish_time=-3 * DAY, **MEANWHILE),
         make_task("COMPLETED", payload={"n": 3}, finish_time=-3 * DAY, queue="letters", **MEANWHILE),
         make_task("ERROR", reference="r2", payload={"n": 2}, priority=4, tag="eu", finish_time=-2 * DAY, **MEANWHILE),
     ]
-    archive(spark, database, lake, no_compact=True)
+    archive(database, lake, no_compact=True)
     made.append(make_task("ERROR", reference="r1", payload={"n": 9}, finish_time=-1 * DAY, **MEANWHILE))
-    archive(spark, database, lake, no_compact=True)
+    archive(database, lake, no_compact=True)
     return made
 
 
 def test_tasks_come_back_once(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     lake = tmp_path / "lake"
-    _first, letter, _second, _third = fill_archive(spark, database, lake)
+    _first, letter, _second, _third = fill_archive(database, lake)
     make_task("CREATED", reference="r2")
 
     dry = replay(spark, database, lake, dry_run=True)
@@ -61,7 +61,7 @@ def test_tasks_come_back_once(spark: SparkSession, database: Database, tmp_path:
 
 
 def test_filters_target_and_rate(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
-    fill_archive(spark, pg, tmp_path)
+    fill_archive(pg, tmp_path)
     assert replay(spark, pg, tmp_path, queue="letters", dry_run=True)["chosen"] == 1
     assert replay(spark, pg, tmp_path, status=["COMPLETED"], dry_run=True)["chosen"] == 1
     assert replay(spark, pg, tmp_path, limit=1, dry_run=True)["chosen"] == 1
@@ -87,7 +87,7 @@ def test_a_replayed_task_has_the_lease_time_to_live_and_budget_of_the_archived_o
     )  # fmt: skip
     make_task("ERROR", reference="r2", finish_time=-DAY, **MEANWHILE)
     lake = tmp_path / "lake"
-    archive(spark, database, lake)
+    archive(database, lake)
     assert replay(spark, database, lake)["enqueued"] == 2
     fresh, plain = Task.objects.order_by("reference")
     assert (fresh.lease_seconds, fresh.max_attempts, fresh.group_key, fresh.context) == (90.5, 9, "g", {"user": 7})
@@ -95,18 +95,14 @@ def test_a_replayed_task_has_the_lease_time_to_live_and_budget_of_the_archived_o
     assert (plain.lease_seconds, plain.max_attempts, plain.expire_time) == (None, 5, None)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_options_that_cannot_be(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
+    archive(sqlite, tmp_path / "lake")
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"where": "nonsense = 1"}, "--where: Spark cannot use 'nonsense = 1': .*nonsense"),
         ({"where": "id ="}, "--where: Spark cannot use 'id ='"),
         ({"rate": "0"}, "--rate: '0' is not a number of tasks per second above 0"),
         ({"since": "2026-02-01", "until": "2026-01-01"}, "--since: 2026-02-01 comes after --until 2026-01-01"),
-    ],
-)
-def test_options_that_cannot_be(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
-    archive(spark, sqlite, tmp_path / "lake")
-    with pytest.raises(JobOptionError, match=message):
-        replay(spark, sqlite, tmp_path / "lake", **options)
+    ]
+    for options, message in wrong:
+        with pytest.raises(JobOptionError, match=message):
+            replay(spark, sqlite, tmp_path / "lake", **options)

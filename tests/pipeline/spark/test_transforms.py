@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +20,6 @@ from tests.pipeline import histories
 from tests.pipeline.histories import MONDAY, Row, frame, row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from pyspark.sql import DataFrame, SparkSession
 
 MINUTE = 60.0
@@ -34,9 +34,31 @@ def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFra
     return spark.createDataFrame(values, schema_of("attempt", failures.ATTEMPT_COLUMNS))
 
 
-def by(tasks: DataFrame, *keys: str, objectives: Sequence[Objective] = ()) -> DataFrame:
-    """Return the service levels by queue, or over all."""
-    return T.service_levels(T.hours(tasks, objectives), T.percentiles(tasks), *keys)
+OBJECTIVES = [Objective("*", 0.5), Objective("late", 0.9, timedelta(minutes=8)), Objective("spent", 1.0)]
+QUEUES = {
+    "once": [row(waited=1), row(waited=3600, total_attempt=2)],
+    "slow": [row(created=0), row(created=10), row(created=5 * 3600)],
+    "late": [row(waited=MINUTE * minutes) for minutes in range(10)],  # each runs a second
+    "half": [row(status="ERROR"), row()],
+    "idle": [row(status="CREATED", ran=None)],
+    "spent": [row(status="ERROR")],
+    "good": [row() for _ in range(8)],
+    "bad": [row(total_attempt=5), row(status="ERROR", total_attempt=5)],
+    "waste": [row(ran=6), row(ran=50, status="ERROR")],
+}
+
+
+@pytest.fixture(scope="module")
+def levels(spark: SparkSession) -> Iterator[DataFrame]:
+    """The service levels of QUEUES, computed once: a test is about some of the queues."""
+    tasks = frame(spark, [replace(one, queue_name=queue) for queue, rows in QUEUES.items() for one in rows])
+    found = T.service_levels(T.hours(tasks, OBJECTIVES), T.percentiles(tasks), "queue").coalesce(1).persist()
+    yield found
+    found.unpersist()
+
+
+def of(levels: DataFrame, *queues: str) -> DataFrame:
+    return levels.where(levels["queue"].isin(*queues))
 
 
 # -- service levels ----------------------------------------------------------------------------------------------------
@@ -96,69 +118,49 @@ def close(level: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_levels_over_all_queues_add_up(spark: SparkSession) -> None:
-    rows = [row(queue_name=queue, waited=wait, ran=2) for queue, wait in (("a", 1), ("a", 3), ("b", 100))]
-    (everything,) = by(frame(spark, rows)).collect()
+    tasks = frame(
+        spark, [row(queue_name=queue, waited=wait, ran=2) for queue, wait in (("a", 1), ("a", 3), ("b", 100))]
+    )
+    (everything,) = T.service_levels(T.hours(tasks), T.percentiles(tasks)).collect()
     assert (everything["ended"], everything["run_seconds"]) == (3, 6.0)
     assert everything["wait_p50"] == pytest.approx(3, rel=0.01)
     assert everything["wait_p95"] == pytest.approx(100, rel=0.01)
 
 
-def test_throughput_counts_the_hours_in_which_something_was(spark: SparkSession) -> None:
-    rows = [row(created=0), row(created=10), row(created=5 * 3600)]
-    (level,) = by(frame(spark, rows), "queue").collect()
-    assert level["throughput"] == pytest.approx(3 / 7200)
-
-
-def test_a_wait_is_that_of_tasks_taken_once(spark: SparkSession) -> None:
+def test_throughput_counts_the_hours_in_which_something_was_and_a_wait_is_that_of_tasks_taken_once(
+    levels: DataFrame,
+) -> None:
     """A retried task's last start is no sign of how long it waited for its first."""
-    rows = [row(waited=1), row(waited=3600, total_attempt=2)]
-    (level,) = by(frame(spark, rows), "queue").collect()
-    assert level["wait_p99"] == pytest.approx(1, rel=0.01)
+    found = {one["queue"]: one for one in of(levels, "slow", "once").collect()}
+    assert found["slow"]["throughput"] == pytest.approx(3 / 7200)
+    assert found["once"]["wait_p99"] == pytest.approx(1, rel=0.01)
 
 
-# -- error budgets -----------------------------------------------------------------------------------------------------
+# -- error budgets, noise, waste, failures -----------------------------------------------------------------------------
 
 
-def test_an_objective_with_a_time_counts_the_late_ones_as_bad(spark: SparkSession) -> None:
-    rows = [row(waited=MINUTE * minutes) for minutes in range(10)]  # each runs a second
-    rows += [row(queue_name="mails", status="ERROR"), row(queue_name="mails")]
-    rows += [row(queue_name="idle", status="CREATED", ran=None)]
-    objectives = [Objective("claims", 0.9, timedelta(minutes=8)), Objective("*", 0.5)]
-    levels = by(frame(spark, rows), "queue", objectives=objectives)
-    found = T.error_budgets(levels, objectives)
+def test_a_budget_counts_failures_and_late_ones_as_bad_and_one_of_nothing_is_spent_at_once(
+    spark: SparkSession, levels: DataFrame
+) -> None:
+    found = T.error_budgets(of(levels, "late", "half", "idle", "spent"), OBJECTIVES)
     expected = [
-        ("claims", "90% within 8m", 0.9, 0.8, 10, 2, 1.0, 2.0),
-        ("mails", "50%", 0.5, 0.5, 2, 1, 1.0, 1.0),
+        ("late", "90% within 8m", 0.9, 0.8, 10, 2, 1.0, 2.0),
+        ("half", "50%", 0.5, 0.5, 2, 1, 1.0, 1.0),
+        ("spent", "100%", 1.0, 0.0, 1, 1, 0.0, None),
     ]
     assertDataFrameEqual(found, spark.createDataFrame(expected, found.schema), rtol=1e-9)
 
 
-def test_a_budget_of_nothing_is_spent_by_one_failure(spark: SparkSession) -> None:
-    rows = [row(queue_name="a", status="ERROR"), row(queue_name="b")]
-    objectives = [Objective("*", 1.0)]
-    levels = by(frame(spark, rows), "queue", objectives=objectives)
-    assert {one["queue"]: one["spent"] for one in T.error_budgets(levels, objectives).collect()} == {
-        "a": None,
-        "b": 0.0,
-    }
-
-
-# -- noise, waste, failures --------------------------------------------------------------------------------------------
-
-
-def test_the_queue_with_most_of_the_trouble_is_noisy(spark: SparkSession) -> None:
-    rows = [row(queue_name="good") for _ in range(8)]
-    rows += [row(queue_name="bad", total_attempt=5), row(queue_name="bad", status="ERROR", total_attempt=5)]
-    found = {one["queue"]: one for one in T.noisy_queues(by(frame(spark, rows), "queue")).collect()}
+def test_the_queue_with_most_of_the_trouble_is_noisy(levels: DataFrame) -> None:
+    found = {one["queue"]: one for one in T.noisy_queues(of(levels, "good", "bad")).collect()}
     assert [found[queue]["noisy"] for queue in ("good", "bad")] == [False, True]
     assert found["bad"]["share_of_unsuccessful"] == 1.0
     assert found["bad"]["unsuccessful_attempts"] == 9
 
 
-def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession) -> None:
-    levels = by(frame(spark, [row(ran=6), row(ran=50, status="ERROR")]), "queue")
-    found = T.retry_waste(attempts(spark, ("claims", 1, "", ""), ("claims", 1, "", "")), levels)
-    assertDataFrameEqual(found, spark.createDataFrame([("claims", 2, 2.0, 0.25)], found.schema))
+def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession, levels: DataFrame) -> None:
+    found = T.retry_waste(attempts(spark, ("waste", 1, "", ""), ("waste", 1, "", "")), of(levels, "waste"))
+    assertDataFrameEqual(found, spark.createDataFrame([("waste", 2, 2.0, 0.25)], found.schema))
 
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "a.py", line 7\nshop.errors.Bad: no order 4711 of "Ada"\n'
@@ -184,18 +186,19 @@ def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        ("task 6f9619ff-8b86-d011-b42d-00c04fc964ff is gone", "task 7f9619ff-8b86-d011-b42d-00c04fc964aa is gone"),
-        ("key 'a b' of 12,5 at 2026-01-31", "key 'c' of 3 at 2025-12-24"),
-        ("object at 0xdeadbeef  lost", "object at 0x7f000001 lost"),
-        ("digest 9e107d9d372bb6826bd81d3542a419d6", "digest e4d909c290d0fb1ca068ffaddf22cbd0"),
-    ],
-)
-def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession, one: str, other: str) -> None:
-    said = spark.createDataFrame([(one,), (other,)], "said string")
-    assert said.select(failures.normalised(said["said"]).alias("kind")).distinct().count() == 1
+ALIKE = [
+    ("task 6f9619ff-8b86-d011-b42d-00c04fc964ff is gone", "task 7f9619ff-8b86-d011-b42d-00c04fc964aa is gone"),
+    ("key 'a b' of 12,5 at 2026-01-31", "key 'c' of 3 at 2025-12-24"),
+    ("object at 0xdeadbeef  lost", "object at 0x7f000001 lost"),
+    ("digest 9e107d9d372bb6826bd81d3542a419d6", "digest e4d909c290d0fb1ca068ffaddf22cbd0"),
+]
+
+
+def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession) -> None:
+    said = spark.createDataFrame(ALIKE, "one string, other string")
+    kinds = said.select(*(failures.normalised(said[name]).alias(name) for name in said.columns)).collect()
+    assert [row for row in kinds if row.one != row.other] == []
+    assert len({row.one for row in kinds}) == len(ALIKE)
 
 
 def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:

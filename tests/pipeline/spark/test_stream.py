@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink, Stream, checkpoint
 from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.source import stream_tasks
 from tests.factories import make_task
-from tests.support import until
+from tests.pipeline.test_stream_source import commit, finish
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +36,32 @@ def copied(spark: SparkSession, lake: Path) -> list[tuple[int, int, str]]:
     return sorted((row.id, row.total_attempt, row.status) for row in rows)
 
 
+@pytest.fixture
+def pg(quiet_pg: Database) -> Database:
+    return quiet_pg
+
+
+def test_a_query_restarted_goes_on_where_it_was(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
+    """Also when the stream is registered between two starts, and over a transaction that commits late."""
+    enqueue_many("other", [(name, None) for name in "abcdef"])
+    out, checkpoint = str(tmp_path / "out"), str(tmp_path / "checkpoint")
+
+    def drain(name: str | None = None) -> list[str]:
+        df = stream_tasks(spark, pg, ["reference_number", "status", "finish_time"], queue="other", name=name)
+        writer = df.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+        writer.trigger(availableNow=True).start(out).awaitTermination()
+        return sorted(row[0] for row in spark.read.schema("reference_number string").parquet(out).collect())
+
+    commit(finish(pg, "a", "b"))
+    late = finish(pg, "c")
+    commit(finish(pg, "d"))
+    assert drain() == ["a", "b"]
+    commit(late)
+    assert drain("a stream") == ["a", "b", "c", "d"]
+    commit(finish(pg, "e"))
+    assert drain("a stream") == ["a", "b", "c", "d", "e"]
+
+
 def test_each_finish_is_copied_once(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
     done, failed = make_task("COMPLETED"), make_task("ERROR", queue="черга", max_attempts=2)
     make_task("CREATED")
@@ -53,8 +81,7 @@ def test_each_finish_is_copied_once(spark: SparkSession, pg: Database, tmp_path:
 
 def test_a_micro_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
     task = make_task("COMPLETED")
-    # A transaction of another test on the same server can hold the horizon back.
-    until(lambda: stream(spark, pg, tmp_path)["rows"] == 1)
+    assert stream(spark, pg, tmp_path)["rows"] == 1
     folder, _name = checkpoint(Lake.at(tmp_path), pg.location)
     for path in folder.glob("commits/*"):
         path.unlink()  # the driver died after the lake's log and before Spark's own

@@ -22,8 +22,8 @@ from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.schema import arrow_schema
 from tests.factories import make_task
+from tests.pipeline.commands import CHEAP, in_turn
 from tests.pipeline.lakes import Bucket, flip
-from tests.pipeline.test_command import as_typed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -235,8 +235,7 @@ def _summary(lake: Lake, files: list[DataFile]) -> DataFile:
 def test_in_s3_a_day_is_kept_too(sqlite_process_database: ProcessDatabase, bucket: Bucket) -> None:
     fill(bucket.lake)
     words = ("report", "--lake", bucket.lake, "--no-store", "--until", UNTIL.date(), "--json", "-")
-    whole, *found = (
-        json.loads(as_typed(sqlite_process_database, *words, *more)[1]) for more in (("--dry-run",), (), ())
-    )
+    with in_turn(sqlite_process_database, *CHEAP) as run:
+        whole, *found = (json.loads(run(*words, *more)[1]) for more in (("--dry-run",), (), ()))
     assert [one["days_kept"] for one in (whole, *found)] == [0, len(DAYS), len(DAYS)]
     assert all(same(one, whole) for one in found)

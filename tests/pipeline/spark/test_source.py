@@ -1,0 +1,114 @@
+"""Reading tasks with Spark: which rows, which columns, which state of the database."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from django.db import connection
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.source import few_tasks, open_snapshot, read_tasks, register
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_rows_are_those_of_the_database_and_it_takes_the_filters_of_a_query(
+    spark: SparkSession, database: Database
+) -> None:
+    enqueue_many("other", [("a", {"text": 'line\nbreak, "quote", \\ é漢😀'}), ("later", None)])
+    (first,) = Task.objects.checkout("other", poller_instance="p", limit=1)
+    first.complete("done")
+    df = read_tasks(spark, database, status=["COMPLETED", "CREATED"])
+    assert df.schema == TASKS
+    assert df.orderBy("id").toArrow().to_pylist() == few_tasks(database, TASKS.names, "task").sort_by("id").to_pylist()
+    times = F.col("create_time") > F.lit(datetime(2020, 1, 1, tzinfo=UTC))
+    chosen = df.where((F.col("id") > first.id) & F.col("status").isin("CREATED", "ERROR") & times)
+    chosen = chosen.where(F.col("reference_number").startswith("l"))
+    assert [row.reference_number for row in chosen.collect()] == ["later"]
+    (condition,) = re.findall(r"Filter \(?(.*)", chosen._jdf.queryExecution().executedPlan().toString())
+    assert "StartsWith" in condition and not re.search(r"\bid#|create_time#|status#", condition)
+
+
+def test_partitions_of_a_snapshot_see_one_state(spark: SparkSession, pg: Database) -> None:
+    enqueue_many("other", [(str(number), number) for number in range(100)])
+    before = dict(Task.objects.values_list("id", "reference"))
+    with open_snapshot(pg) as snapshot:
+        Task.objects.filter(reference__in=["1", "99"]).delete()
+        df = read_tasks(spark, pg, ["id", "reference_number"], snapshot=snapshot).repartition(2)
+        assert {row.id: row.reference_number for row in df.collect()} == before
+        assert read_tasks(spark, pg, ["id"]).count() == 98
+    with pytest.raises(Exception, match="is gone"):
+        df.select("id").collect()
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"columns": ["statsu"]}, "Did you mean 'status'"),
+    ({"columns": []}, "at least one column"),
+    ({"columns": ["id", "id"]}, "none of them twice"),
+    ({"table": "tasks"}, "must be one of 'task', 'history', 'attempt'"),
+]
+
+
+def test_a_wrong_question_is_answered_with_the_right_one(spark: SparkSession, pg: Database) -> None:
+    for ask, answer in WRONG:
+        with pytest.raises(PipelineError, match=answer):
+            read_tasks(spark, pg, **ask)
+
+
+def test_wrong_options_are_named(spark: SparkSession, pg: Database) -> None:
+    register(spark, pg)
+    reader = spark.read.format("dbtaskqueue")
+    with pytest.raises(Exception, match="The option url is missing"):
+        reader.load().count()
+    with pytest.raises(Exception, match="Unknown option 'tabel'"):
+        reader.option("url", pg.url_without_password).option("tabel", "task").load()
+    with pytest.raises(Exception, match="of type bigint, not int"):
+        spark.read.format("dbtaskqueue").option("url", pg.url_without_password).schema("id int").load().count()
+
+
+CANARY = "canary-5f0c7d"
+
+
+def test_a_password_is_seen_nowhere(spark: SparkSession, pg: Database, capfd: pytest.CaptureFixture[str]) -> None:
+    """Not in plans, logs, the event log or the list of processes; the option that would show it is refused."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE ROLE canary LOGIN SUPERUSER PASSWORD '{CANARY}'")
+    try:
+        secret = Database(pg.vendor, {**pg.conninfo, "user": "canary", "password": CANARY})
+        df = read_tasks(spark, secret, ["id"])
+        df.explain(mode="extended")
+        assert df.count() == 0
+        url = f"postgresql://canary:{CANARY}@{secret.conninfo['host']}:{secret.conninfo['port']}/{secret.conninfo['dbname']}"
+        with pytest.raises(Exception, match="holds a password") as refused:
+            spark.read.format("dbtaskqueue").option("url", url).load().count()
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP ROLE canary")
+    assert "canary@" in repr(secret)
+    seen = capfd.readouterr()
+    assert CANARY not in f"{secret!r} {df.schema} {seen.out} {seen.err} {refused.value}"
+    assert CANARY not in everything_written(spark)
+
+
+def everything_written(spark: SparkSession) -> str:
+    """The event log, the settings, and the arguments of every process."""
+    events = Path(spark.conf.get("spark.eventLog.dir").removeprefix("file:"))
+    logs = [file.read_text(errors="replace") for file in events.rglob("*") if file.is_file()]
+    assert logs
+    commands = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            commands.append(process.read_text(errors="replace"))
+        except OSError:
+            continue  # it has ended
+    return " ".join([*logs, *commands, str(spark.sparkContext.getConf().getAll())])
