@@ -283,11 +283,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     _keep_formatters()
     events = tmp_path_factory.mktemp("events")
     conf = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",  # half the start; tests run no long jobs
+        # Tests run no long jobs: to compile code, of Java or of a query, takes longer than it saves.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": events.as_uri(),
         "spark.eventLog.compress": "false",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
     }
     session = spark_session(master="local[2,2]", app_name="tests", memory="1g", conf=conf)
     yield session
