@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# Two processes take all that needs Spark, for two JVMs in all, and one takes chaos. They take longest, so they start
-# first. The jobs of the first one mostly run in processes of their own.
+# All that needs Spark stays in one process, for one JVM. The jobs' own processes start JVMs, one at a time; beside them
+# is what needs a server of S3. These and chaos take longest, so they start first.
 FIRST = {
-    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|erase|object_store)|test_spark_"),
-    "spark": re.compile(r"tests/pipeline/|page_works\[\S*pipeline"),
+    "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
+    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|convert|erase|object_store)|test_spark_"),
     "chaos": re.compile(r"tests/chaos/"),
 }
 # Else each of some hundred processes compiles the package anew.
@@ -38,7 +38,7 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: half of Spark, all of chaos, a file, or a page of the documentation."""
+    """Return what stays in one process: all of Spark, all of chaos, a file, or a page of the documentation."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name
@@ -67,6 +67,9 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    strays = [item.nodeid for item in items if "spark" in item.fixturenames and group_of(item.nodeid) != "spark"]
+    if strays:
+        raise pytest.UsageError(f"These start a second JVM. Move them to tests/pipeline/spark: {', '.join(strays)}")
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: (*FIRST, group_of(item.nodeid)).index(group_of(item.nodeid)))
 
