@@ -22,7 +22,7 @@ from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, counted, fill, flip, ids
-from tests.support import PATIENCE, actors, blocked
+from tests.support import PATIENCE, actors, blocked, until
 from tests.testapp.models import Parcel
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(pg: Datab
         with transaction.atomic():
             assert Task.objects.filter(pk=last.pk).unpoison() == 1
             changed.set()
-            while not blocked() and not ended.wait(0.01):
-                pass
+            until(lambda: blocked() or ended.is_set())
 
     def meddle(step: str, _done: int, _total: int) -> None:
         if step == "delete" and not locked.is_set():

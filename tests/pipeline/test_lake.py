@@ -14,8 +14,11 @@ from deltalake import DeltaTable, Schema
 
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
-from tests.pipeline.lakes import flip
+from django_dbtaskqueue.pipeline.schema import TASKS, arrow_schema
+from tests.pipeline.executors import ThisProcess
+from tests.pipeline.lakes import flip, ids
 
 FINISHED = datetime(2026, 1, 31, 8, tzinfo=UTC)
 DAY = "2026-01-31"
@@ -41,6 +44,21 @@ def rows(*ids: int) -> dict[str, Any]:
         "payload": pa.array([f'{{"flight": {one}}}' for one in ids], pa.string()),
         "finish_time": pa.array([FINISHED] * len(ids), pa.timestamp("us", "UTC")),
     }
+
+
+def test_a_micro_batch_written_again_adds_nothing(tmp_path: Path) -> None:
+    lake = Lake.at(tmp_path, create=True)
+    sink, schema = LakeSink(lake.root, "a stream", "dbtaskqueue.task"), arrow_schema(TASKS)
+    last = datetime(2026, 1, 31, 23, 59, 59, 999_999, tzinfo=UTC)
+    row = {"id": 7, "queue_name": "q", "status": "COMPLETED", "finish_time": last}
+    no_rows: Any = ThisProcess()
+    one_row: Any = ThisProcess([pa.RecordBatch.from_pylist([row], schema)])
+    sink(no_rows, 0)
+    assert lake.files("finished") == []
+    for number in (1, 1, 0):
+        sink(one_row, number)
+    (file,) = lake.files("finished")
+    assert (file.rows, file.day, ids(tmp_path, "finished")) == (1, DAY, [7])
 
 
 def test_a_lake_of_an_older_version_gets_the_new_columns(tmp_path: Path) -> None:

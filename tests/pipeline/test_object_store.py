@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -17,7 +14,6 @@ from deltalake import DeltaTable
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, FileReader, Lake
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
-from tests.conftest import REPOSITORY
 from tests.pipeline.lakes import Bucket, ids
 from tests.pipeline.test_lake import DAY, lake_of, rows
 
@@ -91,32 +87,6 @@ def test_a_log_that_another_writer_extended_is_not_overwritten(bucket: Bucket, m
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     test_writers_at_once_lose_no_commit_and_make_none_twice(bucket)
-
-
-KILLED_WRITER = """
-import os, signal, sys
-import pyarrow as pa
-from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.export import Export
-url, token, day, last = sys.argv[1:]
-lake = Lake.at(url, create=True)
-file = Export(lake, token).write_day("tasks", day, pa.table({"id": [1, 2]}), "0")
-if last == "commit":
-    os.kill(os.getpid(), signal.SIGKILL)
-lake.commit("tasks", [file], once=(token, 1))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize(("step", "left"), [pytest.param("commit", [], marks=pytest.mark.slow), ("revoke", [1, 2])])
-def test_a_writer_killed_between_two_steps_leaves_a_whole_state(bucket: Bucket, step: str, left: list[int]) -> None:
-    command = [sys.executable, "-c", KILLED_WRITER, bucket.lake, TOKEN, DAY, step]
-    assert subprocess.run(command, cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
-    lake = Lake.at(bucket.lake)
-    assert ids(bucket.lake, "tasks") == left
-    lake.revoke(TOKEN)
-    assert lake.files("tasks") == []
-    assert not lake.commit("tasks", [written(lake, TOKEN, 1)], once=(TOKEN, 1))
 
 
 def test_a_store_that_refuses_is_named_and_no_key_is_shown(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

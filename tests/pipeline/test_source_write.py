@@ -212,18 +212,38 @@ def test_a_write_whose_staged_rows_were_lost_fails(database: Database, ignore: b
     assert (Task.objects.count(), StreamLedger.objects.count(), staging_tables()) == (0, 0, [])
 
 
-def test_a_data_source_s_writer_leaves_out_what_is_taken(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def options(database: Database, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Options of the data source, which knows the database's password."""
     url = database.url_without_password
     monkeypatch.setattr(TaskSource, "known", {f"{database.location} {url}": database})
-    options = {"url": url, "queue": "other", "on_duplicate": "ignore"}
-    for count, found in ((2, 2), (3, 3)):
+    return {"url": url, "queue": "other"}
+
+
+def test_a_data_source_s_writer_leaves_out_what_is_taken_or_all(options: dict[str, str]) -> None:
+    for count in (2, 3):
         rows = frame(simple(count))
-        writer = TaskSource(options).writer(rows.schema, overwrite=False)
+        writer = TaskSource({**options, "on_duplicate": "ignore"}).writer(rows.schema, overwrite=False)
         writer.commit([writer.write(iter(rows.batches))])
-        assert (Task.objects.count(), staging_tables()) == (found, [])
-    lost = TaskSource(options).writer(rows.schema, overwrite=False)
-    lost.abort([lost.write(iter(rows.batches))])
+        assert (Task.objects.count(), staging_tables()) == (count, [])
+    failed = TaskSource(options).writer(rows.schema, overwrite=False)
+    failed.abort([failed.write(iter(rows.batches))])
     assert (Task.objects.count(), staging_tables()) == (3, [])
+
+
+def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:
+    """Spark makes a writer for its tasks and another one for the commit."""
+    rows = frame([{"payload": "{}"}] * 5)
+    with pytest.raises(PipelineError, match="The option once is missing"):
+        TaskSource(options).streamWriter(rows.schema, overwrite=False)
+    for number, count in ((0, 5), (0, 5), (1, 10)):
+        tasks, commit = (TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False) for _ in "ab")
+        commit.commit([tasks.write(iter(rows.batches))], number)
+        assert (Task.objects.count(), staging_tables()) == (count, [])
+    tasks, commit = (TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False) for _ in "ab")
+    commit.abort([tasks.write(iter(rows.batches))], 2)
+    commit.commit([], 3)
+    assert (Task.objects.count(), staging_tables()) == (10, [])
 
 
 def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:

@@ -85,7 +85,7 @@ def test_an_id_in_two_places_is_found(spark: SparkSession) -> None:
 
 
 def test_days_without_a_task_are_gaps(spark: SparkSession) -> None:
-    found = gaps(days(spark, q=[5, 5, 0, 0, 0, 0, 5, 0, 5]), longest=3).collect()
+    found = gaps(days(spark, q=[5, 5, 0, 0, 0, 0, 5, 0, 0, 0, 5]), longest=3).collect()
     assert [tuple(row) for row in found] == [("q", date(2026, 1, 2), date(2026, 1, 7), 4)]
 
 

@@ -90,6 +90,7 @@ def test_a_failing_task_of_df_write_leaves_nothing(spark: SparkSession, pg: Data
     assert (Task.objects.count(), staging_tables()) == (99, [])
 
 
+@pytest.mark.slow
 def test_a_micro_batch_that_is_run_again_adds_nothing(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
     register(spark, pg)
     source, checkpoint = tmp_path / "in", tmp_path / "checkpoint"

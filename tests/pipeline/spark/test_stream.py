@@ -10,8 +10,7 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink, Stream, checkpoint
-from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.lake.copy_jobs import Stream, checkpoint
 from django_dbtaskqueue.pipeline.source import stream_tasks
 from tests.factories import make_task
 from tests.pipeline.test_stream_source import commit, finish
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from django_dbtaskqueue.pipeline.database import Database
 
@@ -87,25 +86,6 @@ def test_a_micro_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, p
         path.unlink()  # the driver died after the lake's log and before Spark's own
     assert stream(spark, pg, tmp_path)["rows"] == 0
     assert copied(spark, tmp_path) == [(task.pk, 1, "COMPLETED")]
-
-
-def test_a_micro_batch_written_again_adds_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    lake = Lake.at(tmp_path, create=True)
-    sink = LakeSink(lake.root, "a stream", "dbtaskqueue.task")
-    rows: DataFrame = spark.createDataFrame([], TASKS)
-    sink(rows, 0)
-    assert lake.files("finished") == []
-    task = dict.fromkeys(TASKS.names) | {"id": 7, "queue_name": "q", "status": "COMPLETED"}
-    rows = spark.sql("SELECT timestamp'2026-01-31 23:59:59.999999' AS finish_time")
-    for name, value in task.items():
-        kind = TASKS[name].dataType.simpleString()
-        if name != "finish_time":
-            literal = "NULL" if value is None else repr(value)
-            rows = rows.selectExpr("*", f"CAST({literal} AS {kind}) AS {name}")
-    for number in (1, 1, 0):
-        sink(rows.select(TASKS.names), number)
-    (row,) = read_lake(spark, tmp_path, table="finished").collect()
-    assert (row.id, str(row.finished_date)) == (7, "2026-01-31")
 
 
 def test_sqlite_cannot_be_streamed(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
