@@ -6,10 +6,8 @@ import http.client
 import os
 import shutil
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +15,9 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.browser.policy import REPAIRED, queue_settings
-from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.conftest import ProcessDatabase
+from tests.forks import Fork, ForkServer, fork_server
 from tests.patience import PATIENCE
-from tests.poller.processes import runtaskpoller
 from tests.support import until
 
 PATIENCE_MS = 1000 * PATIENCE  # the browser waits for anything
@@ -56,14 +54,17 @@ def _playwright() -> Any:
     return sync_api
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    with fork_server("tests.browser.settings") as found:
+        yield found
+
+
 @pytest.fixture
 def site(
-    chromium: Any,
-    postgres_process_database: ProcessDatabase,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: Any,
-) -> Iterator[Site]:
+    chromium: Any, server: ForkServer, postgres_process_database: ProcessDatabase, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, settings: Any,
+) -> Iterator[Site]:  # fmt: skip
     """The site, served by a process of its own; ``ada`` may do everything."""
     # The browser's driver runs an event loop in this thread; Django would refuse the database next to it.
     monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
@@ -71,31 +72,30 @@ def site(
     settings.DBTASKQUEUE = queue_settings()
     flag = tmp_path / "repaired"
     monkeypatch.setenv(REPAIRED, str(flag))
-    database = _Here(postgres_process_database.vendor, postgres_process_database.url)
-    with _served(database) as address:
-        yield Site(chromium, address, database, flag)
+    env = {**postgres_process_database.env, "DJANGO_SETTINGS_MODULE": "tests.browser.settings"}
+    with ExitStack() as stack:
 
+        def run(*command: str) -> Fork:
+            fork = Fork(server, command, env, tmp_path / f"{command[0]}.log")
+            stack.callback(fork.kill)
+            return fork
 
-class _Here(ProcessDatabase):
-    """Processes of the browser tests have settings of their own."""
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {**super().env, "DJANGO_SETTINGS_MODULE": "tests.browser.settings"}
+        yield Site(chromium, _served(run), run, flag)
 
 
 class Site:
     """What a test drives: addresses, browser windows, pollers, and the fault to repair."""
 
-    def __init__(self, browser: Any, address: str, database: ProcessDatabase, flag: Path) -> None:
-        self.address, self.database, self._browser, self._flag = address, database, browser, flag
+    def __init__(self, browser: Any, address: str, run: Callable[..., Fork], flag: Path) -> None:
+        self.address, self._run, self._browser, self._flag = address, run, browser, flag
         self.wrong: list[str] = []  # what the browser complained of in the last window
 
     def repair(self) -> None:
         self._flag.touch()
 
-    def poller(self, queue: str) -> Any:
-        return runtaskpoller(self.database, "--queue", queue)
+    def poller(self, queue: str) -> Fork:
+        """Start one."""
+        return self._run("runtaskpoller", "--queue", queue)
 
     @contextmanager
     def window(self, **options: Any) -> Iterator[Any]:
@@ -126,25 +126,19 @@ class Site:
 
 def expect(locator: Any) -> Any:
     """Wait for what should be seen."""
-    return _playwright().expect(locator)
+    found = _playwright().expect
+    found.set_options(timeout=PATIENCE_MS)
+    return found(locator)
 
 
-@contextmanager
-def _served(database: ProcessDatabase) -> Iterator[str]:
+def _served(run: Callable[..., Fork]) -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runserver", "--noreload", "--insecure", address]
-    server = subprocess.Popen(
-        command, env=database.env, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        until(lambda: server.poll() is not None or _answers(address))
-        assert server.poll() is None, "the server did not start"
-        yield f"http://{address}"
-    finally:
-        server.terminate()
-        server.wait(PATIENCE)
+    server = run("runserver", "--noreload", "--insecure", address)
+    until(lambda: server.code is not None or _answers(address))
+    assert server.code is None, server.log
+    return f"http://{address}"
 
 
 def _answers(address: str) -> bool:

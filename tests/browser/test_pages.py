@@ -12,7 +12,7 @@ from django.db import connections
 
 from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Queue, Task
 from tests.browser import scene
-from tests.browser.conftest import PATIENCE_MS, Site, expect
+from tests.browser.conftest import Site, expect
 from tests.browser.policy import HEARTBEAT
 
 SERIOUS = ("serious", "critical")
@@ -148,7 +148,7 @@ def test_a_search_goes_on_by_itself_until_it_finds_or_is_stopped(site: Site) -> 
     held: list[Any] = []
     with site.window() as page:
         page.goto(site.url("task/?q=error:needle"))
-        expect(page.locator("td.field-reference", has_text="n-1")).to_be_visible(timeout=PATIENCE_MS)
+        expect(page.locator("td.field-reference", has_text="n-1")).to_be_visible()
         page.route("**/*_live*", lambda one: held.append(one))  # no answer before Stop was pressed
         page.goto(site.url("task/?q=error:nowhere"))
         expect(page.locator(".dbtq-looking")).to_contain_text("Nothing in the newest ")

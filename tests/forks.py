@@ -1,0 +1,143 @@
+"""``manage.py`` commands in processes that are forked from one that has loaded Django and the project already.
+
+A start takes milliseconds instead of a second. What a process reads from its environment, settings above all, it reads
+after the fork. Its parent is the server, which therefore has to be asked for its exit code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+MANAGE = str(Path(__file__).resolve().parent.parent / "manage.py")
+SERVE = "from tests.forks import serve; serve()"
+
+
+class ForkServer:
+    """The loaded process, for one settings module."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        # The path is there for who reads a list of processes: the process and its forks have the same command line.
+        command = [sys.executable, "-c", SERVE, MANAGE]
+        self._process = subprocess.Popen(
+            command, env=dict(env), cwd=Path(MANAGE).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        self._lock = threading.Lock()
+
+    def ask(self, **request: Any) -> Any:
+        """Send a request of ``serve``; return the answer."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._lock:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End the server. Its forks have ended, or go on without it."""
+        self._process.communicate()
+
+
+@contextmanager
+def fork_server(settings_module: str) -> Iterator[ForkServer]:
+    """A server whose forks have these settings, for the time of a ``with`` block."""
+    from tests.settings import SERVER_URL
+
+    path = str(Path(MANAGE).parent)
+    ours = {"DATABASE_URL": SERVER_URL, "DJANGO_SETTINGS_MODULE": settings_module, "PYTHONPATH": path}
+    server = ForkServer(os.environ | ours)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class Fork:
+    """One process, in a session of its own, with its output in a file."""
+
+    def __init__(self, server: ForkServer, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
+        self.command, self.log_file = command, log
+        self._server, self._code = server, None
+        self.pid: int = server.ask(command=[MANAGE, *command], env=dict(env), log=str(log))
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self._code is None:
+            self._code = self._server.ask(pid=self.pid)
+        return self._code
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it and its children, stopped ones too, and wait for its end."""
+        if self.code is None:
+            process = psutil.Process(self.pid)
+            for member in (*reversed(process.children(recursive=True)), process):
+                member.kill()
+            while self.code is None:
+                threading.Event().wait(0.01)
+
+
+# -- in the server ----------------------------------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Answer requests; in a fork, run its command to the end of the process."""
+    import django
+
+    django.setup()
+    importlib.import_module("django_dbtaskqueue.management.commands.runtaskpoller")
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "pid" in request:
+            ended, status = os.waitpid(request["pid"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                _run(**request)
+                return
+        print(json.dumps(answer), flush=True)
+
+
+def _run(command: list[str], env: dict[str, str], log: str) -> None:
+    os.setsid()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.environ.clear()
+    os.environ.update(env)
+    _read_settings()
+    sys.argv = command
+    from django.core.management import execute_from_command_line
+
+    execute_from_command_line(command)
+
+
+def _read_settings() -> None:
+    from django.conf import empty, settings
+    from django.db import connections
+
+    assert not any(connection.connection for connection in connections.all(initialized_only=True)), "a shared socket"
+    for name in dict.fromkeys(("tests.settings", os.environ["DJANGO_SETTINGS_MODULE"])):
+        importlib.reload(importlib.import_module(name))
+    settings._wrapped = empty
+    connections.__dict__.clear()
+    connections.__init__()  # type: ignore[misc]
