@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # All that needs Spark stays in one process, for one JVM. The jobs' own processes start JVMs, one at a time; beside them
-# is what needs a server of S3. These and chaos take longest, so they start first.
+# is what needs a server of S3. These, and what crashes a server of its own, take longest, so they
+# start first.
 FIRST = {
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
     "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|convert|erase|object_store)|test_spark_"),
-    "chaos": re.compile(r"tests/chaos/"),
+    "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
 # Else each of some hundred processes compiles the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -38,7 +39,7 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all of Spark, all of chaos, a file, or a page of the documentation."""
+    """Return what stays in one process: all of Spark, what crashes a server, a file, or a page of the documentation."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name
