@@ -1,7 +1,8 @@
-"""A PostgreSQL server seen through a wire that breaks at a chosen statement, before it or before its answer."""
+"""A PostgreSQL server seen through a wire that breaks at a chosen statement, stalls, goes silent, or closes by half."""
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 from tests.patience import PATIENCE
 
+SILENT_S = 10.0  # after which tcp_user_timeout ends a silent connection for its client
 ENCRYPTION = {80877103, 80877104}  # what a client asks before anything else: SSL, GSSAPI
 Loss = Literal["request", "reply"]
 Message = tuple[bytes, bytes]
@@ -35,13 +37,18 @@ class Wire(threading.Thread):
         self._statements: dict[bytes, str] = {}  # prepared ones, by their names
         self._seen = ""  # the statements of the present transaction
         self._doomed = False
-        self.swallows = proxy.silent  # forwards nothing any more, and breaks nothing
+        self.swallows = proxy.silent  # as after a firewall forgot it: forwards nothing any more, and breaks nothing
 
     def cut(self) -> None:
         """Break it, for both sides."""
         for side in (self._client, self._server):
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
+
+    def half_close(self) -> None:
+        """Close the client's direction; the server's stays open."""
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_WR)
 
     def run(self) -> None:
         """Forward until one side ends."""
@@ -61,6 +68,7 @@ class Wire(threading.Thread):
             self._server.sendall(hello)
         while True:
             kind, body = _message(stream)
+            self._proxy.flows.wait()
             text = self._statement(kind, body)
             loss = None if text is None else self._proxy.strikes(text, self._seen)
             if text is not None:
@@ -76,6 +84,7 @@ class Wire(threading.Thread):
         with suppress(OSError, EOFError), self._server.makefile("rb") as stream:
             while True:
                 kind, body = _message(stream)
+                self._proxy.flows.wait()
                 if self.swallows:
                     continue
                 if not self._doomed:
@@ -106,22 +115,55 @@ class Wire(threading.Thread):
 
 
 class Proxy:
-    """Forwards connections to a server; ``arm`` makes it break one of them, once."""
+    """Forwards connections to a server, and breaks them as it is told, from any thread."""
 
     def __init__(self, url: str) -> None:
         self._server = urlsplit(url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._wires: list[Wire] = []
         self._trap: Trap | None = None
+        self._commits_to_lose = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.struck = threading.Event()
+        self.flows = threading.Event()  # not set: a stall
+        self.flows.set()
         self.silent = False  # also for connections made from now on
+        self.connections = 0  # ever made
 
     def swallow(self) -> None:
         """Forward nothing more on the present connections, nor on new ones while ``silent``. None of them breaks."""
         for wire in self._wires:
             wire.swallows = True
+
+    def stall(self, *, on: bool) -> None:
+        """Forward nothing, and go on later where it stopped."""
+        (self.flows.clear if on else self.flows.set)()
+
+    def black_hole(self, *, on: bool) -> None:
+        """Answer nothing and reset nothing. Connections of that time stay silent when it is over.
+
+        A client acknowledges what this proxy sends, so its tcp_user_timeout does not count. The proxy does what it
+        would do: no user's processor waits for ever on a connection with the options that the documentation names.
+        """
+        self.silent = on
+        for wire in self._wires if on else ():
+            if not wire.swallows:
+                wire.swallows = True
+                timer = threading.Timer(SILENT_S, wire.cut)
+                timer.daemon = True
+                timer.start()
+
+    def lose_commits(self, number: int) -> None:
+        """Execute the next COMMITs and break their connections before the answer."""
+        with self._lock:
+            self._commits_to_lose += number
+
+    def half_close(self, number: int) -> None:
+        """Close the client's direction of some connections."""
+        wires = [wire for wire in self._wires if wire.is_alive()]
+        for wire in random.sample(wires, min(number, len(wires))):
+            wire.half_close()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -145,6 +187,9 @@ class Proxy:
     def strikes(self, text: str, seen: str) -> Loss | None:
         """Return what is lost of a statement; its transaction has ``seen`` others."""
         with self._lock:
+            if text == "COMMIT" and self._commits_to_lose:
+                self._commits_to_lose -= 1
+                return "reply"
             trap = self._trap
             if trap is None or trap.statement not in text or trap.after not in seen:
                 return None
@@ -160,12 +205,18 @@ class Proxy:
         with suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                wire = Wire(self, client)
+                try:
+                    wire = Wire(self, client)
+                except OSError:  # the server is away
+                    client.close()
+                    continue
                 wire.start()
-                self._wires.append(wire)
+                self.connections += 1
+                self._wires = [*(one for one in self._wires if one.is_alive()), wire]
 
     def stop(self) -> None:
         """End, and break what is still connected."""
+        self.flows.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(PATIENCE)  # from now on there are no new connections

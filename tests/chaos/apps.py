@@ -12,8 +12,7 @@ class ChaosConfig(AppConfig):
     label = "chaos"
 
     def ready(self) -> None:
-        """Set the trap, if there is one."""
+        """Set the trap, which is only for processes whose environment names a point."""
         from tests.chaos import crashing  # it needs the models, which load after this module
 
-        if crashing.POINT is not None:
-            crashing.install()
+        crashing.install()

@@ -10,18 +10,23 @@ from typing import Any
 
 import pytest
 
+from tests.chaos import QUEUES
 from tests.chaos.processes import PollerProcess
 from tests.conftest import ProcessDatabase
+from tests.forks import ForkServer, fork_server
 
-LEASE = 3.0  # seconds
-QUEUE: dict[str, Any] = {"lease": f"{LEASE}s", "max_attempts": 3, "retry": "fixed:50ms"}
+# No lease runs out by itself: ``expire`` and ``until_all`` of processes.py let it.
+QUEUE: dict[str, Any] = {
+    "lease": "10m", "max_attempts": 3, "retry": "fixed:50ms", "poll_interval": "100ms", "idle_interval": "200ms"
+}  # fmt: skip
 Start = Callable[..., PollerProcess]
+Configure = Callable[..., None]
 
 
 @pytest.fixture
-def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Call it with settings of both queues, or of one by its name; children started from then on have them, too."""
-    values: dict[str, Any] = {"QUEUES": {"chaos": dict(QUEUE), "ledger": dict(QUEUE)}}
+def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """Call it with settings of all queues, or of one by its name; children started from then on have them, too."""
+    values: dict[str, Any] = {"QUEUES": {name: dict(QUEUE) for name in QUEUES}}
 
     def configure(*, heartbeat: str = "500ms", **changes: Any) -> None:
         values["HEARTBEAT"] = heartbeat
@@ -35,14 +40,24 @@ def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
     return configure
 
 
+@pytest.fixture(scope="session")
+def server() -> Iterator[ForkServer]:
+    with fork_server("tests.chaos.settings") as found:
+        yield found
+
+
 @pytest.fixture
-def start(queues: Callable[..., None], tmp_path: Path) -> Iterator[Start]:
-    """Start a ``runtaskpoller`` on a database; whatever still runs at the end is killed, and the logs are shown."""
+def start(queues: Configure, server: ForkServer, tmp_path: Path) -> Iterator[Start]:
+    """Start a ``runtaskpoller`` on a database; whatever still runs at the end is killed, and the logs are shown.
+
+    ``die``: the point of ``crashing.py`` where it kills itself.
+    """
     processes: list[PollerProcess] = []
 
-    def begin(database: ProcessDatabase, *options: str, **more: Any) -> PollerProcess:
+    def begin(database: ProcessDatabase, *options: str, queue: str = "chaos,ledger", die: str = "") -> PollerProcess:
+        env = {**database.env, "DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "CHAOS_KILL": die}
         log = tmp_path / f"poller-{len(processes)}.log"
-        processes.append(PollerProcess(database, log, options, **more))
+        processes.append(PollerProcess(server, ["runtaskpoller", "--queue", queue, *options], env, log))
         return processes[-1]
 
     yield begin

@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 
 from django_dbtaskqueue.db.session import Session
 
-POINT = os.environ.get("CHAOS_KILL")
 # The point -> the statements watched, the name of the thread they run on, and whether they have committed by then.
 POINTS: dict[str, tuple[set[str], str, bool]] = {
     "before checkout's commit": ({"checkout"}, "fetch", False),
@@ -25,6 +24,7 @@ POINTS: dict[str, tuple[set[str], str, bool]] = {
     "in renewal": ({"renew"}, "renew", False),
     "in rescue": ({"write"}, "heartbeat", False),
 }
+NOWHERE: tuple[set[str], str, bool] = (set(), "no thread", False)
 
 
 def die() -> NoReturn:
@@ -35,20 +35,19 @@ def die() -> NoReturn:
 
 def in_handler() -> None:
     """A processor has begun."""
-    if POINT == "in the handler":
+    if os.environ.get("CHAOS_KILL") == "in the handler":
         die()
 
 
 def install() -> None:
-    """Watch the statements of this process, and die at the point when one of them found rows."""
+    """Watch the statements of this process, and die at its point when one of them found rows."""
     Session.run = _deadly(Session.run)  # type: ignore[method-assign]
     Session.repeat = _deadly(Session.repeat)  # type: ignore[method-assign]
 
 
 def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, Any], Any]:
-    kinds, thread, committed = POINTS[str(POINT)]
-
     def run_and_die(self: Session, sql: str, params: Any) -> Any:
+        kinds, thread, committed = POINTS.get(os.environ.get("CHAOS_KILL", ""), NOWHERE)
         if thread not in threading.current_thread().name or _kind(self, sql) not in kinds:
             return run(self, sql, params)
         if committed:

@@ -3,85 +3,39 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
-import psutil
 import pytest
 from django.db import connections
 from django.db.models import Count
+from django.db.models.functions import Now
 from django.db.utils import Error
 
 from django_dbtaskqueue import models
 from django_dbtaskqueue.models import Task
-from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.factories import age
+from tests.forks import Fork
 from tests.patience import DEFAULT_S
-from tests.support import PATIENCE, Audit, eventually, until
+from tests.poller.processes import alive
+from tests.support import Audit, eventually, until
 
 
-class PollerProcess:
-    """One ``runtaskpoller`` of both queues, with its log in a file."""
-
-    def __init__(self, database: ProcessDatabase, log: Path, options: Sequence[str], *, die: str | None = None) -> None:
-        """``die``: the point of ``tests.chaos.crashing`` where it kills itself."""
-        env = {**database.env, "DJANGO_SETTINGS_MODULE": "tests.chaos.settings"}
-        if die is not None:
-            env["CHAOS_KILL"] = die
-        self.log_file = log
-        self.command = ["runtaskpoller", "--queue", "chaos,ledger", *options]
-        with log.open("wb") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, str(REPOSITORY / "manage.py"), *self.command],
-                env=env,
-                cwd=REPOSITORY,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        return self.log_file.read_text(errors="replace")
-
-    @property
-    def code(self) -> int | None:
-        """The exit code; None while it runs."""
-        return self._process.poll()
-
-    def facts(self) -> psutil.Process:
-        """Return the process as psutil sees it."""
-        return psutil.Process(self.pid)
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        """Kill it and its children, stopped ones too; nothing when it has ended."""
-        if self.code is None:
-            family = [*self.facts().children(recursive=True), self.facts()]
-            for member in reversed(family):
-                member.kill()
-            self._process.wait(PATIENCE)
+class PollerProcess(Fork):
+    """One ``runtaskpoller``."""
 
     def end(self) -> None:
         """Ask it to drain, and see that it ends well."""
         self.signal(signal.SIGTERM)
         self.ended()
 
-    def ended(self, code: int = 0, *, timeout: float = DEFAULT_S) -> None:
+    def ended(self, code: int = 0) -> None:
         """Wait for the end with this exit code."""
 
         def over() -> None:
             assert self.code is not None, f"{self.command} still runs"
 
-        eventually(over, timeout=timeout)
+        eventually(over)
         assert self.code == code, self.log[-4000:]
 
     def until_logged(self, text: str, *, times: int = 1) -> None:
@@ -104,35 +58,6 @@ class PollerProcess:
         return self
 
 
-def clock() -> float:
-    """Return the database's time in seconds."""
-    return float(_ask(f"SELECT {_seconds('now')}")[0][0])
-
-
-def starts(task_ids: Any = None) -> dict[int, list[float]]:
-    """Return when each task was checked out, by the audit, in seconds."""
-    found: dict[int, list[float]] = {}
-    for task_id, when in _ask(
-        f"SELECT task_id, {_seconds('clock')} FROM test_audit WHERE new_total > old_total ORDER BY seq"
-    ):
-        if task_ids is None or task_id in task_ids:
-            found.setdefault(task_id, []).append(float(when))
-    return found
-
-
-def _seconds(what: str) -> str:
-    if connections["default"].vendor == "postgresql":
-        return f"extract(epoch FROM {'clock_timestamp()' if what == 'now' else what})"
-    moment = "'now'" if what == "now" else what
-    return f"(julianday({moment}) - 2440587.5) * 86400.0"
-
-
-def _ask(sql: str) -> list[Any]:
-    with connections["default"].cursor() as cursor:
-        cursor.execute(sql)
-        return list(cursor.fetchall())
-
-
 def audit() -> Audit:
     """Watch every change of status from now on."""
     watched = Audit()
@@ -150,17 +75,45 @@ def statuses(**selection: Any) -> dict[str, int]:
         raise AssertionError(f"the database did not answer: {error}") from error
 
 
-def until_all(status: str, *, timeout: float = 60.0, **selection: Any) -> None:
-    """Wait until every task has this status."""
+def until_all(status: str, *, timeout: float = DEFAULT_S, **selection: Any) -> None:
+    """Wait until every task has this status, while the leases of dead pollers run out."""
 
     def all_of_them() -> None:
         found = statuses(**selection)
+        if found.get("PROCESSING"):
+            expire_orphans()
         assert set(found) == {status}, found
 
     eventually(all_of_them, timeout=timeout)
 
 
-def until_dead(process: PollerProcess) -> None:
-    """Wait until it was killed by SIGKILL."""
-    until(lambda: process.code is not None)
-    assert process.code == -signal.SIGKILL, process.log[-4000:]
+def until_over() -> None:
+    """Wait until no task is left to be done, while the leases of dead pollers run out."""
+
+    def over() -> None:
+        found = statuses()
+        if found.get("PROCESSING"):
+            expire_orphans()
+        assert not found.keys() & {"CREATED", "PROCESSING"}, found
+
+    eventually(over)
+
+
+def expire(**selection: Any) -> None:
+    """Let the leases of these tasks run out."""
+    age(timedelta(hours=1), status="PROCESSING", next_process_time__gt=Now(), **selection)
+
+
+def expire_orphans() -> None:
+    """Let the leases of pollers that have died run out."""
+    held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
+    for instance in held.distinct().order_by():
+        if instance and not alive(int(instance.split(":")[1])):
+            expire(poller_instance=instance)
+
+
+def until_dead(*processes: PollerProcess) -> None:
+    """Wait until each of them was killed by SIGKILL."""
+    for process in processes:
+        until(lambda process=process: process.code is not None)
+        assert process.code == -signal.SIGKILL, process.log[-4000:]

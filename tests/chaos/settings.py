@@ -8,4 +8,4 @@ import os
 from tests.settings import *  # noqa: F403 -- settings are made to be imported whole
 
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]  # noqa: F405 -- from the import above
-DBTASKQUEUE = json.loads(os.environ["CHAOS_DBTASKQUEUE"])
+DBTASKQUEUE = json.loads(os.environ.get("CHAOS_DBTASKQUEUE", "{}"))

@@ -3,7 +3,7 @@
 ============ =========================================================================================================
 hold         completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``,
              as soon as ``until`` with ".<total_attempt>" behind it does
-count        counts the bookings, after ``first`` seconds without a statement, and then takes ``seconds``
+count        counts the bookings, once the file ``until`` exists, and then takes ``seconds``
 bump         adds 1 to ``Booking.amount`` of the task's reference
 segfault     reads address 0
 overflow     calls itself, in C, until there is no stack left
@@ -16,7 +16,7 @@ steps        takes three steps that each write a booking, and waits for a signal
 ======== ====================================================
 queue    processor
 ======== ====================================================
-chaos    sync
+chaos    sync; each of ``ALONE`` has the same
 ledger   sync, ``mode="atomic"``
 ======== ====================================================
 """
@@ -24,7 +24,6 @@ ledger   sync, ``mode="atomic"``
 from __future__ import annotations
 
 import ctypes
-import logging
 import sys
 import time
 from pathlib import Path
@@ -34,11 +33,9 @@ from django.db.models import F
 
 from django_dbtaskqueue import Complete, processor
 from django_dbtaskqueue.core.lease import Lease
-from tests.chaos import crashing
+from tests.chaos import ALONE, crashing
 from tests.testapp import tasks as testapp
 from tests.testapp.models import Booking
-
-logger = logging.getLogger("django_dbtaskqueue.tests")
 
 
 def run(task: Lease) -> Any:
@@ -59,9 +56,8 @@ def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
 
 
 def _count(task: Lease, payload: dict[str, Any]) -> Complete:
-    if "first" in payload:
-        logger.info("counts soon")
-        time.sleep(payload["first"])
+    while "until" in payload and not Path(payload["until"]).exists():
+        time.sleep(testapp.LOOK)
     found = Booking.objects.using(task.port.alias).count()
     time.sleep(payload.get("seconds", 0))
     return Complete(found)
@@ -133,6 +129,10 @@ VERBS = {
 def chaos(task: Lease) -> Any:
     """The usual one."""
     return run(task)
+
+
+for alone in ALONE:
+    processor(alone)(run)
 
 
 @processor("ledger", mode="atomic")

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
-from tests.chaos.conftest import Start
+from tests.chaos.conftest import Configure, Start
 from tests.chaos.processes import until_all
 from tests.conftest import ProcessDatabase
 
 
 @pytest.fixture(autouse=True)
-def leaves_once(queues: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    queues(lease="3s")
+def leaves_once(queues: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = {**json.loads(os.environ["CHAOS_DBTASKQUEUE"]), "LISTENERS": ["tests.chaos.listeners.LeavesOnce"]}
     monkeypatch.setenv("CHAOS_DBTASKQUEUE", json.dumps(values))
     monkeypatch.setenv("CHAOS_FLAG", str(tmp_path / "left"))
@@ -34,11 +32,14 @@ def test_a_child_without_its_fetch_thread_is_replaced(postgres_process_database:
 
 
 def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(
-    postgres_process_database: ProcessDatabase, start: Start
+    postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path
 ) -> None:
     # Given a task that runs when the thread ends
-    enqueue("chaos", None, {"do": "sleep", "seconds": 1})
+    gate = tmp_path / "gate"
+    enqueue("chaos", None, {"do": "hold", "until": str(gate)})
     poller = start(postgres_process_database)
+    poller.until_logged("Thread dbtaskqueue-fetch-0 ended")
+    gate.touch()
 
     # Then its outcome is stored by the other thread, and the process ends
     poller.ended(1)

@@ -4,30 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Task
-from tests.chaos.conftest import Start
-from tests.chaos.processes import audit, statuses
+from tests.chaos.conftest import Configure, Start
+from tests.chaos.processes import audit, until_all, until_over
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import lines
-from tests.support import eventually
 
 KILLERS = {"segfault": "SIGSEGV", "overflow": "SIGSEGV", "exit": "exit code 7", "kill": "SIGKILL"}
 RAISERS = {"recursion": "builtins.RecursionError", "leave": "builtins.SystemExit"}
+DIED = "django_dbtaskqueue.core.exceptions.ProcessDied"
 GOOD = 200
 
 
 @pytest.mark.slow
-def test_poison_among_good_tasks(
-    process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
-) -> None:
+def test_poison_among_good_tasks(postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path) -> None:
     # Given six kinds of poison among good tasks
-    queues(lease="1s", ledger={"max_attempts": 5}, heartbeat="2s")
     watched, mark = audit(), tmp_path / "mark"
     kinds = [*KILLERS, *RAISERS]
     for kind in kinds:
@@ -35,10 +31,10 @@ def test_poison_among_good_tasks(
         enqueue("chaos", kind, {"do": kind, "mark": str(mark)})
 
     # When two children of a supervisor work on them
-    poller = start(process_database, "--processes", "2")
+    poller = start(postgres_process_database, "--processes", "2")
 
     # Then each of the poison ends in ERROR after exactly its attempts
-    eventually(done, timeout=90)
+    until_over()
     poison = Task.objects.filter(reference__isnull=False)
     assert {task.reference: (task.status, task.attempt) for task in poison} == dict.fromkeys(kinds, ("ERROR", 3))
     started = Counter(line[1] for line in lines(mark))
@@ -47,7 +43,6 @@ def test_poison_among_good_tasks(
 
     # ... and all the others are done, charged at most once for each process that died with them
     good = Task.objects.filter(reference=None)
-    print("good tasks by attempt:", Counter(good.values_list("attempt", flat=True)), "poison starts:", started)
     assert set(good.values_list("status", flat=True)) == {"COMPLETED"}
     deaths = len(re.findall(r"Child \d+ ended", poller.log))
     assert max(good.values_list("attempt", flat=True)) <= 1 + deaths
@@ -56,18 +51,36 @@ def test_poison_among_good_tasks(
     for task in poison:
         last = Attempt.objects.filter(task_id=task.pk).order_by("total_attempt").last()
         assert last is not None
-        wanted = RAISERS.get(str(task.reference), "django_dbtaskqueue.core.exceptions.ProcessDied")
-        assert (last.attempt, last.error_type) == (3, wanted)
+        assert (last.attempt, last.error_type) == (3, RAISERS.get(str(task.reference), DIED))
     assert watched.problems() == []
 
     # ... and the supervisor has replaced every child that died, and goes on
     for death in KILLERS.values():
         assert death in poller.log
     enqueue("chaos", None, {"do": "ok"})
-    eventually(done)
+    until_over()
     poller.end()
 
 
-def done() -> None:
-    found = statuses()
-    assert not found.keys() & {"CREATED", "PROCESSING"}, found
+def test_a_task_that_kills_takes_nobody_with_it(
+    postgres_process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
+) -> None:
+    # Given tasks that run beside one that kills each process it runs in
+    queues(max_attempts=2)
+    gate = tmp_path / "gate"
+    enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 11)
+    killer = enqueue("chaos", "killer", {"do": "segfault"})
+    poller = start(postgres_process_database, "--processes", "1", "--threads", "12")
+
+    # Then only that one fails, and the poller's own process dies once
+    until_all("ERROR", pk=killer.pk)
+    gate.touch()
+    until_all("COMPLETED", reference=None)
+    killer.refresh_from_db()
+    assert killer.attempt == 2
+    last = Attempt.objects.filter(task_id=killer.pk).order_by("attempt").last()
+    assert last is not None
+    assert last.error_type == DIED
+    assert set(Task.objects.filter(reference=None).values_list("attempt", flat=True)) <= {1, 2}
+    assert poller.log.count("Starting another one") == 1
+    poller.end()

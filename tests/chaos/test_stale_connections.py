@@ -6,7 +6,8 @@ import asyncio
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
 from typing import Any
@@ -27,18 +28,24 @@ from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
-from tests.chaos.conftest import Start
+from tests.chaos.conftest import Configure, Start
 from tests.chaos.processes import until_all
-from tests.chaos.proxy import proxied
-from tests.chaos.test_outage import clock_again
 from tests.conftest import ProcessDatabase
 from tests.patience import PATIENCE
+from tests.poller.processes import lines
+from tests.support import until
 
 TASKS = 12
 
 
-def test_the_server_was_restarted_while_the_poller_was_idle(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Callable[..., None]
+def restart(pg_server: EmbeddedPostgres) -> None:
+    pg_server.stop("immediate")
+    pg_server.restart()
+    connections["default"].close()
+
+
+def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault(
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
     # Given threads that have a connection each
     queues(max_attempts=1)
@@ -46,60 +53,22 @@ def test_the_server_was_restarted_while_the_poller_was_idle(
     enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * TASKS)
     until_all("COMPLETED")
 
-    # When the server is restarted, and there is work again
-    pg_server.stop("immediate")
-    pg_server.restart()
-    clock_again()
+    # When the server is restarted, and there is work again, then no task fails
+    restart(pg_server)
     poller.until_logged("The database is back")
     enqueue_many("chaos", [{"payload": {"do": "count"}}] * TASKS)
+    until_all("COMPLETED")
 
-    # Then no task fails
+    # When it is restarted while tasks run that have not used their connections yet, then they run again, uncharged
+    gate, mark = tmp_path / "gate", tmp_path / "mark"
+    enqueue_many("chaos", [{"payload": {"do": "count", "until": str(gate), "mark": str(mark)}}] * 4)
+    until(lambda: len(lines(mark)) == 4)
+    restart(pg_server)
+    gate.touch()
     until_all("COMPLETED")
     assert not Attempt.objects.exists()
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}
     poller.end()
-
-
-def test_a_connection_that_dies_before_the_first_statement_is_not_the_tasks_fault(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Callable[..., None]
-) -> None:
-    # Given tasks that run, whose threads have connections, and that have not used them yet
-    queues(max_attempts=1, lease="60s")
-    poller = start(crash_database, "--threads", "4").ready()
-    enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * 4)
-    until_all("COMPLETED")
-    enqueue_many("chaos", [{"payload": {"do": "count", "first": 2}}] * 4)
-    poller.until_logged("counts soon", times=4)
-
-    # When the server is restarted
-    pg_server.stop("immediate")
-    pg_server.restart()
-    clock_again()
-
-    # Then they run again, uncharged
-    until_all("COMPLETED")
-    assert not Attempt.objects.exists()
-    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
-    poller.end()
-
-
-def test_idle_connections_that_fell_silent_are_replaced(
-    postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None]
-) -> None:
-    # Given threads that have a connection each, and a firewall that forgets all of them
-    queues(max_attempts=1, lease="3s")
-    with proxied(postgres_process_database.url) as proxy:
-        poller = start(replace(postgres_process_database, url=proxy.url), "--threads", "2").ready()
-        enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * TASKS)
-        until_all("COMPLETED")
-        proxy.swallow()
-        poller.until_logged("Polling failed")
-
-        # When there is work again, then no task waits for a dead connection
-        enqueue_many("chaos", [{"payload": {"do": "count"}}] * TASKS)
-        until_all("COMPLETED")
-        assert not Attempt.objects.exists()
-        poller.end()
 
 
 EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
@@ -138,35 +107,34 @@ def raise_own(task: Lease) -> None:
         raise OperationalError("of the processor") from None
 
 
-@pytest.mark.parametrize(
-    ("mode", "batch", "function", "charged"),
-    [
-        ("atomic", None, count, False),
-        ("separate", None, count, False),
-        ("separate", 2, count, False),
-        ("separate", None, count_elsewhere, True),
-        ("separate", None, raise_own, True),
-    ],
+SYNC = (
+    ("atomic", None, count, Release),
+    ("separate", None, count, Release),
+    ("separate", 2, count, Release),
+    ("separate", None, count_elsewhere, Failed),
+    ("separate", None, raise_own, Failed),
 )
-@pytest.mark.parametrize("where", ["a thread of the poller", "another executor"])
+
+
 def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    crash_database: ProcessDatabase,
-    pg_server: EmbeddedPostgres,
-    mode: str,
-    batch: Any,
-    function: Any,
-    charged: bool,
-    where: str,
+    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
 ) -> None:
-    # Given a task that was taken before the server went away
-    leases = taken(batch or 1)
+    # Given tasks that were taken before the server went away
+    cases = [
+        (where, *case, taken(case[1] or 1)) for where in ("a thread of the poller", "another executor") for case in SYNC
+    ]
     connections["default"].close()
     pg_server.stop("immediate")
 
-    # When it runs, then it is given back, or has failed by its own fault
-    called = Processor("work", function if batch is None else lambda tasks: function(tasks[0]), mode=mode, batch=batch)
-    for settlement in ended(leases, called, where):
-        assert isinstance(settlement, Failed if charged else Release)
+    # When they run, then they are given back, or have failed by their own fault
+    for where, mode, batch, function, end, leases in cases:
+        called = partial(_first, function) if batch else function
+        settlements = ended(leases, Processor("work", called, mode=mode, batch=batch), where)
+        assert [type(one) for one in settlements] == [end] * len(leases), (where, mode, batch, function)
+
+
+def _first(function: Callable[[Lease], None], tasks: list[Lease]) -> None:
+    function(tasks[0])
 
 
 @pytest.fixture
@@ -191,25 +159,22 @@ async def acount_all(tasks: list[Lease]) -> None:
     await acount(tasks[0])
 
 
-@pytest.mark.parametrize(
-    ("batch", "where"),
-    [(None, "the event loop"), (2, "the event loop"), (None, "the process for tasks whose process died")],
-)
 def test_a_coroutine_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    coroutines_database: ProcessDatabase,
-    pg_server: EmbeddedPostgres,
-    monkeypatch: pytest.MonkeyPatch,
-    batch: int | None,
-    where: str,
+    coroutines_database: ProcessDatabase, pg_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given tasks that were taken before the server went away
     monkeypatch.setenv("DATABASE_URL", coroutines_database.url)
-    leases = taken(batch or 1)
+    cases = [
+        (acount, None, "the event loop", taken(1)),
+        (acount_all, 2, "the event loop", taken(2)),
+        (acount, None, "the process for tasks whose process died", taken(1)),
+    ]
     pg_server.stop("immediate")
 
     # When they run, then they are given back
-    called = Processor("work", acount_all if batch else acount, is_async=True, batch=batch)
-    assert [type(settlement) for settlement in ended(leases, called, where)] == [Release] * len(leases)
+    for function, batch, where, leases in cases:
+        called = Processor("work", function, is_async=True, batch=batch)
+        assert [type(one) for one in ended(leases, called, where)] == [Release] * len(leases), (function, where)
 
 
 def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_their_first_statement(

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,12 +19,14 @@ from django.db import InterfaceError, OperationalError, connection
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.models import Task
+from tests.chaos.conftest import Start
+from tests.chaos.processes import statuses
 from tests.conftest import ProcessDatabase, _as_default
 from tests.factories import make_task
 from tests.faults.standby import Standby
 from tests.operations.test_read_alias import ADMIN, alias_of, logged_in
 from tests.patience import patience
-from tests.poller.processes import lines, runtaskpoller
+from tests.poller.processes import lines
 from tests.support import actors, eventually, until
 from tests.testapp.models import Booking
 
@@ -101,9 +102,13 @@ def test_pages_say_how_far_a_standby_is_behind(
         control(standby.server, "SELECT pg_wal_replay_pause()")
         try:
             make_task("ERROR", reference="after")  # the standby has it, and does not replay it
-            said, rows = page()
-            assert re.fullmatch(r"Read from standby replica, (?!0s)\S+ behind\.", said), said
-            assert rows == "before"
+
+            def lags() -> None:
+                said, rows = page()
+                assert re.fullmatch(r"Read from standby replica, (?!0s)\S+ behind\.", said), said
+                assert rows == "before"
+
+            eventually(lags)
         finally:
             control(standby.server, "SELECT pg_wal_replay_resume()")
         eventually(lambda: reads("Read from standby replica, 0s behind.", "beforeafter"))
@@ -112,7 +117,7 @@ def test_pages_say_how_far_a_standby_is_behind(
 @pytest.mark.parametrize(("tasks", "kills"), [(60, 0), pytest.param(6000, 24, marks=pytest.mark.soak)])
 def test_pollers_and_producers_follow_a_promoted_standby(
     standbys: list[Standby], standby: Standby, pg_server: EmbeddedPostgres, crash_database: ProcessDatabase,
-    django_db_blocker: DjangoDbBlocker, tmp_path: Path, tasks: int, kills: int,
+    django_db_blocker: DjangoDbBlocker, start: Start, tmp_path: Path, tasks: int, kills: int,
 ) -> None:  # fmt: skip
     """The address has both hosts. Replication is synchronous, so nothing that was answered may be lost."""
     ours, theirs = (f"127.0.0.1:{server.port}" for server in (pg_server, standby.server))
@@ -140,7 +145,7 @@ def test_pollers_and_producers_follow_a_promoted_standby(
 
     with ExitStack() as stack:
         stack.enter_context(_as_default(both, django_db_blocker))
-        pollers = [stack.enter_context(runtaskpoller(both)) for _ in range(2)]
+        pollers = [start(both, queue=",".join(QUEUES)) for _ in range(2)]
         [producer] = stack.enter_context(actors(1))
         producing = producer.do(produce)
 
@@ -148,9 +153,8 @@ def test_pollers_and_producers_follow_a_promoted_standby(
             for _ in range(number):
                 before = starts()
                 until(lambda before=before: starts() > before or len(lines(marks)) >= tasks)
-                pollers[0].signal(signal.SIGKILL)
-                pollers.append(stack.enter_context(runtaskpoller(both)))
-                del pollers[0]
+                pollers.pop(0).signal(signal.SIGKILL)
+                pollers.append(start(both, queue=",".join(QUEUES)))
 
         until(lambda: starts() > 0)
         kill_pollers(kills // 2)
@@ -159,15 +163,13 @@ def test_pollers_and_producers_follow_a_promoted_standby(
         standbys.remove(standby)
         stack.callback(discard, standby)
         control(standby.server, "SELECT pg_promote()")
-        promoted, before = monotonic(), starts()
+        before = starts()
         until(lambda: starts() > before)
-        first = monotonic() - promoted
-        assert first < patience(15)
         kill_pollers(kills - kills // 2)
         producing.result(patience(600))
-        until(lambda: Task.objects.filter(status="COMPLETED").count() >= tasks, timeout=240)
+        until(lambda: statuses().get("COMPLETED", 0) >= tasks, timeout=240)
         for poller in pollers:
-            assert poller.process.poll() is None, poller.log
+            assert poller.code is None, poller.log
         rows = dict(Task.objects.values_list("reference", "status"))
         assert rows == dict.fromkeys(made, "COMPLETED")
         booked = [reference for reference in made if int(reference.split()[1]) % 3 == QUEUES.index("atomic")]
@@ -175,6 +177,6 @@ def test_pollers_and_producers_follow_a_promoted_standby(
         ran = Counter((reference, token) for _, *words, token, _ in lines(marks) for reference in [" ".join(words)])
         assert {reference for reference, _ in ran} == set(made)
         assert max(ran.values()) == 1, "a checkout ran twice"
-        told = f"first start {first:.2f} s after promotion, {len(ran) - tasks} second runs"
-        print(f"{tasks} tasks, {kills} kills: {told}")
+        for poller in pollers:
+            poller.kill()  # before its server goes
         connection.close()

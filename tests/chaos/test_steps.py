@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from django_dbtaskqueue import enqueue, signal
 from django_dbtaskqueue.models import Attempt, Signal, Task
-from tests.chaos.conftest import Start
-from tests.chaos.processes import audit
+from tests.chaos.conftest import Configure, Start
+from tests.chaos.processes import audit, expire_orphans
 from tests.conftest import ProcessDatabase
 from tests.support import until
 from tests.testapp.models import Booking
@@ -21,13 +20,13 @@ STEPS = ("reserve", "charge", "letter")
 
 @pytest.mark.soak
 def test_each_step_has_its_effect_once_wherever_the_poller_dies(
-    process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
+    process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
     kill_at(POINTS, process_database, start, queues, tmp_path)
 
 
 def test_a_step_and_a_wait_that_are_cut_off_are_taken_up_again(
-    postgres_process_database: ProcessDatabase, start: Start, queues: Callable[..., None], tmp_path: Path
+    postgres_process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
     kill_at(("inside charge", "wait"), postgres_process_database, start, queues, tmp_path)
 
@@ -36,11 +35,11 @@ def kill_at(
     points: tuple[str, ...],
     database: ProcessDatabase,
     start: Start,
-    queues: Callable[..., None],
+    queues: Configure,
     folder: Path,
 ) -> None:
     # Given a task for each point, which ends its poller there
-    queues(lease="1s", max_attempts=20)
+    queues(max_attempts=20)
     watched = audit()
     for point in points:
         enqueue("chaos", point, {"do": "steps", "die": point, "mark": str(folder / point.replace(" ", "-"))})
@@ -49,6 +48,7 @@ def kill_at(
     unfinished, waiting = Task.objects.exclude(status="COMPLETED"), Task.objects.filter(parked_by="signal")
     pollers = [start(database)]
     while unfinished.exists():
+        expire_orphans()
         until(lambda: pollers[-1].code is not None or waiting.exists() or not unfinished.exists())
         for task in waiting.all():
             signal(task, "approved", task.reference)

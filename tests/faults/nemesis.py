@@ -17,9 +17,9 @@ import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from tests.faults.disk import TABLESPACE, Disk
-from tests.faults.proxy import Proxy
 from tests.faults.sizes import LEASE_S, Size
 from tests.faults.standby import Standby
+from tests.proxy import Proxy
 
 PAUSE_S = LEASE_S * 1.4  # of a process, longer than its lease
 STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire

@@ -28,11 +28,11 @@ from tests.faults.checkers import Needs
 from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis
 from tests.faults.processes import REPOSITORY, Process, needs
-from tests.faults.proxy import Proxy, proxied
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Standby
 from tests.patience import slowness
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
+from tests.proxy import Proxy, proxied
 
 DATABASE = "faults"
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
