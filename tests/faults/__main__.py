@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.faults.mutations import NAMES
 from tests.faults.runner import Run
-from tests.faults.sizes import CI, MUTATED, SMALL, SOAK, Size
+from tests.faults.sizes import CI, MUTATED, SHORT, SOAK, Size
 
 SHARES = 0.4, 1.0  # of the size of a run with a mutation: the second one only if the first noticed nothing
 
@@ -30,7 +30,7 @@ def scaled(size: Size, share: float) -> Size:
 def size_of(options: argparse.Namespace) -> Size:
     """Return the size that the command line asks for."""
     soak = None if options.minutes is None else replace(SOAK, seconds=60 * options.minutes)
-    return scaled(MUTATED if options.mutation else SMALL if options.small else soak or CI, options.share)
+    return scaled(MUTATED if options.mutation else SHORT if options.short else soak or CI, options.share)
 
 
 def noticed(name: str, options: list[str]) -> list[str]:
@@ -63,7 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, help="Length of a soak. Default: the size that CI runs.")
     parser.add_argument("--share", type=float, default=1.0, help="Part of the size (1.0).")
-    parser.add_argument("--small", action="store_true", help="Run for two minutes, as before a change lands.")
+    parser.add_argument("--short", action="store_true", help="Run for less than a minute, as before a change lands.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="Write the report there, too.")
     parser.add_argument("--mutation", choices=NAMES, help="Break the package in this way first; a small run.")

@@ -1,4 +1,4 @@
-"""One small run with all faults. Its seed is fixed, so that it fails only by a change; other seeds are for the soak."""
+"""One short run with all faults. Its seed is fixed, so that it fails only by a change; other seeds are for the soak."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RUN_S = 600  # several times what it takes
 @pytest.mark.timeout(RUN_S)
 def test_nothing_is_broken_when_everything_is(tmp_path: Path) -> None:
     file = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.faults", "--small", "--seed", str(SEED), "--json", str(file)]
+    command = [sys.executable, "-m", "tests.faults", "--short", "--seed", str(SEED), "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_S, check=False)
     print(done.stdout)
     assert file.exists(), done.stderr
