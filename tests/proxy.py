@@ -214,14 +214,20 @@ class Proxy:
                 self.connections += 1
                 self._wires = [*(one for one in self._wires if one.is_alive()), wire]
 
-    def stop(self) -> None:
-        """End, and break what is still connected."""
-        self.flows.set()
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(PATIENCE)  # from now on there are no new connections
+    def cut(self) -> None:
+        """Break what is connected."""
         for wire in self._wires:
             wire.cut()
+
+    def stop(self) -> None:
+        """End, once, and break what is connected: from now on the server cannot be reached this way."""
+        self.flows.set()
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE)  # from now on there are no new connections
+        self.cut()
+        for wire in self._wires:
             wire.join(PATIENCE)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -30,10 +31,14 @@ from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from tests.chaos.conftest import Configure, Start
 from tests.chaos.processes import until_all
-from tests.conftest import ProcessDatabase
+from tests.conftest import ProcessDatabase, _as_default
 from tests.patience import PATIENCE
 from tests.poller.processes import lines
+from tests.proxy import Proxy, proxied
 from tests.support import until
+
+if TYPE_CHECKING:
+    from pytest_django import DjangoDbBlocker
 
 TASKS = 12
 
@@ -69,6 +74,15 @@ def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault
     assert not Attempt.objects.exists()
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}
     poller.end()
+
+
+@pytest.fixture
+def wire(postgres_process_database: ProcessDatabase, django_db_blocker: DjangoDbBlocker) -> Iterator[Proxy]:
+    """The way to the default database. Without it the server cannot be reached."""
+    with proxied(postgres_process_database.url) as found:
+        database = replace(postgres_process_database, url=found.url)
+        with _as_default(database, django_db_blocker):
+            yield found
 
 
 EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
@@ -117,14 +131,14 @@ SYNC = (
 
 
 def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
+    wire: Proxy,
 ) -> None:
     # Given tasks that were taken before the server went away
     cases = [
         (where, *case, taken(case[1] or 1)) for where in ("a thread of the poller", "another executor") for case in SYNC
     ]
     connections["default"].close()
-    pg_server.stop("immediate")
+    wire.stop()
 
     # When they run, then they are given back, or have failed by their own fault
     for where, mode, batch, function, end, leases in cases:
@@ -138,15 +152,15 @@ def _first(function: Callable[[Lease], None], tasks: list[Lease]) -> None:
 
 
 @pytest.fixture
-def coroutines_database(crash_database: ProcessDatabase) -> ProcessDatabase:
-    """The database, in Django's thread for the statements of coroutines, too, which an earlier test may have used."""
+def coroutines_wire(wire: Proxy) -> Proxy:
+    """The same, in Django's thread for the statements of coroutines, too, which an earlier test may have used."""
 
     async def disconnect() -> None:
         await sync_to_async(lambda: connections["default"].close())()
         await sync_to_async(connections.__delitem__)("default")
 
     asyncio.run(disconnect())
-    return crash_database
+    return wire
 
 
 async def acount(task: Lease) -> None:
@@ -160,16 +174,16 @@ async def acount_all(tasks: list[Lease]) -> None:
 
 
 def test_a_coroutine_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    coroutines_database: ProcessDatabase, pg_server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+    coroutines_wire: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given tasks that were taken before the server went away
-    monkeypatch.setenv("DATABASE_URL", coroutines_database.url)
+    monkeypatch.setenv("DATABASE_URL", coroutines_wire.url)
     cases = [
         (acount, None, "the event loop", taken(1)),
         (acount_all, 2, "the event loop", taken(2)),
         (acount, None, "the process for tasks whose process died", taken(1)),
     ]
-    pg_server.stop("immediate")
+    coroutines_wire.stop()
 
     # When they run, then they are given back
     for function, batch, where, leases in cases:
@@ -178,7 +192,7 @@ def test_a_coroutine_whose_database_cannot_be_reached_at_its_first_statement_is_
 
 
 def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_their_first_statement(
-    coroutines_database: ProcessDatabase, pg_server: EmbeddedPostgres
+    coroutines_wire: Proxy,
 ) -> None:
     # Given three coroutines on one connection, two of which have not used it yet
     began, gate = SimpleQueue[None](), Event()
@@ -199,9 +213,8 @@ def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_t
     for _ in leases:
         began.get(timeout=PATIENCE)
 
-    # When the server is restarted, then those are given back, or found a new connection
-    pg_server.stop("immediate")
-    pg_server.restart()
+    # When the connection is cut, then those are given back, or found a new connection
+    coroutines_wire.cut()
     gate.set()
     ends = {one.lease.id: type(one.settlement) for one in (done.get(timeout=PATIENCE) for _ in leases)}
     assert {ends[lease.id] for lease in leases[1:]} <= {Release, Complete}
@@ -209,10 +222,10 @@ def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_t
 
 
 def test_a_task_on_a_worker_of_spark_is_not_charged_for_a_connection_that_died_before_its_first_statement(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
+    wire: Proxy,
 ) -> None:
     def lose_first(task: Lease) -> None:
-        pg_server.stop("immediate")
+        wire.stop()
         count(task)
 
     # Given a task whose connection dies as it begins, in what a worker runs
@@ -230,13 +243,11 @@ def test_a_task_on_a_worker_of_spark_is_not_charged_for_a_connection_that_died_b
     assert answer.outcome == Release()
 
 
-def test_a_task_that_loses_its_server_after_a_statement_is_charged(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres
-) -> None:
+def test_a_task_that_loses_its_server_after_a_statement_is_charged(wire: Proxy) -> None:
     def lose(task: Lease) -> None:
         count(task)
         connections["default"].close()
-        pg_server.stop("immediate")
+        wire.stop()
         count(task)
 
     (settlement,) = ended(taken(1), Processor("work", lose))

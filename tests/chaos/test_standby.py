@@ -83,11 +83,21 @@ def crashed(primary: EmbeddedPostgres) -> Iterator[None]:
         wait_for_no_standby(primary)
 
 
+def until_replayed(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None:
+    """Wait until a standby shows what the primary has committed. A page leaves one alone that fails, for 10 s."""
+    with psycopg.connect(primary.url) as connected:
+        ((written,),) = connected.execute("SELECT pg_current_wal_lsn()").fetchall()
+    with psycopg.connect(standby.url, autocommit=True) as connected:
+        query = "SELECT 1 WHERE pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        until(lambda: connected.execute(query, [written]).fetchall())
+
+
 def test_pages_say_how_far_a_standby_is_behind(
-    standby: Standby, crash_database: ProcessDatabase, settings: Any
+    standby: Standby, pg_server: EmbeddedPostgres, crash_database: ProcessDatabase, settings: Any
 ) -> None:
     make_task("ERROR", reference="before")
     client = logged_in()
+    until_replayed(pg_server, standby.server)
 
     def page() -> tuple[str, str]:
         text = client.get(f"{ADMIN}task/").content.decode()
