@@ -25,7 +25,10 @@ Configure = Callable[..., None]
 
 @pytest.fixture
 def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
-    """Call it with settings of all queues, or of one by its name; children started from then on have them, too."""
+    """Call it with settings of all queues, or of one by its name; children started from then on have them, too.
+
+    A supervisor kills a child that is silent for three heartbeats: let them be long where there is one.
+    """
     values: dict[str, Any] = {"QUEUES": {name: dict(QUEUE) for name in QUEUES}}
 
     def configure(*, heartbeat: str = "500ms", **changes: Any) -> None:

@@ -6,6 +6,7 @@ import signal
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 from django.db import connections
 from django.db.models import Count
@@ -17,7 +18,6 @@ from django_dbtaskqueue.models import Task
 from tests.factories import age
 from tests.forks import Fork
 from tests.patience import DEFAULT_S
-from tests.poller.processes import alive
 from tests.support import Audit, eventually, until
 
 
@@ -108,8 +108,15 @@ def expire_orphans() -> None:
     """Let the leases of pollers that have died run out."""
     held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
     for instance in held.distinct().order_by():
-        if instance and not alive(int(instance.split(":")[1])):
+        if instance and _has_died(int(instance.split(":")[1])):
             expire(poller_instance=instance)
+
+
+def _has_died(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def until_dead(*processes: PollerProcess) -> None:

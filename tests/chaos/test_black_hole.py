@@ -28,7 +28,7 @@ def proxy(postgres_process_database: ProcessDatabase) -> Iterator[Proxy]:
 @pytest.fixture
 def poller(postgres_process_database: ProcessDatabase, proxy: Proxy, start: Start, queues: Configure) -> PollerProcess:
     """A poller behind the proxy that has done some tasks, so that all its connections are open."""
-    queues(lease="3s", max_attempts=1)  # so that a poller waits 1 s for an answer, and no task may fail
+    queues(lease="4.5s", max_attempts=1)  # so that a poller waits 1.5 s for an answer, and no task may fail
     enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * 20)
     found = start(replace(postgres_process_database, url=proxy.url)).ready()
     until_all("COMPLETED")

@@ -17,6 +17,7 @@ from tests.conftest import ProcessDatabase
 
 @pytest.fixture(autouse=True)
 def leaves_once(queues: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    queues(heartbeat="10s")
     values = {**json.loads(os.environ["CHAOS_DBTASKQUEUE"]), "LISTENERS": ["tests.chaos.listeners.LeavesOnce"]}
     monkeypatch.setenv("CHAOS_DBTASKQUEUE", json.dumps(values))
     monkeypatch.setenv("CHAOS_FLAG", str(tmp_path / "left"))

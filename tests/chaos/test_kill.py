@@ -37,7 +37,7 @@ def test_nothing_is_lost_wherever_a_poller_dies(
     process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
     # Given pollers that each die at one of the points
-    queues(**{QUEUES["in renewal"]: {"lease": "3s"}})  # it renews soon; nobody else polls the queue meanwhile
+    queues(**{QUEUES["in renewal"]: {"lease": "6s"}})  # it renews soon; nobody else polls the queue meanwhile
     watched, gate = audit(), tmp_path / "gate"
     for point in POINTS:
         feed(point, gate)

@@ -22,8 +22,11 @@ GOOD = 200
 
 
 @pytest.mark.slow
-def test_poison_among_good_tasks(postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path) -> None:
+def test_poison_among_good_tasks(
+    postgres_process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
+) -> None:
     # Given six kinds of poison among good tasks
+    queues(heartbeat="10s")
     watched, mark = audit(), tmp_path / "mark"
     kinds = [*KILLERS, *RAISERS]
     for kind in kinds:
@@ -66,7 +69,7 @@ def test_a_task_that_kills_takes_nobody_with_it(
     postgres_process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
     # Given tasks that run beside one that kills each process it runs in
-    queues(max_attempts=2)
+    queues(heartbeat="10s", max_attempts=2)
     gate = tmp_path / "gate"
     enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 11)
     killer = enqueue("chaos", "killer", {"do": "segfault"})

@@ -77,7 +77,7 @@ def test_a_late_renewal_does_not_take_the_lease_back(
 ) -> None:
     # Given a stopped holder that has to renew, and a successor that need not
     mark, told = tmp_path / "mark", tmp_path / "told"
-    queues(lease="2s")
+    queues(lease="6s")
     task = enqueue("chaos", None, {"do": "check", "end": str(told), "mark": str(mark)})
     holder = stopped_holder(start, postgres_process_database, mark, 1)
     queues(lease="10m")
