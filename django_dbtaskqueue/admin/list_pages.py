@@ -62,7 +62,6 @@ class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no t
         return format_html('<input type="checkbox" class="dbtq-all dbtq-script" hidden aria-label="{}">', label)
 
     def cell(self, record: Model, place: int) -> SafeString:
-        """Return the box of a row."""
         return format_html(
             '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">',
             ACTION_CHECKBOX_NAME,

@@ -208,7 +208,6 @@ class FailureGroupAdmin(SmallListAdmin):
         return format_html_join("", html, rows)
 
     def what(self, group: Any) -> str:
-        """Return the error in one line."""
         message = masked_text(group.message)
         return f"{short_error(group.error_type)}: {message}" if group.error_type else message or group.fingerprint
 

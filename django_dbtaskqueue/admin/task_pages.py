@@ -236,7 +236,6 @@ class TaskAdmin(TaskPage):
 
     @admin.display(description=gettext_lazy("batch"))
     def batch(self, task: Any) -> str:
-        """Link to the batch of the task."""
         return self.link(task.batch, self.url(Batch, "change", task.batch))
 
     @admin.display(description=gettext_lazy("failure group"))

@@ -220,7 +220,6 @@ class _Related:
 
     @property
     def held(self) -> bool:
-        """Whether the tasks wait."""
         return self.parents is not None
 
     def relate(self, session: Session, queue: str) -> None:

@@ -15,7 +15,8 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.pipeline.database import Database
-from tests.conftest import _as_default, _new_template, _postgres_copy
+from tests import templates
+from tests.conftest import _as_default, _postgres_copy
 from tests.pipeline.lakes import Bucket
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def pg(postgres_process_database: ProcessDatabase) -> Database:
 @pytest.fixture(scope="session")
 def _quiet_template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     server = EmbeddedPostgres.start(tmp_path_factory.mktemp("quiet"), settings={"fsync": "off", "autovacuum": "off"})
-    with _new_template(server.url) as name:
-        yield server.url, name
+    yield server.url, templates.on_postgresql(server.url)
     server.close()
 
 

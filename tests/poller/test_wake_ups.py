@@ -40,7 +40,7 @@ def test_a_wake_up_during_a_look_leads_to_another_one() -> None:
     before = queue.wakes
     queue.wake()
     queue.fetched(got=0, asked=10, wakes=before, next_due=None)
-    assert queue.next_poll <= monotonic()
+    assert queue.next_poll <= clock.monotonic()
 
 
 def test_a_task_ends_the_pauses() -> None:

@@ -70,7 +70,6 @@ class AsyncExecutor(Executor):
         return given_up
 
     def stop(self, run: Run) -> None:
-        """Cancel the coroutine of a run."""
         self._loop.call_soon_threadsafe(self._cancel, run)
 
     def cancel(self) -> None:

@@ -64,7 +64,6 @@ class ProcessExecutor(ThreadExecutor):
             worker.stop(run.job)
 
     def close(self) -> None:
-        """End all children."""
         self._ended.set()
         super().close()
         for worker in filter(None, self._workers):

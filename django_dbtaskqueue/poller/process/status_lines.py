@@ -80,7 +80,6 @@ class StatusLine:
         self._rewrite(f"{line}\n")
 
     def close(self) -> None:
-        """Remove the status line."""
         self._rewrite(shown="")
 
     def write(self, text: str) -> None:
