@@ -91,8 +91,8 @@ class Fork:
             process = psutil.Process(self.pid)
             for member in (*reversed(process.children(recursive=True)), process):
                 member.kill()
-            while self.code is None:
-                threading.Event().wait(0.01)
+            while self.code is None:  # each look asks the server, which reaps it
+                pass
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------

@@ -10,12 +10,10 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Event
-from time import monotonic
 from urllib.parse import SplitResult
 
 from django_dbtaskqueue.contrib.embedded.programs import free_port
-from tests.patience import PATIENCE
+from tests.support import until
 
 HERE = "127.0.0.1"
 CONFIGURATION = """
@@ -56,10 +54,7 @@ def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> It
         with (Path(folder) / "log").open("wb") as log:  # not a pipe: that would be full after some minutes of faults
             process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=log)
         try:
-            deadline = monotonic() + PATIENCE
-            while process.poll() is None and not answers(port):
-                assert monotonic() < deadline, "PgBouncer does not answer"
-                Event().wait(0.02)
+            until(lambda: process.poll() is not None or answers(port))
             assert process.poll() is None, (Path(folder) / "log").read_text()
             yield port
         finally:

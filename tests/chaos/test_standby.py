@@ -25,7 +25,7 @@ from tests.conftest import ProcessDatabase, _as_default
 from tests.factories import make_task
 from tests.faults.standby import Standby
 from tests.operations.test_read_alias import ADMIN, alias_of, logged_in
-from tests.patience import patience
+from tests.patience import PATIENCE
 from tests.poller.processes import lines
 from tests.support import actors, eventually, until
 from tests.testapp.models import Booking
@@ -176,7 +176,7 @@ def test_pollers_and_producers_follow_a_promoted_standby(
         before = starts()
         until(lambda: starts() > before)
         kill_pollers(kills - kills // 2)
-        producing.result(patience(600))
+        producing.result(PATIENCE)
         until(lambda: statuses().get("COMPLETED", 0) >= tasks, timeout=240)
         for poller in pollers:
             assert poller.code is None, poller.log

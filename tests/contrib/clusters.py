@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import psutil
 import pyspark
 
 from django_dbtaskqueue.pipeline.spark import find_java, scratch
-from tests.patience import Deadline
+from tests.support import eventually
 
 LONG_S = 200.0  # of a quiet machine: several Java processes start
 # For the poller as well: everything is on this machine, and small.
@@ -62,10 +61,11 @@ class Cluster:
         return process
 
     def _await(self, log: str, ready: str) -> None:
-        deadline, pause = Deadline(LONG_S), threading.Event()
-        while ready not in (said := (self._folder / log).read_text(errors="replace")):
-            assert not deadline.passed, said
-            pause.wait(0.1)
+        def is_ready() -> None:
+            said = (self._folder / log).read_text(errors="replace")
+            assert ready in said, said
+
+        eventually(is_ready, timeout=LONG_S)
 
 
 def _free_port() -> int:

@@ -63,7 +63,7 @@ def body_of(text: str | None = '{"a":1}', /, **changes: Any) -> bytes:
 
 
 def signed(body: bytes, *, secret: str = SECRET, what: str = f"POST {PATH}", age: float = 0.0) -> dict[str, str]:
-    moment, name = datetime.fromtimestamp(int(time() - age), UTC), f"msg_{uuid4().hex}"
+    moment, name = datetime.fromtimestamp(int(-age + time()), UTC), f"msg_{uuid4().hex}"
     signature = Webhook(secret).sign(name, moment, f"{what}\n{body.decode()}")
     stamp = str(int(moment.timestamp()))
     return {"webhook-id": name, "webhook-timestamp": stamp, "webhook-signature": signature}
@@ -338,7 +338,7 @@ def test_slow_and_large_answers_are_cut(
 
     def drip(handler: Any) -> None:
         handler.body()
-        while not over.wait(0.05):  # each read of the sender succeeds
+        while not over.is_set():  # each read of the sender succeeds
             handler.wfile.write(b"HTTP/1.1 200 OK\r\n" if not handler.headers.get("x") else b"")
             handler.headers["x"] = "y"
             handler.wfile.write(b"a")

@@ -13,7 +13,7 @@ from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S
-from tests.patience import patience
+from tests.patience import PATIENCE
 from tests.support import until
 from tests.testapp.models import Booking
 
@@ -94,7 +94,7 @@ def test_workers_of_another_database_start_nothing_and_say_so(
             timeout=LONG_S,
         )
         poller.terminate()
-        poller.wait(patience(LONG_S))
+        poller.wait(PATIENCE)
     finally:
         poller.kill()
         poller.wait()

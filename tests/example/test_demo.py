@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -20,7 +19,8 @@ from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue.models import Task
 from example_project.flights.models import Claim, Filing
-from tests.patience import PATIENCE, Deadline
+from tests.patience import PATIENCE
+from tests.support import eventually
 
 if TYPE_CHECKING:
     from tests.conftest import ProcessDatabase
@@ -194,12 +194,12 @@ def free_port() -> int:
 
 def page(url: str) -> str:
     """Return a page of the server, which may be just about to listen."""
-    deadline = Deadline()
-    while True:
+
+    def read() -> str:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as answer:  # noqa: S310 - our own http address
                 return str(answer.read().decode())
-        except urllib.error.URLError:
-            if deadline.passed:
-                raise
-            threading.Event().wait(0.05)
+        except urllib.error.URLError as error:
+            raise AssertionError(f"{url} does not answer") from error
+
+    return eventually(read)

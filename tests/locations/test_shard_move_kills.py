@@ -78,7 +78,7 @@ def test_each_task_runs_once_however_often_the_move_is_killed(
     chance = random.Random(tasks)
 
     def produce() -> None:
-        while not over.wait(0.001) and len(produced) < tasks:
+        while not over.is_set() and len(produced) < tasks:
             reference = f"later {len(produced)}"
             enqueue("spread", reference, using=chance.choice(SHARDS))
             produced.append(reference)

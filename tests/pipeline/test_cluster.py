@@ -24,7 +24,7 @@ from django_dbtaskqueue.pipeline.spark import _default_master, find_java, scratc
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
 from tests.contrib.test_spark_executor import POLLER, tasks
-from tests.patience import PATIENCE, patience
+from tests.patience import PATIENCE
 from tests.pipeline.commands import in_turn
 from tests.support import until
 from tests.testapp.models import Booking
@@ -80,7 +80,7 @@ def test_spark_submit_s_master_does_the_work(
         *("--memory", "700m", "--conf", "spark.sql.shuffle.partitions=3"),
     ]
     env = {**postgres_process_database.env, "JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=patience(200))
+    done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "enqueued: 20" in done.stdout
     assert Task.objects.count() == 20
@@ -147,7 +147,7 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
         cluster.executors()[0].kill()
         until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
         gate.touch()
-        assert poller.wait(patience(LONG_S)) == 0, log.read_text()
+        assert poller.wait(PATIENCE) == 0, log.read_text()
     finally:
         poller.kill()
         poller.wait()

@@ -14,7 +14,7 @@ FLOOD = 100
 
 
 @pytest.fixture(autouse=True)
-def _standing(clock: SteppedClock) -> None:
+def _stopped_clock(clock: SteppedClock) -> None:
     clock.stop()
 
 
