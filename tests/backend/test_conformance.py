@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.test import TransactionTestCase, override_settings
 
 from django_dbtaskqueue import registry, signals
@@ -26,7 +24,8 @@ class BackendCase(TaskBackendConformance, TransactionTestCase):
             "default": {"BACKEND": BACKEND, "QUEUES": ["default", "two"]},
             "lite": {"BACKEND": BACKEND, "QUEUES": ["lite"]},
         }
-        self.enterContext(override_settings(TASKS=tasks, DBTASKQUEUE={"QUEUES": {"lite": {"database": "sqlite"}}}))
+        lite = {"database": "sqlite", "keep": "history"}
+        self.enterContext(override_settings(TASKS=tasks, DBTASKQUEUE={"QUEUES": {"lite": lite}}))
         super().setUp()
 
 
@@ -39,7 +38,7 @@ class TestInTests(BackendCase):
 
 
 class TestOnSqlite(TestInTests):
-    """On the other database."""
+    """On the other database. Completed tasks leave the table at once; their results are found in the history."""
 
     backend, database, queue_name = "lite", "sqlite", "lite"
 
@@ -51,16 +50,6 @@ class TestWithAPoller(BackendCase):
         """Run a poller until nothing is due."""
         with run_poller(self.queue_name, threads=1):
             pass
-
-
-class TestWithHistory(TestInTests):
-    """Completed tasks leave the table at once; their results are found in the history."""
-
-    def setUp(self) -> None:
-        """Keep them in the history."""
-        super().setUp()
-        settings: dict[str, Any] = {"QUEUES": {"default": {"keep": "history"}}}
-        self.enterContext(override_settings(DBTASKQUEUE=settings))
 
 
 del BackendCase, TaskBackendConformance  # they have tests, and pytest would collect them
