@@ -11,8 +11,6 @@ from typing import Any
 from django.core.exceptions import MiddlewareNotUsed
 from django.utils.decorators import sync_and_async_middleware
 
-from django_dbtaskqueue.core.lease import Lease
-
 BOOK: list[tuple[Any, ...]] = []
 Call = Callable[[Any], Any]
 
@@ -69,7 +67,3 @@ def with_process(call: Call) -> Call:
 
 
 with_process.changes_outcome = True  # type: ignore[attr-defined]
-
-
-def own_process(task: Lease) -> int:
-    return os.getpid()

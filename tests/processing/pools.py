@@ -65,8 +65,8 @@ def book(task: Lease) -> dict[str, Any]:
 
 def wait(task: Lease) -> Any:
     """Take a step and wait for a signal."""
-    task.step("book", book, task)
-    return task.wait_for("approved")
+    booked = task.step("book", book, task)
+    return [booked["pid"], task.wait_for("approved")]
 
 
 def where(task: Lease) -> dict[str, Any]:

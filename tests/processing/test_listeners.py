@@ -343,17 +343,14 @@ async def on_the_loop(task: Lease) -> None:
     [(in_a_thread, {}), (in_a_thread, {"concurrency": 1}), (on_the_loop, {}), (in_a_thread, {"executor": two_threads})],
     ids=["thread", "limited", "async", "pool"],
 )
-@pytest.mark.parametrize("kit", [False, True], ids=["poller", "drain"])
 def test_hooks_before_the_work_see_payload_and_context(
-    site: Site, reader: Reader, function: Any, options: dict[str, Any], kit: bool
+    site: Site, reader: Reader, function: Any, options: dict[str, Any]
 ) -> None:
     processor(QUEUE, payload=Parcel, **options)(function)
-    site.enqueue(Parcel(3), context={"tenant": "ada"})
-    if kit:
-        site.drain()
-    else:
-        site.run()
-    assert reader.read == [(hook, Parcel(3), "ada") for hook in ("checked_out", "started", "finished")]
+    for run in (site.drain, site.run):
+        site.enqueue(Parcel(3), context={"tenant": "ada"})
+        run()
+    assert reader.read == [(hook, Parcel(3), "ada") for hook in ("checked_out", "started", "finished")] * 2
 
 
 def test_hooks_before_the_work_do_not_take_what_cannot_be_decoded_for_no_payload(site: Site, reader: Reader) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -89,16 +88,6 @@ def test_a_batch_is_one_call_with_the_list(site: Site, settings: Any) -> None:
     assert [site.task(task).result for task in made] == [0, 1, 2]
     assert [[lease.payload for lease in entry[2]] for entry in around.BOOK[:1]] == [[0, 1, 2]]
     assert len(around.BOOK) == 2
-
-
-@real
-def test_it_runs_in_the_child_process_of_the_task(settings: Any, monkeypatch: pytest.MonkeyPatch, site: Site) -> None:
-    monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)
-    processor(QUEUE, executor="process", middleware=[f"{AROUND}.with_process"])(around.own_process)
-    task = site.enqueue()
-    site.run()
-    around_it, inside = site.task(task).result
-    assert around_it == inside != os.getpid()
 
 
 def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
