@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from django_dbtaskqueue import queue
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.models import Task
+
 QUEUES: dict[str, Any] = {"parcels": {"max_attempts": 4}, "letters": {}}
 
 
@@ -17,3 +21,18 @@ def _queues(settings: Any) -> None:
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
 def alias(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+def take(alias: str, name: str = "parcels") -> Lease | None:
+    return queue(name, using=alias).take()
+
+
+def taken(alias: str, name: str = "parcels") -> Lease:
+    lease = take(alias, name)
+    assert lease is not None
+    return lease
+
+
+def state(task: Task) -> tuple[str, str | None]:
+    row = Task.objects.using(task._state.db).get(pk=task.pk)
+    return row.status, row.parked_by

@@ -7,29 +7,14 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many, queue
+from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.models import Batch, Dependency, Task
+from tests.flow.conftest import state, take, taken
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-
-
-def take(alias: str, name: str = "parcels") -> Lease | None:
-    return queue(name, using=alias).take()
-
-
-def taken(alias: str, name: str = "parcels") -> Lease:
-    lease = take(alias, name)
-    assert lease is not None
-    return lease
-
-
-def state(task: Task) -> tuple[str, str | None]:
-    row = Task.objects.using(task._state.db).get(pk=task.pk)
-    return row.status, row.parked_by
 
 
 def test_the_callback_runs_once_when_all_have_ended(alias: str) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue, queue
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import POISON
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move, retention
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.factories import make_task
+from tests.flow.conftest import state, take, taken
 from tests.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -25,21 +25,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=
 @pytest.fixture
 def put(alias: str) -> Callable[..., Task]:
     return lambda *args, **options: enqueue(*(args or ("parcels",)), using=alias, **options)
-
-
-def take(alias: str, name: str = "parcels") -> Lease | None:
-    return queue(name, using=alias).take()
-
-
-def taken(alias: str, name: str = "parcels") -> Lease:
-    lease = take(alias, name)
-    assert lease is not None
-    return lease
-
-
-def state(task: Task) -> tuple[str, str | None]:
-    row = Task.objects.using(task._state.db).get(pk=task.pk)
-    return row.status, row.parked_by
 
 
 def test_a_task_waits_for_all_of_its_parents(alias: str, put: Callable[..., Task]) -> None:

@@ -22,6 +22,7 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -68,7 +69,7 @@ def test_what_many_writes_is_what_one_writes(alias: str) -> None:
     one, many = (Task.objects.using(alias).values().get(reference=name) for name in ("one", "many"))
     for name in one.keys() - {"id", "reference"}:
         if name.endswith("_time") and one[name] is not None:
-            assert abs(one[name] - many[name]) < timedelta(seconds=5), name
+            assert abs(one[name] - many[name]) < timedelta(seconds=PATIENCE), name
         else:
             assert one[name] == many[name], name
     assert abs(many["ready_time"] - options["run_at"] - options["delay"]) < timedelta(milliseconds=2)

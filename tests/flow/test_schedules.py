@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
-from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
+from django_dbtaskqueue.flow.schedule import SCHEDULE_LOOK_S, Definition, declare, enqueue_due
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.periodic import ScheduleJob
@@ -64,10 +64,11 @@ def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
     assert (after.last_time, after.last_task) == (before.next_time, task.pk)
     assert after.next_time == before.next_time + timedelta(minutes=1)
     assert seconds == 0.0  # another tick may be due by now
-    Schedule.objects.using(alias).update(next_time=Now() + timedelta(seconds=2))
-    seconds, queues = enqueue_due(alias, ())
-    assert (queues, 1 < seconds <= 2) == ([], True)
+    Schedule.objects.using(alias).update(next_time=Now() + timedelta(hours=1))
+    assert enqueue_due(alias, ()) == (SCHEDULE_LOOK_S, [])
     assert len(references(alias)) == 1
+    Schedule.objects.using(alias).update(next_time=Now() + timedelta(seconds=2))
+    assert enqueue_due(alias, ())[0] <= 2  # at a tick that is nearer than the next look
 
 
 def test_a_schedule_put_back_by_a_restore_enqueues_no_second_task(alias: str) -> None:

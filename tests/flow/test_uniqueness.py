@@ -21,7 +21,7 @@ from django_dbtaskqueue.testing import advance
 from tests.support import PATIENCE, actors, at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
+SECOND, MINUTE, HOUR = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1)
 KEEPS = ("keep", "history", "delete")
 
 
@@ -121,9 +121,9 @@ def test_a_period_counts_also_when_the_task_has_left_the_table(alias: str, keep:
     assert "No task was inserted" in known.enqueue_note
     assert "1h" in known.enqueue_note.replace(" ", "")
     assert enqueue_many(keep, [{"payload": 1}, {"payload": 2}], unique=rule, using=alias).ignored == 1
-    advance(HOUR - SECOND, using=alias)
+    advance(HOUR - MINUTE, using=alias)
     assert enqueue(keep, payload=1, unique=rule, using=alias).enqueue_note
-    advance(2 * SECOND, using=alias)
+    advance(2 * MINUTE, using=alias)
     assert not enqueue(keep, payload=1, unique=rule, using=alias).enqueue_note
     assert enqueue(keep, payload=1, unique=rule, using=alias).enqueue_note
     assert UsedReference.objects.using(alias).count() == 2
@@ -161,29 +161,29 @@ def test_housekeeping_deletes_periods_that_are_over() -> None:
 
 
 def test_of_debounced_calls_the_last_wins_and_moves_the_task(alias: str) -> None:
-    rule = Debounce(30 * SECOND, 2 * 60 * SECOND, fields=("doc",))
+    rule = Debounce(30 * MINUTE, 2 * HOUR, fields=("doc",))
 
     def call(text: str) -> Task:
         return enqueue("work", payload={"doc": 1, "text": text}, unique=rule, ttl=HOUR, using=alias)
 
     first = call("a")
-    assert (first.enqueue_note, first.next_process_time - first.create_time) == ("", 30 * SECOND)
+    assert (first.enqueue_note, first.next_process_time - first.create_time) == ("", 30 * MINUTE)
     for number in range(3):
-        advance(29 * SECOND, using=alias)
+        advance(29 * MINUTE, using=alias)
         assert Task.objects.db_manager(alias).checkout("work", poller_instance="a") == []
         last = call(f"b{number}")
         assert (last.pk, last.payload["text"]) == (first.pk, f"b{number}")
         assert last.enqueue_note.startswith(
             f"No task was inserted: task {first.pk} has the new values. The rule allows"
         )
-    advance(29 * SECOND, using=alias)
-    last = call("last")  # 116 seconds after the first call: 4 are left of the two minutes
+    advance(29 * MINUTE, using=alias)
+    last = call("last")  # 116 minutes after the first call: 4 are left of the two hours
     stored = Task.objects.using(alias).get()
     assert last.next_process_time == stored.next_process_time == stored.ready_time
-    assert stored.next_process_time - stored.create_time == 120 * SECOND
+    assert stored.next_process_time - stored.create_time == 120 * MINUTE
     assert stored.expire_time is not None
     assert abs(stored.expire_time - stored.next_process_time - HOUR) <= timedelta(milliseconds=1)
-    advance(5 * SECOND, using=alias)
+    advance(5 * MINUTE, using=alias)
     lease = take(alias)
     assert lease.payload["text"] == "last"
     assert call("during").pk != first.pk  # the task that runs may not see the change
@@ -192,18 +192,18 @@ def test_of_debounced_calls_the_last_wins_and_moves_the_task(alias: str) -> None
 
 
 def test_debounced_items_of_many(alias: str) -> None:
-    rule = Debounce(30 * SECOND, 40 * SECOND, fields=("doc",))
+    rule = Debounce(30 * MINUTE, 40 * MINUTE, fields=("doc",))
     items = [{"payload": {"doc": number % 2, "text": number}} for number in range(6)]
     report = enqueue_many("work", items, unique=rule, using=alias)
     assert (report.enqueued, report.replaced, report.ignored) == (2, 4, 0)
-    advance(20 * SECOND, using=alias)
+    advance(20 * MINUTE, using=alias)
     report = enqueue_many("work", [*items, {"reference": "x"}], unique=rule, using=alias)
     assert (report.enqueued, report.replaced, report.ignored) == (1, 6, 0)
     tasks = Task.objects.using(alias).filter(reference__startswith="debounce:")
     assert sorted(task.payload["text"] for task in tasks) == [4, 5]
-    assert {task.next_process_time - task.create_time for task in tasks} == {40 * SECOND}
+    assert {task.next_process_time - task.create_time for task in tasks} == {40 * MINUTE}
     take(alias).complete()  # x
-    advance(21 * SECOND, using=alias)
+    advance(21 * MINUTE, using=alias)
     take(alias)
     report = enqueue_many("work", items, unique=rule, using=alias)
     assert (report.enqueued, report.replaced) == (1, 5)
