@@ -13,7 +13,6 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.scan import START, ScanCursor
-from django_dbtaskqueue.models import Task
 from tests.conformance.conftest import World, any_strategy
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -151,13 +150,6 @@ def looked_at(node: dict[str, Any]) -> int:
 
 
 @any_strategy
-def test_priorities_are_strict_by_default(world: World) -> None:
-    world.make(priority=5, reference="old", ready_time=-timedelta(hours=1))
-    world.make(priority=1, reference="new")
-    assert references(world.checkout(1)) == ["new"]
-
-
-@any_strategy
 def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
     if world.strategy.startswith("tests."):
         pytest.skip("this driver has strict priorities only, and says so")
@@ -265,13 +257,3 @@ def test_a_tagged_task_is_taken_only_by_who_names_its_tag(world: World) -> None:
     green = world.tasks.checkout("parcels", poller_instance="g", limit=10, tags=["green"])
     blue = world.tasks.checkout("parcels", poller_instance="b", limit=10, tags=["green", "blue"])
     assert (references(green), references(blue)) == ([], ["blue"])
-
-
-def test_touch_extends_the_lease_and_the_time_to_live(world: World) -> None:
-    task = world.enqueue("slow", ttl=60 * SECOND)
-    lease = world.checkout(1)[0]
-    before = Task.objects.using(world.alias).get(pk=task.pk).expire_time
-    lease.touch(10 * SECOND)
-    after = Task.objects.using(world.alias).get(pk=task.pk)
-    assert after.expire_time - before == 10 * SECOND
-    assert after.next_process_time == lease.lease_until

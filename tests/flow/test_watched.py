@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import enqueue, queue
-from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING, Status
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move
@@ -17,6 +17,7 @@ from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
+from tests.flow.conftest import taken
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -39,29 +40,19 @@ def row(task: Task) -> dict[str, Any]:
     return Task.objects.using(task._state.db).values("status", "watched").get(pk=task.pk)
 
 
-@pytest.mark.parametrize(
-    ("verb", "status"),
-    [("complete", "COMPLETED"), ("poison", "POISON"), ("fail", "CREATED")],
-)
-def test_an_outcome_tells_an_end_and_nothing_else(
-    alias: str, told: Callable[[], list[int]], verb: str, status: str
-) -> None:
-    task = watched(alias)
-    lease = queue("parcels", using=alias).take()
-    assert lease is not None
-    getattr(lease, verb)()
-    assert row(task) == {"status": status, "watched": True if status == CREATED else None}
-    assert told() == ([] if status == CREATED else [task.pk])
-
-
-def test_a_task_that_leaves_the_table_tells_its_end(alias: str, told: Callable[[], list[int]], settings: Any) -> None:
+def test_an_outcome_tells_an_end_and_nothing_else(alias: str, told: Callable[[], list[int]], settings: Any) -> None:
+    ended = []
+    for verb, status in (("complete", "COMPLETED"), ("poison", "POISON"), ("fail", "CREATED")):
+        task = watched(alias)
+        getattr(taken(alias), verb)()
+        assert row(task) == {"status": status, "watched": True if status == CREATED else None}
+        ended += [] if status == CREATED else [task.pk]
+        assert told() == ended
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
     task = watched(alias)
-    lease = queue("parcels", using=alias).take()
-    assert lease is not None
-    lease.complete()
-    assert not Task.objects.using(alias).exists()
-    assert told() == [task.pk]
+    taken(alias).complete()
+    assert not Task.objects.using(alias).filter(pk=task.pk).exists()
+    assert told() == [*ended, task.pk]
 
 
 def test_an_operator_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
@@ -79,13 +70,12 @@ def test_a_rescue_tells_an_end(alias: str, told: Callable[[], list[int]]) -> Non
     assert told() == [task.pk]
 
 
-@pytest.mark.parametrize("verb", ["reprocess", "kick"])
-def test_a_task_that_comes_back_is_watched_again(alias: str, verb: str) -> None:
+def test_a_task_that_comes_back_is_watched_again(alias: str) -> None:
     """It was told that the task failed; something waits for another end."""
-    status: Status = ERROR if verb == "reprocess" else POISON
-    task = make_task(status, using=alias, watched=False)
-    assert move.change(Task.objects.using(alias), verb) == 1
-    assert row(task) == {"status": str(CREATED), "watched": True}
+    for status, verb in ((ERROR, "reprocess"), (POISON, "kick")):
+        task = make_task(status, using=alias, watched=False)
+        assert move.change(Task.objects.using(alias), verb) == 1
+        assert row(task) == {"status": str(CREATED), "watched": True}
 
 
 def test_a_sweep_tells_what_a_dead_process_did_not(alias: str, told: Callable[[], list[int]]) -> None:
