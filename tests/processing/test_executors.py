@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -46,6 +47,19 @@ def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as made:
         yield made
         pools.close_connections(made, 2)
+
+
+@contextmanager
+def polling(site: Site, *held: threading.Event, threads: int = 2) -> Iterator[Poller]:
+    """A poller for a ``with`` block. At its end what the events hold goes on, and the poller is closed."""
+    poller = Poller({QUEUE: 1}, Options(threads=threads), using=site.alias)
+    poller.start()
+    try:
+        yield poller
+    finally:
+        for event in held:
+            event.set()
+        poller.close()
 
 
 @database
@@ -177,17 +191,11 @@ def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site) -> N
         go_on.wait(PATIENCE)
 
     first, second = site.enqueue(), site.enqueue()
-    poller = Poller({QUEUE: 1}, using=site.alias)
-    poller.start()
-    try:
+    with crowded, polling(site, go_on) as poller:
         assert begun.wait(PATIENCE)
         until(lambda: len(poller.running()) == 2)
         poller.cancel()
         assert poller.wait(PATIENCE)
-    finally:
-        go_on.set()
-        poller.close()
-        crowded.shutdown()
     assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
     assert (site.task(first).status, site.task(first).attempt) == ("CREATED", 1)
     assert "Cancelled" in (site.task(first).process_result or "")
@@ -213,21 +221,14 @@ def test_what_is_being_submitted_at_a_cancel_is_given_back_uncharged(site: Site)
     go_on, slow = threading.Event(), SlowToSubmit()
     processor(QUEUE, executor=slow)(lambda task: go_on.wait(PATIENCE))
     first, second = site.enqueue(), site.enqueue()
-    poller = Poller({QUEUE: 1}, using=site.alias)
-    poller.start()
-    cancel = threading.Thread(target=poller.cancel)
-    try:
+    with slow, polling(site, slow.go_on, go_on) as poller:
+        cancel = threading.Thread(target=poller.cancel)
         assert slow.asked.wait(PATIENCE)
         cancel.start()
         cancel.join(0.1)  # long enough for one that does not wait
         slow.go_on.set()
         cancel.join(PATIENCE)
         assert poller.wait(PATIENCE)
-    finally:
-        slow.go_on.set()
-        go_on.set()
-        poller.close()
-        slow.shutdown()
     assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
     assert (site.task(first).status, site.task(first).attempt) == ("CREATED", 1)
 
@@ -242,15 +243,11 @@ def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_polle
         cancelled.set()
 
     processor(QUEUE)(lambda task: go_on.wait(PATIENCE))
-    task = site.enqueue()
-    poller = Poller({QUEUE: 1}, using=site.alias)
-    poller.start()
-    try:
+    with polling(site, go_on) as poller:
+        task = site.enqueue()
+        poller.wake(QUEUE)
         assert cancelled.wait(PATIENCE)
         assert poller.wait(PATIENCE / 2)
-    finally:
-        go_on.set()
-        poller.close()
     assert site.task(task).status == "CREATED"
 
 
@@ -267,10 +264,8 @@ def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome
     for _ in range(200):  # quick ones, after which the poller takes many ahead
         site.enqueue()
     first, second = site.enqueue("slow"), site.enqueue("slow")
-    poller = Poller({QUEUE: 1}, Options(threads=1), using=site.alias)
-    queues = list(poller.queues.values())
-    poller.start()
-    try:
+    with polling(site, go_on, threads=1) as poller:
+        queues = list(poller.queues.values())
         assert begun.wait(PATIENCE)
         until(lambda: site.task(second).status == "PROCESSING")
         poller.fetcher.reserve(queues, 1)  # as a checkout does that waits for its answer
@@ -281,9 +276,6 @@ def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome
         assert site.task(second).status == "PROCESSING"  # given back now, that checkout would take it
         poller.fetcher.reserve(queues, -1)
         assert poller.wait(PATIENCE)
-    finally:
-        go_on.set()
-        poller.close()
     assert (site.task(second).status, site.task(second).attempt) == ("CREATED", 0)
 
 
