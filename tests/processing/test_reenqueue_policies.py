@@ -55,11 +55,12 @@ def test_the_policy_is_asked_with_the_number_of_the_reenqueue(site: Site) -> Non
 def test_a_processor_that_reenqueues_by_itself_gets_the_same_delay(site: Site) -> None:
     @processor(QUEUE, reenqueue=Arithmetic(MINUTE, jitter=0))
     def settle_it(task: Lease) -> None:
-        task.reenqueue(result="half")
+        task.reenqueue(result="half", keep_attempts=True)
 
     task = site.enqueue()
     site.drain()
-    assert (round(wait_of(site.task(task))), site.task(task).result) == (60, "half")
+    row = site.task(task)
+    assert (round(wait_of(row)), row.result, row.attempt) == (60, "half", 1)
 
 
 @pytest.mark.parametrize("declared", [None, "manual"])
