@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import enqueue, processor, registry, testing
+from django_dbtaskqueue import UnknownQueue, enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue
@@ -95,6 +95,12 @@ def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(
     assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(minutes=4), 3, 20)
     assert found.poll_interval == timedelta(seconds=1)
     assert conf.default_settings("unheard-of").lease == timedelta(minutes=2)
+
+
+def test_an_unknown_queue_is_named_with_its_nearest_match(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
+    with pytest.raises(UnknownQueue, match=r"Unknown queue 'leters'\. Did you mean 'letters'\?"):
+        conf.queue_settings("leters")
 
 
 def test_settings_follow_an_override(settings: Any) -> None:

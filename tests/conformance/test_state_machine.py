@@ -2,6 +2,7 @@
 the model after every step.
 
 ``DBTASKQUEUE_MACHINE_RUNS`` sets how many runs of 30 steps there are on each database (25 by default; 300 on demand).
+A strategy that is not its database's own differs in the checkout alone: it gets a third of them.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def test_the_queue_behaves_as_the_model(world: World) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=RUNS,
+            max_examples=RUNS if world.strategy in ("skip_locked", "auto") else RUNS // 3,
             stateful_step_count=STEPS,
             deadline=None,
             suppress_health_check=list(HealthCheck),
