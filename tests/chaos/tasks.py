@@ -2,7 +2,8 @@
 
 ============ =========================================================================================================
 hold         completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``,
-             as soon as ``until`` with ".<total_attempt>" behind it does
+             as soon as ``until`` with ".<total_attempt>" behind it does; ``bump`` as below; ``fail``: only the first
+             checkout fails
 count        counts the bookings, once the file ``until`` exists, and then takes ``seconds``
 bump         adds 1 to ``Booking.amount`` of the task's reference
 segfault     reads address 0
@@ -52,6 +53,8 @@ def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
         time.sleep(testapp.LOOK)
     if payload.get("bump"):
         _bump(task, payload)
+    if payload.get("fail") and task.total_attempt == 1:
+        raise RuntimeError("asked to fail")
     return Complete(task.total_attempt)
 
 

@@ -28,6 +28,7 @@ def test_a_child_without_its_fetch_thread_is_replaced(postgres_process_database:
     enqueue_many("chaos", [{}] * 3)
     parent.until_logged("Thread dbtaskqueue-fetch-0 ended")
     parent.until_logged("Starting another one")
+    enqueue("chaos")
     until_all("COMPLETED")
     parent.end()
 

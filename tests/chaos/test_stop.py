@@ -14,12 +14,19 @@ from tests.poller.processes import lines
 from tests.support import row_of, until
 from tests.testapp.models import Booking
 
-CASES = [(queue, successor) for queue in ("chaos", "ledger") for successor in ("runs", "has finished")]
+# The queue, what the successor of the holder does, and whether the holder's late outcome is a failure.
+CASES = (
+    ("chaos", "runs", False),
+    ("chaos", "runs", True),
+    ("chaos", "has-finished", False),
+    ("ledger", "runs", False),
+    ("ledger", "has-finished", False),
+)
 
 
 def stopped_holder(start: Start, database: ProcessDatabase, mark: Path, tasks: int) -> PollerProcess:
     """Return a poller that was stopped while its processors run; its leases have run out."""
-    holder = start(database)
+    holder = start(database, "--threads", str(tasks))
     until(lambda: len(lines(mark)) == tasks)
     holder.signal(signal.SIGSTOP)
     expire()
@@ -27,17 +34,16 @@ def stopped_holder(start: Start, database: ProcessDatabase, mark: Path, tasks: i
 
 
 def test_a_late_outcome_changes_nothing(
-    postgres_process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
+    postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path
 ) -> None:
-    queues()
     watched, mark = audit(), tmp_path / "mark"
     tasks, gates = {}, {}
-    for queue, successor in CASES:
-        reference = f"{queue} {successor}".replace(" ", "-")
+    for queue, successor, fails in CASES:
+        reference = f"{queue}-fails-{successor}" if fails else f"{queue}-{successor}"
         Booking.objects.create(reference=reference)
         gates[reference] = tmp_path / reference
         payload = {"do": "hold", "until": str(gates[reference]), "each": True, "bump": True, "mark": str(mark)}
-        tasks[reference] = enqueue(queue, reference, payload)
+        tasks[reference] = enqueue(queue, reference, {**payload, "fail": fails})
 
     # Given a stopped holder, and a second poller that took its tasks over, and has finished some
     holder = stopped_holder(start, postgres_process_database, mark, len(CASES))
