@@ -7,11 +7,10 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -35,7 +34,7 @@ from tests.conftest import ProcessDatabase, _as_default
 from tests.patience import PATIENCE
 from tests.poller.processes import lines
 from tests.proxy import Proxy, proxied
-from tests.support import until
+from tests.support import at_once, until
 
 if TYPE_CHECKING:
     from pytest_django import DjangoDbBlocker
@@ -106,11 +105,7 @@ def count(task: Lease) -> None:
 
 def count_elsewhere(task: Lease) -> None:
     """Use another database first."""
-    connections.settings["elsewhere"] = connections.settings["default"]
-    try:
-        Task.objects.using("elsewhere").count()
-    finally:
-        del connections.settings["elsewhere"], connections["elsewhere"]
+    Task.objects.using("elsewhere").count()
 
 
 def raise_own(task: Lease) -> None:
@@ -124,31 +119,42 @@ def raise_own(task: Lease) -> None:
 SYNC = (
     ("atomic", None, count, Release),
     ("separate", None, count, Release),
-    ("separate", 2, count, Release),
+    ("separate", 2, lambda tasks: count(tasks[0]), Release),
     ("separate", None, count_elsewhere, Failed),
     ("separate", None, raise_own, Failed),
 )
 
 
 def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    wire: Proxy,
+    wire: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given tasks that were taken before the server went away
     cases = [
-        (where, *case, taken(case[1] or 1)) for where in ("a thread of the poller", "another executor") for case in SYNC
+        Case(where, Processor("work", function, mode=mode, batch=batch), taken(batch or 1), end)
+        for mode, batch, function, end in SYNC
+        for where in ("a thread of the poller", "another executor")
     ]
-    connections["default"].close()
+    monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
     wire.stop()
 
     # When they run, then they are given back, or have failed by their own fault
-    for where, mode, batch, function, end, leases in cases:
-        called = partial(_first, function) if batch else function
-        settlements = ended(leases, Processor("work", called, mode=mode, batch=batch), where)
-        assert [type(one) for one in settlements] == [end] * len(leases), (where, mode, batch, function)
+    assert_ends(cases)
 
 
-def _first(function: Callable[[Lease], None], tasks: list[Lease]) -> None:
-    function(tasks[0])
+class Case(NamedTuple):
+    """A call, and what is to be written of each of its tasks."""
+
+    where: str
+    processor: Processor
+    leases: list[Lease]
+    end: type
+
+
+def assert_ends(cases: list[Case]) -> None:
+    """Run the calls, all at once, and see how they end."""
+    found = at_once(len(cases), lambda index: ended(cases[index].leases, cases[index].processor, cases[index].where))
+    for case, settlements in zip(cases, found, strict=True):
+        assert [type(one) for one in settlements] == [case.end] * len(case.leases), case
 
 
 @pytest.fixture
@@ -178,17 +184,16 @@ def test_a_coroutine_whose_database_cannot_be_reached_at_its_first_statement_is_
 ) -> None:
     # Given tasks that were taken before the server went away
     monkeypatch.setenv("DATABASE_URL", coroutines_wire.url)
+    one, all_of_them = Processor("work", acount, is_async=True), Processor("work", acount_all, is_async=True, batch=2)
     cases = [
-        (acount, None, "the event loop", taken(1)),
-        (acount_all, 2, "the event loop", taken(2)),
-        (acount, None, "the process for tasks whose process died", taken(1)),
+        Case("the event loop", one, taken(1), Release),
+        Case("the event loop", all_of_them, taken(2), Release),
+        Case("the process for tasks whose process died", one, taken(1), Release),
     ]
     coroutines_wire.stop()
 
     # When they run, then they are given back
-    for function, batch, where, leases in cases:
-        called = Processor("work", function, is_async=True, batch=batch)
-        assert [type(one) for one in ended(leases, called, where)] == [Release] * len(leases), (function, where)
+    assert_ends(cases)
 
 
 def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_their_first_statement(
