@@ -69,6 +69,7 @@ class Fork:
     def __init__(self, server: ForkServer, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.command, self.log_file = command, log
         self._server, self._code = server, None
+        log.touch()  # readable before the process has begun
         self.pid: int = server.ask(command=[MANAGE, *command], env=dict(env), log=str(log))
 
     @property
