@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from django.db import connection
 from django.db.models import Max, Sum
 
 from django_dbtaskqueue import enqueue_many, registry
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
@@ -22,17 +20,11 @@ TASKS, POLLERS = 8_000, 4
 
 
 @pytest.fixture
-def started() -> Iterator[list[int]]:
+def started(taskqueue_registry: None) -> list[int]:
     """The tasks whose processor was called, in the order of the calls."""
     ids: list[int] = []
-    before = registry.snapshot()
-
-    def note(task: Lease) -> None:
-        ids.append(task.id)
-
-    registry.register("parcels", note)
-    yield ids
-    registry.restore(before)
+    registry.register("parcels", lambda task: ids.append(task.id))
+    return ids
 
 
 def drain(number: int, alias: str | None) -> list[Poller]:

@@ -17,7 +17,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many, processor, queue, registry
+from django_dbtaskqueue import enqueue, enqueue_many, processor, queue
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
 from django_dbtaskqueue.core.exceptions import LeaseLost
@@ -436,15 +436,11 @@ def test_whatever_happens_no_group_starts_too_often_and_none_waits_for_ever(plac
     assert len(starts) == 3
 
 
-def test_drain_runs_what_is_due(settings: Any) -> None:
+def test_drain_runs_what_is_due(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"paced": {"rate": "1/h"}}}
     enqueue_many("paced", range_of(3))
-    saved = registry.snapshot()
     processor("paced")(lambda task: None)
-    try:
-        assert drain("paced").completed == 3
-    finally:
-        registry.restore(saved)
+    assert drain("paced").completed == 3
 
 
 def test_a_rate_as_text(settings: Any) -> None:

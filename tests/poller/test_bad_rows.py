@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
@@ -19,12 +18,9 @@ GOOD = 6
 
 
 @pytest.fixture(autouse=True)
-def processors() -> Iterator[None]:
-    before = registry.snapshot()
+def processors(taskqueue_registry: None) -> None:
     for queue in ("letters", "parcels"):
         registry.register(queue, lambda task: None)
-    yield
-    registry.restore(before)
 
 
 def insert(column: str, value: object) -> None:

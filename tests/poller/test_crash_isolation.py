@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -21,11 +20,9 @@ QUEUE = "flood"
 
 
 @pytest.fixture
-def flood(settings: Any) -> Iterator[str]:
+def flood(settings: Any, taskqueue_registry: None) -> str:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
-    before = registry.snapshot()
-    yield QUEUE
-    registry.restore(before)
+    return QUEUE
 
 
 def test_it_is_not_put_off_while_there_is_plenty_to_do(postgres_process_database: ProcessDatabase, flood: str) -> None:

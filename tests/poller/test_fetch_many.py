@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,12 +24,10 @@ EACH = 5
 
 
 @pytest.fixture
-def queues(settings: Any) -> Iterator[list[str]]:
+def queues(settings: Any, taskqueue_registry: None) -> list[str]:
     """Forty queues, without processors yet."""
     settings.DBTASKQUEUE = {"QUEUES": {queue: {} for queue in QUEUES}}
-    before = registry.snapshot()
-    yield QUEUES
-    registry.restore(before)
+    return QUEUES
 
 
 def polled(*pollers: Poller) -> None:
@@ -70,33 +67,25 @@ def test_tasks_of_many_queues_share_checkouts_and_settles(
     assert len({row[:2] for row in settles}) < len(settles), "each queue had a settle of its own"
 
 
-def test_each_queue_settles_by_its_own_rules(postgres_process_database: ProcessDatabase, settings: Any) -> None:
+def test_each_queue_settles_by_its_own_rules(
+    postgres_process_database: ProcessDatabase, settings: Any, taskqueue_registry: None
+) -> None:
     """Given queues that delete, settle one by one, have groups, or fail, then no outcome affects another."""
-    own = {
-        "gone": {"keep": "delete"},
-        "each": {"settle": "each"},
-        "grouped": {},
-        "odd": {},
-        "plain": {},
-        "failing": {"max_attempts": 1},
-    }
+    own: dict[str, dict[str, Any]] = {queue: {} for queue in ("grouped", "odd", "plain")}
+    own |= {"gone": {"keep": "delete"}, "each": {"settle": "each"}, "failing": {"max_attempts": 1}}
     settings.DBTASKQUEUE = {"QUEUES": own}
-    before = registry.snapshot()
     for queue in ("gone", "each", "grouped", "plain"):
         registry.register(queue, lambda task: None)
     registry.register("odd", lambda task: "a\0b" if task.payload else object())
     registry.register("failing", lambda task: 1 / 0)
-    try:
-        with polling(dict.fromkeys(own, 1)) as poller:
-            polled(poller)
-            queue_control.pause(list(own), by="test")
-            for queue in own:
-                group = "one" if queue == "grouped" else None
-                enqueue_many(queue, ({"payload": number, "group": group} for number in range(3)))
-            queue_control.resume(list(own))
-            until(lambda: not Task.objects.filter(final_status=None).exists())
-    finally:
-        registry.restore(before)
+    with polling(dict.fromkeys(own, 1)) as poller:
+        polled(poller)
+        queue_control.pause(list(own), by="test")
+        for queue in own:
+            group = "one" if queue == "grouped" else None
+            enqueue_many(queue, ({"payload": number, "group": group} for number in range(3)))
+        queue_control.resume(list(own))
+        until(lambda: not Task.objects.filter(final_status=None).exists())
     ends = Counter(Task.objects.values_list("queue", "status"))
     fine = {(queue, "COMPLETED"): 3 for queue in ("each", "grouped", "odd", "plain")}
     assert ends == {**fine, ("failing", "ERROR"): 3}

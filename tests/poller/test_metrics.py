@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -37,11 +36,8 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def counted(settings: Any) -> Iterator[None]:
+def counted(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"counted": {"retry": "fixed:1h"}}}
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
 
 
 def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: str = "", attempt: int = 1) -> Any:

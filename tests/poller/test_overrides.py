@@ -22,12 +22,8 @@ from tests.support import PATIENCE, until
 
 
 @pytest.fixture
-def quick(settings: Any) -> Any:
-    """A heartbeat of 100 ms, and processors that a test registers gone after it."""
+def quick(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"sized": {}}}
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
 
 
 def override(**values: Any) -> None:

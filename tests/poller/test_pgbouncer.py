@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from django.db import DEFAULT_DB_ALIAS, connection, connections, transaction
+from django.db.models import Count
 from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
@@ -69,52 +70,37 @@ def completed() -> int:
     return Task.objects.filter(queue="pooled", status="COMPLETED").count()
 
 
-@pytest.mark.usefixtures("pooled")
-def test_default_goes_through_the_pooler() -> None:
-    """What the tests below rest on: the pooler's own command is known there and nowhere else."""
-    version = psycopg.connect(**connection.get_connection_params() | {"dbname": "pgbouncer"}, autocommit=True)
-    with version:
-        assert version.execute("SHOW VERSION").fetchone()[0].startswith("PgBouncer")  # type: ignore[index]
-
-
-@pytest.mark.usefixtures("pooled")
-def test_a_queue_is_filled_and_drained_through_the_pooler() -> None:
-    registry.register("pooled", lambda task: {"twice": 2 * task.payload["number"]})
-    with polling({"pooled": 1}):
-        enqueue("pooled", "first", {"number": 1})
-        enqueue_many("pooled", ({"reference": f"r-{number}", "payload": {"number": number}} for number in range(2000)))
-        until(lambda: completed() == 2001)
-    assert Task.objects.get(reference="r-1999").result == {"twice": 3998}
-    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
-
-
 async def later(task: Any) -> None:
     """Succeed on the event loop."""
 
 
 @pytest.mark.usefixtures("pooled")
-@pytest.mark.parametrize(
-    ("function", "ways"),
-    [(lambda task: None, {"mode": "atomic"}), (lambda tasks: None, {"mode": "atomic", "batch": 10}), (later, {})],
-    ids=["atomic", "atomic batch", "async"],
-)
-def test_every_way_to_process_works_through_the_pooler(function: Any, ways: dict[str, Any]) -> None:
-    registry.register("pooled", function, **ways)
-    enqueue_many("pooled", [{"payload": {"number": number}} for number in range(50)])
-    with polling({"pooled": 1}):
-        until(lambda: completed() == 50)
-
-
-@pytest.mark.usefixtures("pooled")
-def test_a_pause_holds_through_the_pooler() -> None:
-    registry.register("pooled", lambda task: None)
-    with polling({"pooled": 1}):
+def test_every_way_to_process_works_through_the_pooler() -> None:
+    # Given a default that goes through the pooler: its own command is known there and nowhere else
+    version = psycopg.connect(**connection.get_connection_params() | {"dbname": "pgbouncer"}, autocommit=True)
+    with version:
+        assert version.execute("SHOW VERSION").fetchone()[0].startswith("PgBouncer")  # type: ignore[index]
+    registry.register("pooled", lambda task: {"twice": 2 * task.payload["number"]})
+    registry.register("pooled-atomic", lambda task: None, mode="atomic")
+    registry.register("pooled-batch", lambda tasks: None, mode="atomic", batch=10)
+    registry.register("pooled-async", later)
+    with polling(dict.fromkeys(("pooled", "pooled-atomic", "pooled-batch", "pooled-async"), 1)):
+        # When queues are filled and drained, in every way
+        enqueue("pooled", "first", {"number": 1})
+        enqueue_many("pooled", ({"reference": f"r-{number}", "payload": {"number": number}} for number in range(2000)))
+        for queue in ("pooled-atomic", "pooled-batch", "pooled-async"):
+            enqueue_many(queue, [{"payload": {"number": number}} for number in range(50)])
+        until(lambda: not Task.objects.exclude(status="COMPLETED").exists())
+        # Then each task is done once
+        assert Task.objects.get(reference="r-1999").result == {"twice": 3998}
+        assert list(Task.objects.values_list("attempt").annotate(number=Count("pk"))) == [(1, 2151)]
+        # And a pause holds
         queue_control.pause(["pooled"], by="night shift")
-        enqueue("pooled", "waiting")
-        enqueue("pooled", "too")
-        assert completed() == 0
+        enqueue("pooled", "waiting", {"number": 1})
+        waiting = Task.objects.filter(status="CREATED")
+        assert waiting.count() == 1
         queue_control.resume(["pooled"])
-        until(lambda: completed() == 2)
+        until(lambda: not waiting.exists())
 
 
 @pytest.mark.usefixtures("pooled")

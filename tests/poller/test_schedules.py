@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import periodic, processor, registry
+from django_dbtaskqueue import periodic, processor
 from django_dbtaskqueue.models import Schedule, Task
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
@@ -24,11 +23,7 @@ from tests.support import until
 KILLS = int(os.environ.get("SCHEDULE_KILLS", "6"))
 
 
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
+pytestmark = pytest.mark.usefixtures("taskqueue_registry")
 
 
 def missed(minutes: int) -> None:

@@ -14,7 +14,7 @@ FLOOD = 100
 
 
 @pytest.fixture(autouse=True)
-def _stopped_clock(clock: SteppedClock) -> None:
+def _stopped(clock: SteppedClock) -> None:
     clock.stop()
 
 
@@ -33,14 +33,6 @@ def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds() -> None:
     queue = Poller({"work": 1}).queues["work"]
     assert look(queue) <= 0, "the first wake-ups lead to a look at once"
     assert [look(queue) for _ in range(FLOOD)][-1] == pytest.approx(WOKEN_LOOK_SECONDS)
-
-
-def test_a_wake_up_during_a_look_leads_to_another_one() -> None:
-    queue = Poller({"work": 1}).queues["work"]
-    before = queue.wakes
-    queue.wake()
-    queue.fetched(got=0, asked=10, wakes=before, next_due=None)
-    assert queue.next_poll <= clock.monotonic()
 
 
 def test_a_task_ends_the_pauses() -> None:
