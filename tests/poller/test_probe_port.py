@@ -1,9 +1,14 @@
-"""``--metrics-port``: a service manager's probes and Prometheus ask a real poller over HTTP."""
+"""How a poller's process is: a service manager's socket hears it, probes and Prometheus ask for it over HTTP."""
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import socket
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -14,7 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.heartbeat import Heartbeat
+from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, address, served
+from django_dbtaskqueue.poller.process.service_manager import ServiceManager
+from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.operations.test_prometheus import scraped
@@ -42,11 +51,55 @@ def ports(poller: PollerProcess, number: int = 1) -> list[int]:
     return [int(found) for found in PORT.findall(poller.log)]
 
 
+class Manager:
+    """The socket of a service manager, and what it heard."""
+
+    def __init__(self, address: str, watchdog_s: float) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
+        self.socket.settimeout(PATIENCE)
+        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(watchdog_s * 1_000_000))}
+        self.heard: list[str] = []
+
+    def hear(self) -> str:
+        """Wait for the next message, and return it."""
+        self.heard.append(self.socket.recv(4096).decode())
+        return self.heard[-1]
+
+    def until(self, line: str) -> str:
+        """Wait for a message with this line."""
+        while line not in self.hear().splitlines():
+            pass
+        return self.heard[-1]
+
+    def silent(self, seconds: float = 0) -> bool:
+        """Whether nothing waits to be heard, nor comes within the time."""
+        self.socket.settimeout(seconds)
+        try:
+            self.hear()
+        except (BlockingIOError, TimeoutError):
+            return True
+        finally:
+            self.socket.settimeout(PATIENCE)
+        return False
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    found = Manager(str(tmp_path / "notify"), PATIENCE)
+    with found.socket:
+        yield found
+
+
 def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
+    postgres_process_database: ProcessDatabase, manager: Manager, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    with runtaskpoller(postgres_process_database, "--queue", "work,other", "--metrics-port", "0") as poller:
+    database = replace(postgres_process_database, extra=manager.environment)
+    with runtaskpoller(database, "--queue", "work,other", "--metrics-port", "0") as poller:
+        ready = manager.until("READY=1")
+        assert "WATCHDOG=1" in ready and "STATUS=RUNNING: 0 of " in ready
+        assert not any("STOPPING" in one for one in manager.heard)
         (port,) = ports(poller)
         until(lambda: status(port, "ready") == 200)
         assert status(port, "startup") == status(port, "live") == 200
@@ -76,16 +129,19 @@ def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
         families = {family.name: family.type for family in parsed(text)}
         assert {one.name.removesuffix("_total"): one.type for one in POLLER_METRICS}.items() <= families.items()
         poller.signal()
+        assert "READY=1" not in manager.until("STOPPING=1")
         until(lambda: status(port, "ready") == 503)
         assert "ENDING" in ask(port, "/healthz/ready")[1]
-        assert status(port, "live") == 200
+        assert status(port, "live") == 200, "it drains: the task still runs"
         go.touch()
         poller.ended()
+    assert manager.silent()
 
 
-def test_a_supervisor_answers_for_its_children(postgres_process_database: ProcessDatabase) -> None:
+def test_a_supervisor_answers_for_its_children(postgres_process_database: ProcessDatabase, manager: Manager) -> None:
     options = "--queue", "work", "--metrics-port", "0", "--processes", "2"
-    with runtaskpoller(postgres_process_database, *options) as poller:
+    with runtaskpoller(replace(postgres_process_database, extra=manager.environment), *options) as poller:
+        assert "WATCHDOG=1" in manager.until("READY=1")
         supervisor, *children = ports(poller, 3)
         for probe in ("startup", "ready", "live"):
             until(lambda probe=probe: status(supervisor, probe) == 200)  # type: ignore[misc]
@@ -93,21 +149,31 @@ def test_a_supervisor_answers_for_its_children(postgres_process_database: Proces
         assert {one.name for one in PROCESS_METRICS if one.name not in text} == set()
         assert all("dbtaskqueue_poller_leases" in ask(child, "/metrics")[1] for child in children)
         poller.signal()
+        manager.until("STOPPING=1")
         poller.ended()
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_poller_whose_thread_is_stuck_does_not_live() -> None:
-    here = Address("127.0.0.1", free_port())
-    with stuck_poller() as stuck, served(here, PollerProbes(stuck.poller, stuck.heartbeat)):
+def test_a_poller_whose_thread_is_stuck_does_not_live(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (manager.environment | {"WATCHDOG_USEC": "200000"}).items():
+        monkeypatch.setenv(name, value)
+    ours, here = ServiceManager(), Address("127.0.0.1", free_port())
+    with stuck_poller() as stuck, served(here, probes := PollerProbes(stuck.poller, stuck.heartbeat)):
+
+        def said() -> str:
+            ours.tell(probes, Snapshot.of(stuck.poller), stopping=False)
+            return "" if manager.silent() else manager.heard[-1]
+
         assert status(here.port, "startup") == 503
         stuck.start()
         assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
         until(lambda: ask(here.port, "/healthz/live?within=0.2")[0] == 503)
         assert "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1]
+        until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
+        assert "WATCHDOG" not in manager.heard[-1]
         stuck.go.set()
         until(lambda: status(here.port, "ready") == 200)
-    assert not Task.objects.exists()
+        until(lambda: "WATCHDOG=1" in said())
 
 
 def test_a_port_in_use_is_a_wrong_configuration(sqlite_process_database: ProcessDatabase) -> None:
@@ -127,3 +193,55 @@ def test_what_an_address_says() -> None:
     for text in ("", "web", "1.2.3.4", "70000", "-1", "host:"):
         with pytest.raises(ValueError):
             address(text)
+
+
+# -- a service manager alone ------------------------------------------------------------------------------------------
+
+
+def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manager) -> None:
+    away = ProcessDatabase("postgresql", "postgres://nobody@127.0.0.1:1/none", extra=manager.environment)
+    with runtaskpoller(away, "--queue", "work", "--metrics-port", "0") as poller:
+        (port,) = ports(poller)
+        poller.until_logged("Polling failed")
+        manager.until("WATCHDOG=1")
+        assert [status(port, probe) for probe in ("startup", "ready", "live")] == [503, 503, 200]
+        assert ask(port, "/metrics")[0] == 200
+        poller.signal()
+        manager.until("STOPPING=1")
+        assert not any("READY=1" in one for one in manager.heard)
+
+
+@pytest.mark.slow
+def test_a_processor_that_holds_the_interpreter_keeps_the_watchdog_silent(
+    postgres_process_database: ProcessDatabase, manager: Manager, tmp_path: Path
+) -> None:
+    database = replace(postgres_process_database, extra=manager.environment | {"WATCHDOG_USEC": "300000"})
+    program = tmp_path / "program"
+    with runtaskpoller(database, "--queue", "work") as poller:
+        manager.until("WATCHDOG=1")
+        enqueue("work", "held", {"do": "hold", "program": str(program), "end": str(tmp_path / "end")})
+        until(lambda: program.exists() and program.read_text())  # it holds the interpreter soon, not yet for sure
+        until(lambda: manager.silent(0.6))  # twice the watchdog's time
+        poller.signal(signal.SIGKILL)
+    os.kill(int(program.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_watchdog_of_another_process_gets_nothing(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (manager.environment | {"WATCHDOG_PID": "1"}).items():
+        monkeypatch.setenv(name, value)
+    poller = Poller({"work": 1})
+    ServiceManager().tell(PollerProbes(poller, Heartbeat(poller)), Snapshot.of(poller), stopping=False)
+    assert manager.hear().startswith("STATUS=INIT: 0 of ")
+    poller.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
+def test_an_abstract_socket_and_the_environment_of_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    manager = Manager(f"@{tmp_path}", 1)
+    with manager.socket:
+        for name, value in manager.environment.items():
+            monkeypatch.setenv(name, value)
+        ServiceManager().stopped()
+        assert manager.hear() == "STOPPING=1"
+        assert not ServiceManager().present, "the programs that a processor starts must not speak for the poller"
