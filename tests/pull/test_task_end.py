@@ -164,7 +164,7 @@ def test_a_hundred_coroutines_wait_on_one_thread() -> None:
 
 
 def test_a_notification_that_names_no_task_breaks_no_listener() -> None:
-    for name in ("ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
+    for name in ("parcels", "ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
         task_end._wake(name)  # what it raised would end the listening of all waiters of this process
 
 
