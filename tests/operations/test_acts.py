@@ -88,16 +88,6 @@ def test_the_command_line_is_named_by_the_system_s_user_and_not_in_django_s_log(
     assert not LogEntry.objects.exists()
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])
-def test_on_sqlite(ada: User) -> None:
-    task = make_task(Status.ERROR, using="sqlite")
-    make_task(Status.POISON, using="sqlite")
-    assert act(Task.objects.using("sqlite").all(), ActionRequest(REPROCESS), Actor(ada)).changed == 1
-    assert Task.objects.using("sqlite").get(pk=task.pk).status == Status.CREATED
-    assert AuditEntry.objects.using("sqlite").get().skipped == 1
-    assert LogEntry.objects.get().user == ada
-
-
 def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: User) -> None:
     actor = Actor(ada, "admin")
     assert queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, actor, reason="slow") == {

@@ -28,8 +28,6 @@ from tests.factories import QUEUE, age, make_task
 from tests.poller.processes import runtaskpoller
 from tests.support import PATIENCE, actors, at_once, blocked, until
 
-BOTH = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-
 
 @pytest.fixture(autouse=True)
 def _known(settings: Any) -> None:
@@ -286,19 +284,6 @@ def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
     assert of(operation).skips == {"another transaction is changing it": 1}
     assert BulkSkip.objects.get().task_ids == [first]
     assert Task.objects.get(pk=second).status == Status.CREATED
-
-
-@BOTH
-@pytest.mark.usefixtures("chunks_of_two")
-def test_on_sqlite() -> None:
-    for _ in range(3):
-        make_task(Status.ERROR, using="sqlite")
-    make_task(Status.POISON, using="sqlite")
-    operation = bulk.start("reprocess", "-status:COMPLETED", None, using="sqlite")
-    assert run("sqlite") >= 2
-    assert run("default") == 0
-    operation.refresh_from_db()
-    assert (operation.changed, operation.skips) == (3, {"in POISON, not in ERROR": 1})
 
 
 # -- who, and for how long ---------------------------------------------------------------------------------------------

@@ -22,13 +22,6 @@ def _known_queue(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"q": {}}}
 
 
-@pytest.fixture
-def op(admin_user: Any) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
-
-
 def poller(name: str, version: str, started: timedelta) -> None:
     Poller.objects.create(instance=name, version=version, start_time=Now() - started)
 

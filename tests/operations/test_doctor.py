@@ -26,11 +26,6 @@ HOUR = timedelta(hours=1)
 OWN = {"database.durability", "database.pinned", "database.dead_rows"}  # of the server that the tests run on
 
 
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(autouse=True)
 def _parcels(settings: Any) -> Iterator[None]:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}

@@ -34,13 +34,6 @@ def _failed(settings: Any) -> None:
         )
 
 
-@pytest.fixture
-def op(admin_user: Any) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
-
-
 def test_the_list_has_the_newest_traceback_and_the_actions(op: Client) -> None:
     shown = op.get(LIST).content.decode()
     assert "PlaneUnknown: N14228</a>" in shown and "line 41, in assess" in shown and "an older one" not in shown

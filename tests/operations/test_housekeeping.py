@@ -29,11 +29,6 @@ both = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
 
 
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture(autouse=True)
 def _queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "elsewhere": {"database": "sqlite"}}}
@@ -243,14 +238,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
 # -- who does it -------------------------------------------------------------------------------------------------------
 
 
-def test_a_poller_keeps_house_soon_after_its_start_when_it_is_told_to(history: None, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
-    old(COMPLETED, 30)
-    with polling({"parcels": 1}):
-        until(lambda: TaskHistory.objects.count() == 1)
-
-
-def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked(
+def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked_and_keeps_house_when_told_to(
     history: None, settings: Any, monkeypatch: Any
 ) -> None:
     """Given no HOUSEKEEPING: what holds the history and the capacity up does not stay."""
@@ -264,6 +252,9 @@ def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked(
         until(lambda: first.name in [month.name for month in partitions.months(connection, HISTORY_TABLE)])
         until(lambda: not Task.objects.filter(queue="letters", status=CREATED).exists())
     assert Task.objects.filter(status=COMPLETED).count() == 1
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
+    with polling({"parcels": 1}):
+        until(lambda: TaskHistory.objects.count() == 1)
 
 
 # -- past their time to live -------------------------------------------------------------------------------------------
@@ -309,18 +300,15 @@ def test_the_command_says_what_it_did() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+def test_the_command_refuses_what_makes_no_sense() -> None:
+    for options, said in (
         (["--queue", "parcel"], "Did you mean 'parcels'"),
         (["--database", "nowhere"], "no database 'nowhere'"),
         (["--completed", "soon"], "soon"),
         (["--completed", "0s"], "more than 0"),
-    ],
-)
-def test_the_command_refuses_what_makes_no_sense(options: list[str], said: str) -> None:
-    with pytest.raises(CommandError, match=said):
-        call_command("housekeeptasks", "--database", "default", *options)
+    ):
+        with pytest.raises(CommandError, match=said):
+            call_command("housekeeptasks", "--database", "default", *options)
 
 
 def test_housekeeping_settings_are_checked(settings: Any) -> None:

@@ -35,9 +35,7 @@ def test_large_counts_are_readable() -> None:
 
 def test_a_count_reads_no_more_rows_than_its_bound() -> None:
     selection = tasks(3)
-    with CaptureQueriesContext(
-        connection,
-    ) as queries:
+    with CaptureQueriesContext(connection) as queries:
         bounded_count(selection, bound=2)
     assert [query["sql"].count("LIMIT 3") for query in queries] == [1]
 

@@ -29,12 +29,7 @@ from django_dbtaskqueue.flow.schedule import Definition, declare
 from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedule_control import (
-    SCHEDULE_VERBS,
-    act_on_schedule,
-    add_schedule,
-    edit_schedule,
-)
+from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, act_on_schedule, add_schedule, edit_schedule
 from django_dbtaskqueue.operations.schedules import find, in_words, listed, next_times, schedule_document
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]

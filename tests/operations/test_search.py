@@ -16,15 +16,7 @@ from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.search import (
-    QUALIFIERS,
-    Search,
-    Term,
-    from_url,
-    parse,
-    to_text,
-    to_url,
-)
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, from_url, parse, to_text, to_url
 from django_dbtaskqueue.operations.search.query import TaskFilter, select, tasks_for
 from django_dbtaskqueue.operations.search.values import STATE_NAMES, Match
 from tests.factories import make_task

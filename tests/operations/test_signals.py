@@ -21,11 +21,7 @@ from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
-pytestmark = [
-    pytest.mark.django_db,
-    pytest.mark.urls(__name__),
-    pytest.mark.usefixtures("taskqueue_registry"),
-]
+pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__), pytest.mark.usefixtures("taskqueue_registry")]
 QUEUE = "claims"
 PAGE = "/admin/dbtaskqueue/task/"
 DAYS = timedelta(days=3)
@@ -34,13 +30,6 @@ DAYS = timedelta(days=3)
 @pytest.fixture(autouse=True)
 def _known(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "API": True}
-
-
-@pytest.fixture
-def op(admin_user: Any) -> Client:
-    client = Client()
-    client.force_login(admin_user)
-    return client
 
 
 @pytest.fixture
