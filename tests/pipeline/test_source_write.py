@@ -20,7 +20,7 @@ from django_dbtaskqueue.models import StreamLedger, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
-from django_dbtaskqueue.pipeline.source.task_writer import check_schema
+from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, check_schema
 from tests.patience import PATIENCE
 from tests.pipeline.executors import ThisProcess
 
@@ -232,18 +232,20 @@ def test_a_data_source_s_writer_leaves_out_what_is_taken_or_all(options: dict[st
 
 
 def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:
-    """Spark makes a writer for its tasks and another one for the commit."""
     rows = frame([{"payload": "{}"}] * 5)
+
+    def writer() -> StreamWriter:
+        return TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False)
+
+    for number, count in ((0, 5), (0, 5), (1, 10)):
+        staged = writer().write(iter(rows.batches))  # Spark makes one for its tasks, and another one for the commit
+        writer().commit([staged], number)
+        assert Task.objects.count() == count
+    writer().abort([writer().write(iter(rows.batches))], 2)
+    writer().commit([], 3)
+    assert (Task.objects.count(), staging_tables()) == (10, [])
     with pytest.raises(PipelineError, match="The option once is missing"):
         TaskSource(options).streamWriter(rows.schema, overwrite=False)
-    for number, count in ((0, 5), (0, 5), (1, 10)):
-        tasks, commit = (TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False) for _ in "ab")
-        commit.commit([tasks.write(iter(rows.batches))], number)
-        assert (Task.objects.count(), staging_tables()) == (count, [])
-    tasks, commit = (TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False) for _ in "ab")
-    commit.abort([tasks.write(iter(rows.batches))], 2)
-    commit.commit([], 3)
-    assert (Task.objects.count(), staging_tables()) == (10, [])
 
 
 def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:
