@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 Answer = tuple[int, str, str]  # exit code, output, errors
-CHEAP = (  # of Spark's start
+CHEAP = (  # so that little is compiled
     *("--master", "local[1]"),
     *("--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
     *("--conf", "spark.sql.shuffle.partitions=1"),
+    *("--conf", "spark.sql.codegen.wholeStage=false"),
+    *("--conf", "spark.sql.codegen.factoryMode=NO_CODEGEN"),
 )
 
 
