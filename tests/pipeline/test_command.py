@@ -206,12 +206,10 @@ def test_each_job_does_its_work(
         assert (code, "rows: 3\n" in out, err) == (0, True, "")
         code, out, err = run("archive", "--lake", root)
         assert (code, "tasks: 3\n" in out, err) == (0, True, "")
-        assert run("check", "--lake", root) == (0, "3 tasks checked\nno findings\n", "")
-        for words, said in {
-            "report": "3 tasks ended, 100 % of them COMPLETED",
-            "forecast --since 30d": "to keep 95 % of the waits",
-            "whatif --slots 2": "would have waited",
-        }.items():
+        for words, said in (
+            ("forecast --since 30d", "to keep 95 % of the waits"),
+            ("whatif --slots 2", "would have waited"),
+        ):
             code, out, err = run(*words.split(), "--lake", root, "--no-store")
             assert (code, said in out, err) == (0, True, ""), out
         found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]

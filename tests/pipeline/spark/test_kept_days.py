@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Objective
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.erase_job import purge
@@ -39,6 +40,12 @@ TASKS_OF_A_DAY = 700  # of all days fewer than a sketch holds: every percentile 
 PAYLOAD_BYTES = 1_500  # random, so that the lake is not a small one
 UNTIL = FIRST + 10 * DAY
 ASIDE = {"days_kept": 0, "written": None}
+
+
+@pytest.fixture(autouse=True)
+def _settings_of_the_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled code and 200 partitions, Spark's own settings for many rows, take minutes for these."""
+    monkeypatch.setattr(reports, "FEW_ROWS_SETTINGS", {})
 
 
 def fill(place: Path | str, *, days: int = len(DAYS), span: timedelta = DAY) -> Lake:

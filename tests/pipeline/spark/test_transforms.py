@@ -186,7 +186,7 @@ def test_failures_of_one_kind_are_one_cluster(spark: SparkSession) -> None:
     }
 
 
-SAME_KINDS = [
+SAME_KIND = [
     ("task 6f9619ff-8b86-d011-b42d-00c04fc964ff is gone", "task 7f9619ff-8b86-d011-b42d-00c04fc964aa is gone"),
     ("key 'a b' of 12,5 at 2026-01-31", "key 'c' of 3 at 2025-12-24"),
     ("object at 0xdeadbeef  lost", "object at 0x7f000001 lost"),
@@ -195,10 +195,10 @@ SAME_KINDS = [
 
 
 def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession) -> None:
-    said = spark.createDataFrame(SAME_KINDS, "one string, other string")
+    said = spark.createDataFrame(SAME_KIND, "one string, other string")
     kinds = said.select(*(failures.normalised(said[name]).alias(name) for name in said.columns)).collect()
     assert [row for row in kinds if row.one != row.other] == []
-    assert len({row.one for row in kinds}) == len(SAME_KINDS)
+    assert len({row.one for row in kinds}) == len(SAME_KIND)
 
 
 def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:
