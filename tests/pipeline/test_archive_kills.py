@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 STEPS = ("export", "verify", "delete", "publish", "close")
 
 
-@pytest.mark.parametrize("where", ["folder", "bucket"])
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
 def test_a_run_killed_at_any_step_is_continued_by_the_next(
     postgres_process_database: ProcessDatabase, where: str, request: pytest.FixtureRequest
 ) -> None:

@@ -153,6 +153,12 @@ def test_few_tasks_and_many_have_the_same_figures(
     assert {"levels.parquet", "failures.parquet", "retry_waste.parquet"} <= tables.keys()
 
 
+def test_attempts_among_many_rows_are_read_with_spark_s_own_settings(spark: SparkSession) -> None:
+    with reports._settings(spark, reports._for_rows(few=False, attempts=True)):
+        assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["true", "200", "true", "FALLBACK"]
+    assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["false", "1", "false", "NO_CODEGEN"]
+
+
 def test_an_empty_chunk_hides_no_row_after_it(spark: SparkSession) -> None:
     schema = schema_of("task", ["id"])
     chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
