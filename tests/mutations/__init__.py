@@ -1,5 +1,4 @@
-"""Seeded bugs: each one breaks a piece of the package, and a narrow pytest command must notice it.
+"""Seeded bugs: each breaks a piece of the package, and a narrow pytest command must notice it.
 
-``python -m tests.mutations [WORD ...]`` runs them all, or those whose place or name has one of the words. A bug that
-survives is a test to write. ``seeded_bugs.txt`` is the table; ``seeded.py`` applies a bug while its module is imported.
+``seeded_bugs.txt`` is the table, ``python -m tests.mutations`` runs it. A bug that survives is a test to write.
 """

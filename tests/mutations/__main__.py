@@ -27,14 +27,13 @@ def run(title: str, command: str, bug: str) -> int:
     environment = {**os.environ, VARIABLE: bug}
     done = subprocess.run(words, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=False)
     lines = (done.stdout + done.stderr).strip().splitlines() or [""]
-    told = next((line for line in lines if line.startswith(("FAILED ", "ERROR "))), lines[-1])
+    told = next((line for line in lines if line.startswith(("FAILED tests/", "ERROR tests/"))), lines[-1])
     verdict = VERDICTS.get(done.returncode, "NOT RUN:")
     print(f"{time.monotonic() - began:5.1f} s  {title}: {verdict} {told.partition(' - ')[0]}", flush=True)
     return done.returncode
 
 
 def main() -> int:
-    """Run what the command line names, two at a time; end with one line."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutations", description=__doc__)
     parser.add_argument("words", nargs="*", metavar="WORD", help="a part of the place or the name of bugs")
     parser.add_argument("--unbroken", action="store_true", help="run the commands without the bugs")
