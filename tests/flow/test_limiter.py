@@ -533,13 +533,15 @@ def test_a_task_behind_the_heads_of_its_group_names_the_limit(place: str) -> Non
 
 
 def test_a_queue_that_is_dropped_leaves_nothing(place: str) -> None:
-    made = queue("made", using=place).create(max_running=1)
-    made.put()
+    made = queue("made", using=place).create(max_running=1, rate_per_group="1/h")
+    made.put(group="g")
     held = made.take()
-    assert held is not None and QueueLimit.objects.using(place).exists()
+    assert held is not None
+    limits = [model.objects.using(place) for model in (QueueLimit, GroupLimit)]
+    assert all(rows.exists() for rows in limits)
     made.ack(held)
     made.drop()
-    assert not QueueLimit.objects.using(place).exists()
+    assert not any(rows.exists() for rows in limits)
 
 
 def test_a_retry_keeps_its_place_among_the_heads(place: str) -> None:
