@@ -15,10 +15,11 @@ import psycopg
 import pytest
 from django.db import connections, transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue import enqueue, enqueue_many, queue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations import queue_control
 from tests.factories import make_task
 from tests.patience import PATIENCE
 from tests.support import until
@@ -120,6 +121,23 @@ def test_verbs_that_make_tasks_ready_wake_and_others_do_not(alias: str, heard: l
     tasks.kick(5)
     tasks.release_all()
     assert heard == ["parcels", "lost parcels", "parcels"], "pollers look whether they hold what was released"
+
+
+def test_a_task_that_a_consumer_gives_back_wakes(alias: str, heard: list[str]) -> None:
+    parcels = queue("parcels", using=alias)
+    parcels.put()
+    lease = parcels.take()
+    assert lease is not None
+    heard.clear()
+    parcels.release(lease)
+    assert heard == ["parcels"]
+
+
+def test_a_queue_that_is_resumed_wakes_its_pollers(alias: str, heard: list[str]) -> None:
+    queue_control.pause(["parcels"], by="ada", using=alias)
+    assert heard == []
+    queue_control.resume(["parcels"], using=alias)
+    assert heard == ["parcels"]
 
 
 def test_other_processes_hear_of_it_through_the_database(recorder: WakeupRecorder) -> None:
