@@ -370,7 +370,10 @@ def test_using_names_the_database() -> None:
     there = queue("mail", using="sqlite")
     task = there.put()
     assert queue("mail", using="default").take() is None
-    assert take(there).id == task.pk
+    lease = take(there)
+    assert lease.id == task.pk
+    with pytest.raises(TaskQueueError, match="on database 'sqlite', not of"):
+        queue("mail", using="default").ack(there.token(lease))
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
