@@ -116,6 +116,26 @@ def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) 
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_task_with_a_short_lease_of_its_own_is_renewed_again_and_again(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": "10m"}}}
+    poller = Poller({"long": 1})
+    [queue] = poller.queues.values()
+    enqueue("long", lease=timedelta(milliseconds=300))
+    leases = Task.objects.checkout("long", poller_instance="p")
+    asked: list[QueueState] = []
+
+    def held(queue: QueueState) -> list[Lease]:
+        asked.append(queue)
+        return leases
+
+    renewer = Renewer([queue], held, lambda lost: None)
+    renewer.start()
+    until(lambda: len(asked) >= 3)
+    renewer.stop()
+    poller.close()
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
 def test_a_lease_that_was_lost_in_memory_is_not_started(
     taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock, kind: str
