@@ -21,6 +21,8 @@ from django_dbtaskqueue.metrics import Collector, OutcomeKey, class_of, quantile
 from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
 from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
+from django_dbtaskqueue.poller.heartbeat import rescue_due
+from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -57,6 +59,17 @@ OUTCOMES = {
     "poisoned": Poison("no"),
     "reenqueued": Reenqueue(HOUR),
 }
+
+
+@both
+def test_a_task_that_is_rescued_is_counted_as_failed(alias: str, counted: None) -> None:
+    spent = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(seconds=1)}
+    make_task("PROCESSING", queue="counted", using=alias, **spent)
+    metrics = Collector()
+    queue = Poller({"counted": 1}, using=alias).queues["counted"]
+    rescue_due(Session.on(alias), queue, -1.0, metrics)
+    metrics.store(alias)
+    assert dict(Metric.objects.using(alias).values_list("outcome", "count")) == {"failed": 1}
 
 
 @both
