@@ -261,6 +261,8 @@ def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: 
     for q, code in (("status:ERROR", 400), (f"queue:{QUEUE}", 404), ("queue:letters", 202)):
         answer = robot.post(f"{ROOT}/tasks/reprocess/search", {"q": q}, content_type="application/json")
         assert (answer.status_code, QUEUE in answer.content.decode()) == (code, q.endswith(QUEUE)), q
+    waiting = {"ids": [make_task(queue="letters").pk], "to_queue": QUEUE}
+    assert robot.post(f"{ROOT}/tasks/move/ids", waiting, content_type="application/json").status_code == 403
     assert robot.post(f"{ROOT}/queues/{QUEUE}/pause", {}, content_type="application/json").status_code == 404
     assert robot.post(f"{ROOT}/queues/letters/pause", {}, content_type="application/json").status_code == 200
 
