@@ -15,7 +15,7 @@ from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import enqueue, processor, queue, registry, signals
+from django_dbtaskqueue import enqueue, processor, registry, signals
 from django_dbtaskqueue.backend.compat import (
     InvalidTask,
     InvalidTaskBackend,
@@ -251,9 +251,13 @@ def test_an_interrupt_ends_the_process_and_the_task_is_not_lost() -> None:
 
 
 def test_poison_is_a_failure() -> None:
-    result = functions.add.enqueue(1, 2)
-    lease = queue("default").take()
-    assert lease is not None
-    lease.poison("never")
+    result = functions.refuse.enqueue()
+    ended: list[TaskResultStatus] = []
+    task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False, dispatch_uid="ended")
+    try:
+        drain("default")
+    finally:
+        task_finished.disconnect(dispatch_uid="ended")
     result.refresh()
     assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
+    assert ended == [TaskResultStatus.FAILED]

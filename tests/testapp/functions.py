@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from django_dbtaskqueue import Reenqueue
+from django_dbtaskqueue import Poison, Reenqueue
 
 try:
     from django.tasks import TaskContext, task
@@ -44,6 +44,12 @@ def once_more(name: str) -> str | Reenqueue:
         return name
     later.append(name)
     return Reenqueue(timedelta(0))
+
+
+@task
+def refuse() -> Poison:
+    """Use another outcome of the queue."""
+    return Poison("as asked")
 
 
 @task
