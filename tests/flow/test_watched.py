@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
@@ -53,6 +54,14 @@ def test_an_outcome_tells_an_end_and_nothing_else(alias: str, told: Callable[[],
     taken(alias).complete()
     assert not Task.objects.using(alias).filter(pk=task.pk).exists()
     assert told() == [*ended, task.pk]
+
+
+def test_an_end_is_told_after_its_commit(alias: str, told: Callable[[], list[int]]) -> None:
+    task = watched(alias)
+    with transaction.atomic(using=alias):
+        taken(alias).complete()
+        assert told() == []
+    assert told() == [task.pk]
 
 
 def test_an_operator_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
