@@ -130,9 +130,11 @@ def test_a_task_with_a_short_lease_of_its_own_is_renewed_again_and_again(setting
 
     renewer = Renewer([queue], held, lambda lost: None)
     renewer.start()
-    until(lambda: len(asked) >= 3)
-    renewer.stop()
-    poller.close()
+    try:
+        until(lambda: len(asked) >= 3)
+    finally:
+        renewer.stop()
+        poller.close()
 
 
 @pytest.mark.django_db(transaction=True)
