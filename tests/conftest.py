@@ -166,6 +166,7 @@ class ReusedPostgres:
             UNION ALL SELECT concat('constraint', oid, xmin) FROM pg_constraint WHERE oid > 16383
             UNION ALL SELECT concat('statistics', starelid) FROM pg_statistic WHERE starelid > 16383
             UNION ALL SELECT concat('type', id) FROM django_content_type
+            UNION ALL SELECT concat('migration', id) FROM django_migrations
             UNION ALL SELECT concat('permission', id) FROM auth_permission
             UNION ALL SELECT concat('setting', setconfig) FROM pg_db_role_setting JOIN pg_database
                 ON pg_database.oid = setdatabase WHERE datname = current_database()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,13 @@ def test_every_command_refuses_another_engine_without_its_driver(
 
 
 @pytest.fixture
-def server_too_old(postgres_process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def server_too_old(postgres_process_database: ProcessDatabase) -> Iterator[None]:
     """Django takes the server for one that it does not support any more."""
-    monkeypatch.setattr(type(connection.features), "minimum_database_version", (99,))
-    monkeypatch.setattr(base, "RAN_DB_VERSION_CHECK", set())  # Django asks once for each alias
-    connection.close()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(connection.features), "minimum_database_version", (99,))
+        patched.setattr(base, "RAN_DB_VERSION_CHECK", set())  # Django asks once for each alias
+        connection.close()
+        yield
 
 
 @pytest.mark.usefixtures("server_too_old")

@@ -10,6 +10,7 @@ import threading
 from argparse import _SubParsersAction
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from django.db import connection, transaction
 from django_dbtaskqueue import enqueue, queue
 from django_dbtaskqueue.conf.settings import declare, declared, redeclare
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.management import changes
+from django_dbtaskqueue.management import changes, reading
 from django_dbtaskqueue.management.commands import taskqueue
 from django_dbtaskqueue.management.output import printable
 from django_dbtaskqueue.models import (
@@ -185,16 +186,14 @@ def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: 
 def test_tail_shows_what_comes_after_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
     make_task(reference="before")
 
-    class Meanwhile:
+    def meanwhile(_: threading.Event, seconds: float) -> None:
         """Between two looks, a task is enqueued and another's attempt fails."""
+        if seconds:
+            task = make_task(reference=f"fresh{Task.objects.count()}")
+            Attempt.objects.create(task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="KeyError")
+            Attempt.objects.create(task_id=1, queue="letters", attempt=1, total_attempt=1, error_type="Other")
 
-        def wait(self, seconds: float) -> None:
-            if seconds:
-                task = make_task(reference=f"fresh{Task.objects.count()}")
-                Attempt.objects.create(task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="KeyError")
-                Attempt.objects.create(task_id=1, queue="letters", attempt=1, total_attempt=1, error_type="Other")
-
-    monkeypatch.setattr("threading.Event", Meanwhile)
+    monkeypatch.setattr(reading, "clock", SimpleNamespace(wait=meanwhile))
     shown = run("tail", "--count", "2", "--filter", f"queue:{QUEUE}")
     assert f"{QUEUE}/fresh1  CREATED" in shown and "attempt 1 failed: KeyError" in shown
     assert "before" not in shown and "Other" not in shown
