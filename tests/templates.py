@@ -20,7 +20,7 @@ import psycopg
 REPOSITORY = Path(__file__).resolve().parent.parent
 # What migrations, permissions and content types are made from.
 SOURCES = ("django_dbtaskqueue/**/*.py", "example_project/**/*.py", "tests/testapp/**/*.py", "tests/settings.py")
-KEPT = 20  # databases on a server; those of older code go
+KEPT = 20  # on a server, and of files; those of older code go
 FOLDER = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-templates"
 
 
@@ -53,7 +53,7 @@ def on_sqlite() -> Path:
     with _one_at_a_time():
         file = FOLDER / f"{name()}.sqlite3"
         if not file.exists():
-            for outdated in FOLDER.glob("*.sqlite3"):
+            for outdated in sorted(FOLDER.glob("*.sqlite3"), key=lambda one: one.stat().st_mtime)[:-KEPT]:
                 outdated.unlink()
             unfinished = file.with_suffix(".unfinished")
             unfinished.unlink(missing_ok=True)
