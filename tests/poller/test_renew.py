@@ -138,6 +138,33 @@ def test_a_task_with_a_short_lease_of_its_own_is_renewed_again_and_again(setting
 
 
 @pytest.mark.django_db(transaction=True)
+def test_waiting_tasks_do_not_outlive_their_leases_in_memory(
+    taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock
+) -> None:
+    """Given tasks that wait in memory behind a slow one, when their leases get old, then they are renewed, too."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": LEASE}}}
+    done, started = threading.Event(), []
+
+    @processor("long")
+    def long(task: Any) -> None:
+        if task.payload == "slow":
+            started.append(task.id)
+            done.wait(PATIENCE)
+
+    # After quick tasks a poller takes many ahead.
+    enqueue_many("long", [{"payload": "quick"}] * 200 + [{"payload": "slow"}] * 20)
+    with taskqueue.run_poller("long", threads=1):
+        in_memory = Task.objects.filter(status="PROCESSING", payload="slow")
+        until(lambda: bool(started) and in_memory.exclude(pk__in=started).exists())
+        first = dict(in_memory.exclude(pk__in=started).values_list("pk", "next_process_time"))
+        clock.advance(LEASE.total_seconds() / 2)
+        until(lambda: all(row.next_process_time > first[pk] for pk, row in Task.objects.in_bulk(first).items()))
+        assert len(started) == 1
+        done.set()
+    assert set(Task.objects.values_list("status", "total_attempt")) == {("COMPLETED", 1)}
+
+
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
 def test_a_lease_that_was_lost_in_memory_is_not_started(
     taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock, kind: str
