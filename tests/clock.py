@@ -15,16 +15,23 @@ LOOK_S = 0.002  # of real time, between two looks of a thread that waits: whethe
 
 
 class SteppedClock:
-    """Goes on with real time, or stands after ``stop``. ``advance`` lets time pass at once, and ends waits."""
+    """Goes on with real time, or stands after ``stop``. ``advance`` lets time pass at once, and ends waits.
+
+    A wait lasts from its thread's last look at the clock: a thread works out how long it has to wait, and what passes
+    before it waits counts.
+    """
 
     def __init__(self) -> None:
         self._ahead = 0.0
         self._stands_at: float | None = None
         self._over = False
+        self._looked = threading.local()
 
     def monotonic(self) -> float:
         """Return what the product takes for the monotonic time."""
-        return self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
+        now = self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
+        self._looked.at = now
+        return now
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""
@@ -44,6 +51,7 @@ class SteppedClock:
         while not event.wait(LOOK_S):
             if self._is_over(until):
                 return event.is_set()
+        self.monotonic()
         return True
 
     def wait_for(
@@ -63,7 +71,8 @@ class SteppedClock:
                 await asyncio.wait_for(event.wait(), LOOK_S)
 
     def _end(self, seconds: float | None) -> float:
-        return float("inf") if seconds is None else self.monotonic() + seconds
+        looked = getattr(self._looked, "at", None)
+        return float("inf") if seconds is None else (self.monotonic() if looked is None else looked) + seconds
 
     def _is_over(self, until: float) -> bool:
         return self._over or self.monotonic() >= until

@@ -79,6 +79,7 @@ def test_df_write(spark: SparkSession, sqlite: Database) -> None:
     assert (Task.objects.count(), staging_tables()) == (10, [])
 
 
+@pytest.mark.slow
 def test_a_failing_task_of_df_write_leaves_nothing(spark: SparkSession, pg: Database) -> None:
     register(spark, pg)
     failing = F.when(F.col("reference") == "r99", F.raise_error(F.lit("asked to fail"))).otherwise(F.lit(True))
