@@ -53,9 +53,7 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     for number in range(3):
         enqueue("claims", f"claim-{number}", {"flight": "X", "passenger": "Ada"})  # a batch, in one transaction
     enqueue("atomic", "undone", {"do": "book", "then": {"do": "raise"}})
-    log = postgres_process_database.run(
-        *POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}", timeout=LONG_S
-    ).stderr
+    log = postgres_process_database.run(*POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}").stderr
     work, atomic = tasks("work"), tasks("atomic")
     assert [work[f"ok-{number}"].result for number in range(60)] == list(range(60))
     assert set(Counter(line.split()[0] for line in marks.read_text().splitlines()).values()) == {1}

@@ -111,7 +111,7 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
             if "runtaskpipeline" in words:
                 said.append(run(*words[2:])[1])
             else:
-                said.append(postgres_process_database.run(*words[1:], *small, timeout=200).stdout)
+                said.append(postgres_process_database.run(*words[1:], *small).stdout)
             assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
     assert "enqueued: 40" in said[0]
     assert "tasks: 40" in said[2]
