@@ -6,7 +6,11 @@ A test that passes waits for events, and no limit makes it longer.
 from __future__ import annotations
 
 import os
-from time import monotonic
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 PATIENCE = 600.0  # seconds, for what cannot be looked at meanwhile: a future, a process, a socket
 DEFAULT_S = 60.0
@@ -25,27 +29,37 @@ class Deadline:
     """
 
     def __init__(self, seconds: float = DEFAULT_S) -> None:
-        self._left, self._looked = seconds, monotonic()
+        self._left, self._looked = seconds, time.monotonic()
 
     @property
     def passed(self) -> bool:
         """Whether the time is over. To be asked at each look."""
-        now = monotonic()
+        now = time.monotonic()
         self._left -= min(now - self._looked, 1.0) / slowness()
         self._looked = now
         return self._left < 0
 
 
-# -- for folders that still compare times -----------------------------------------------------------------------------
+def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
+    """Call ``assertion`` until it raises no AssertionError any more; return what it returns.
 
-SLOWNESS = slowness()
+    It is the one way in which tests wait. ``timeout`` counts seconds of a machine that has nothing else to do.
+    """
+    deadline, pause = Deadline(timeout), 0.005
+    while True:
+        try:
+            return assertion()
+        except AssertionError:
+            if deadline.passed:
+                raise
+        time.sleep(pause)
+        pause = min(1.2 * pause, 0.05)  # what comes late is looked for less often
 
 
-def patience(seconds: float = DEFAULT_S) -> float:
-    """Return a limit of ten times as many seconds."""
-    return 10 * seconds
+def until(condition: Callable[[], Any], *, timeout: float = DEFAULT_S) -> None:
+    """Wait until ``condition()`` is true."""
 
+    def holds() -> None:
+        assert condition()
 
-def slack(seconds: float) -> float:
-    """Return what a loaded machine adds to a time."""
-    return seconds * (max(SLOWNESS, slowness()) - 1)
+    eventually(holds, timeout=timeout)

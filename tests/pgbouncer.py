@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import SplitResult
 
 from django_dbtaskqueue.contrib.embedded.programs import free_port
-from tests.support import until
+from tests.patience import until
 
 HERE = "127.0.0.1"
 CONFIGURATION = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,34 +12,10 @@ from django.db import connections
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
-from tests.patience import DEFAULT_S, PATIENCE, Deadline
+from tests.patience import PATIENCE, eventually
+from tests.patience import until as until  # every file of tests takes it from here
 
 T = TypeVar("T")
-
-
-def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
-    """Call ``assertion`` until it raises no AssertionError any more; return what it returns.
-
-    It is the one way in which tests wait. ``timeout`` counts seconds of a machine that has nothing else to do.
-    """
-    deadline, pause = Deadline(timeout), 0.005
-    while True:
-        try:
-            return assertion()
-        except AssertionError:
-            if deadline.passed:
-                raise
-        time.sleep(pause)
-        pause = min(1.2 * pause, 0.05)  # what comes late is looked for less often
-
-
-def until(condition: Callable[[], Any], *, timeout: float = DEFAULT_S) -> None:
-    """Wait until ``condition()`` is true."""
-
-    def holds() -> None:
-        assert condition()
-
-    eventually(holds, timeout=timeout)
 
 
 class Actor:

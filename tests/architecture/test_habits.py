@@ -39,7 +39,7 @@ def test_booleans_are_given_by_name() -> None:
 # -- nobody sleeps, and nobody asks Python's clock for the time --------------------------------------------------------
 
 MAY_SLEEP = {
-    "tests/support.py",  # the one wait of tests
+    "tests/patience.py",  # the one wait of tests
     "tests/poller/processes.py",  # the same
     "tests/testapp/tasks.py",  # processors whose work is to take time
     "tests/chaos/tasks.py",  # the same
@@ -82,7 +82,13 @@ def waits(module: Module) -> Iterator[str]:
             case ast.Call(keywords=keywords):
                 found = any(map(is_timeout, keywords))
             case ast.ImportFrom(module="tests.patience", names=names):
-                found = not {name.name for name in names} <= {"PATIENCE", "DEFAULT_S", "Deadline"}
+                found = not {name.name for name in names} <= {
+                    "PATIENCE",
+                    "DEFAULT_S",
+                    "Deadline",
+                    "eventually",
+                    "until",
+                }
             case _:
                 found = False
         if found:
