@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from django.db import connection
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.db import notify
@@ -71,8 +70,6 @@ def reader(
         settings.ROOT_URLCONF = "tests.docs.api_urls"
     if SPARK.search(page.read_text()):
         request.getfixturevalue("spark")  # what the page asks for is then the session that runs
-    with connection.cursor() as cursor:  # a reader's first task has the number 1
-        cursor.execute("SELECT setval(pg_get_serial_sequence('dbtaskqueue_task', 'id'), 1, false)")
     yield Reader(page, folder, postgres_process_database, settings)
     notify.flush()
 
