@@ -18,6 +18,7 @@ from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
+from tests.factories import age
 from tests.poller.processes import alive, lines, pids, runtaskpoller
 from tests.support import until
 
@@ -111,8 +112,9 @@ def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
     enqueue_many("work", [(f"good{n}", {}) for n in range(100)])
     # When a supervised poller drains the queue
     with runtaskpoller(process_database, "--queue", "work", "--processes", "1", "--threads", "1", "--drain") as poller:
-        poller.ended()
-        log = poller.log
+        poller.until_logged("Starting another one")
+        age(timedelta(minutes=1), pk=killer.pk)
+        log = poller.ended()
     # Then the killer got exactly its attempts, each charged, and all others are done
     killer.refresh_from_db()
     assert (killer.status, killer.attempt, len(lines(mark))) == ("ERROR", 3, 3)
