@@ -19,7 +19,8 @@ def _server_url() -> str:
     root = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-{version}"
     # Nothing here need survive a crash: tests about that use the fixture pg_server. Each of the many databases that
     # tests make and drop would wait for the disk.
-    return EmbeddedPostgres.start(root, settings={"synchronous_commit": "off", "fsync": "off"}).url
+    forgetful = dict.fromkeys(("synchronous_commit", "fsync", "full_page_writes"), "off")
+    return EmbeddedPostgres.start(root, settings=forgetful).url
 
 
 SERVER_URL = os.environ.get("DATABASE_URL") or _server_url()

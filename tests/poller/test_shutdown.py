@@ -105,8 +105,8 @@ def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
     enqueue_many("work", [(None, {"do": "ok"})] * 500)
     for moment in range(8):
         with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
-            starting = psutil.Process(poller.process.pid)
-            until(lambda at=moment / 8, starting=starting: sum(starting.cpu_times()[:2]) >= at)  # that it has worked
+            starting, at = psutil.Process(poller.process.pid), moment / 8  # seconds of work
+            until(lambda p=poller, one=starting, at=at: sum(one.cpu_times()[:2]) >= at or "Queues" in p.log)
             poller.signal()
             assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log
