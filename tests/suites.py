@@ -39,10 +39,12 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all of Spark, what crashes a server, a file, or a page of the documentation."""
+    """Return what stays in one process: all of Spark, what crashes a server, a Python, a file, or a page of the docs."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name
+    if test.startswith("tests/stranger/"):  # its environments are made once
+        return "3.11" if "3.11]" in test else "stranger"
     return test if PAGE in test else test.partition("::")[0]
 
 
