@@ -201,11 +201,12 @@ class ReusedPostgres:
         del connections["default"]
         with psycopg.connect(self._database.url, autocommit=True) as connection:
             connection.execute(self.LEAVE)
-            connection.execute(self.NUMBERS)
             if self._read_schema(connection) != self._schema:
                 self._database = None
         if self._database:
             empty(connections["default"])
+            with connections["default"].cursor() as cursor:
+                cursor.execute(self.NUMBERS)
             overrides.clear_cache()  # it tells databases apart by their names
 
     def _read_schema(self, connection: psycopg.Connection[Any]) -> str:
