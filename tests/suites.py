@@ -39,7 +39,7 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all of Spark, what crashes a server, a Python, a file, or a page of the docs."""
+    """Return what stays in one process: all of Spark, what crashes a server, a Python, a file, a page of the docs."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name
