@@ -172,7 +172,6 @@ UNCHANGED: dict[str, Any] = {
 
 
 def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park | Suspend) -> dict[str, Any]:
-    """Return the columns that an outcome changes."""
     match outcome:
         case Release() | Park() | Suspend():
             return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, **outcome.columns}

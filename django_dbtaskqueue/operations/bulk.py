@@ -328,7 +328,6 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> st
 
 
 def _tasks(operation: BulkOperation) -> TaskQuerySet:
-    """Return the tasks of the operation's table."""
     found: TaskQuerySet = model_named(operation.location)._default_manager.using(str(operation._state.db)).all()
     return found
 

@@ -158,7 +158,6 @@ class Heartbeat:
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _apply_changes(self, alias: str) -> float:
-        """Apply the settings that operators stored."""
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
         if applied := apply_overrides(queues, alias):
             row = models.Poller.objects.using(alias).filter(pk=self._poller.instance)
@@ -167,7 +166,6 @@ class Heartbeat:
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _run_command(self, alias: str) -> None:
-        """Run the command that an operator requested, once."""
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
         if (requested := rows.values_list("requested_command", flat=True).first()) in COMMANDS:
             logger.info("An operator requested: %s", requested)

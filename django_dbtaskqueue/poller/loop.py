@@ -65,6 +65,7 @@ class Poller:
             self._by_name.setdefault(queue.name, []).append(queue)
         self.counts = Counts()
         self.state = "INIT"
+        self._changing = threading.Lock()  # of the state, by a poll that failed or worked
         self.stopping = False
         self.cancelling = False
         self.paused = False
@@ -226,15 +227,17 @@ class Poller:
     def _poll_failed(self, error: Exception) -> None:
         observe.of_poller("poll_failed", self, error=error)
         liveness.outages.report()
-        if self.state in ("STARTUP", "RUNNING"):
-            self.state = "WAITING"
-            logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
+        with self._changing:  # both fetch threads notice it
+            if self.state in ("STARTUP", "RUNNING"):
+                self.state = "WAITING"
+                logger.warning("Polling failed, trying again until it works: %s: %s", type(error).__name__, error)
 
     def _poll_worked(self) -> None:
-        if self.state == "WAITING":
-            logger.info("The database is back, polling goes on")
-        if self.state in ("STARTUP", "WAITING"):
-            self.state = "RUNNING"
+        with self._changing:
+            if self.state == "WAITING":
+                logger.info("The database is back, polling goes on")
+            if self.state in ("STARTUP", "WAITING"):
+                self.state = "RUNNING"
 
     def poll(self, connection_set: ConnectionSet) -> float:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll."""
