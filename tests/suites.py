@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -34,6 +35,9 @@ FIRST = {
 # Else each of some hundred processes compiles the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell starts a run in the background with Ctrl-C ignored, and the processes of tests would ignore it, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 PAGE = "test_every_block_of_the_page_works"
 LEFT = pytest.StashKey[Counter[str]]()
 
