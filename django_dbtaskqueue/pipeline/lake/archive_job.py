@@ -146,13 +146,14 @@ class Run:
         return self.batches.freeze(source, (first, last), lake=self.lake.root, cutoff=cutoff, filters=filters)
 
     def _finish(self, batch: Batch) -> None:
-        """Take a batch from its freeze to its end."""
         export = Export(self.lake, batch.token)
         self._step("export")
         files, horizon = self._export(export, batch)
         self._step("verify")
         tasks, attempts = self._rows(files, "tasks", VERIFIED_COLUMNS), self._rows(files, "attempts", ATTEMPT_KEYS)
         good, bad = self._judged(tasks)
+        if bad.num_rows:  # a task that stays keeps its attempts
+            attempts = attempts.join(bad, ["location", "task_id"], ["location", "id"], "left anti")
         size = sum(one.bytes for one in files)
         self._step("delete")
         with self.batches.deleting(batch, good, attempts, size=size, horizon=horizon) as deleted:
