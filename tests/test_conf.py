@@ -76,9 +76,6 @@ def test_a_bad_policy_of_a_processor_is_named(taskqueue: TaskQueueKit) -> None:
         def write(task: Lease) -> None: ...
 
 
-# -- which word counts -------------------------------------------------------------------------------------------------
-
-
 def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(
     settings: Any, taskqueue_registry: None
 ) -> None:
@@ -117,9 +114,6 @@ def test_runtime_overrides_are_laid_over_the_rest() -> None:
     found = conf.overlay(base, {"lease": "PT90S", "max_attempts": 9})
     assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(seconds=90), 9, 7)
     assert base.max_attempts == 5
-
-
-# -- values ------------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_duration_is_refused_with_its_place() -> None:
@@ -208,9 +202,7 @@ def test_what_a_row_names_is_not_called_by_enqueue(
     monkeypatch.syspath_prepend(tmp_path)
     overrides = {"router": "hostile_router.route", "strategy": "hostile_router.route", "shards": [alias]}
     Queue.objects.using(alias).create(name="letters", overrides=overrides)
-
     task = enqueue("letters", using=alias)
-
     assert task.pk is not None
     assert testing.drain("letters", using=alias).parked == 1
     assert not called.exists()

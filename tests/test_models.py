@@ -39,9 +39,6 @@ def insert(alias: str, sql: str, *params: Any) -> Task:
     return Task.objects.using(alias).latest("id")
 
 
-# -- a plain INSERT ----------------------------------------------------------------------------------------------------
-
-
 @both
 def test_a_queue_s_name_is_all_an_insert_needs(alias: str) -> None:
     task = insert(alias, "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('parcels')")
@@ -76,9 +73,6 @@ def test_an_insert_of_the_seed_s_columns_is_a_task(alias: str) -> None:
 @pytest.fixture(autouse=True)
 def _queue(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-
-
-# -- constraints -------------------------------------------------------------------------------------------------------
 
 
 def refused(alias: str, **columns: Any) -> bool:
@@ -161,9 +155,6 @@ def test_the_factory_s_rows_are_let_in(alias: str) -> None:
         assert (task.poller_instance is None) == (status == "CREATED")
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.django_db
 def test_migrations_say_what_the_models_say() -> None:
     call_command("makemigrations", "dbtaskqueue", check=True, dry_run=True, verbosity=0)
@@ -222,16 +213,12 @@ def updates() -> tuple[int, int]:
 def test_checkout_is_a_hot_update(settings: Any, strategy: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
     Task.objects.enqueue_many("parcels", [{"reference": str(number), "payload": number} for number in range(500)])
-
     before = updates()
     taken = Task.objects.checkout("parcels", poller_instance=HOLDER, limit=500)
     made, hot = (after - earlier for after, earlier in zip(updates(), before, strict=True))
-
     assert len(taken) == made == 500
     assert hot > 0.75 * made  # the rest found their page full
 
-
-# -- plans ------------------------------------------------------------------------------------------------------------
 
 MIXED = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, priority, status, attempt, total_attempt, ready_time,

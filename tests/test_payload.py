@@ -80,9 +80,6 @@ def same(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-# --- what is accepted ---
-
-
 ACCEPTED: list[Any] = [
     *(None, True, 0, -1, 1.5, -0.0, 1e-7, 5e-324, 2**63, -(2**63) - 1, 2**64, 10**40, 10**4299),
     *("", "é€😀", "\x01\x7f\u2028\ufeff", "\\u0000 as six characters", 'quotes " and \\ and e+16', "1e+16"),
@@ -160,8 +157,6 @@ def test_limits_are_checked() -> None:
         with pytest.raises(ValueError, match="depth of 1 to 500"):
             Limits(**wrong)
 
-
-# --- what is refused ---
 
 MOMENT = dt.datetime(2013, 1, 1, 5, 17)
 REFUSED = [
@@ -249,8 +244,6 @@ def test_a_long_value_and_a_broken_repr_do_not_spoil_the_message() -> None:
     assert len(str(caught.value)) < 300
 
 
-# --- properties ---
-
 ODD_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)  # NUL and lone surrogates too
 GOOD_TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 GOOD = st.recursive(
@@ -330,9 +323,6 @@ def test_any_value_round_trips_or_is_refused_at_the_culprit(value: Any, how: str
             assert "\\u0000" not in text.replace("\\\\", "")
 
 
-# --- reading ---
-
-
 NOT_JSON: list[str | bytes] = [
     *("", "{", "nul", "NaN", "[Infinity]", "-Infinity", "1e400", "1 2", "[" * 200_000),
     *('"\\ud800"', '["\\uDFFF"]', b"\xff", '"\ud800"'),
@@ -348,9 +338,6 @@ def test_what_is_not_json_is_a_payload_error(reader: str) -> None:
 def test_integers_of_any_size_are_read_exactly(reader: str) -> None:
     for number in (2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30):
         assert same(payload.loads(f'{{"a": [{number}]}}'), {"a": [number]})
-
-
-# --- text ---
 
 
 @given(ODD_TEXT, st.integers(0, 40))

@@ -26,9 +26,6 @@ def schedule(policy: Any, attempts: int = 6) -> list[float | None]:
     return [None if delay is None else delay.total_seconds() for delay in delays]
 
 
-# --- schedules ---
-
-
 SCHEDULES: list[tuple[Policy, list[float | None]]] = [
     (Fixed(s(10), jitter=0), [10, 10, 10, 10, 10, 10]),
     (Fixed(s(0), jitter=0), [0, 0, 0, 0, 0, 0]),
@@ -84,8 +81,6 @@ def test_jitter_comes_after_the_maximum() -> None:
     assert max(seconds) <= 20
     assert min(seconds) >= 0
 
-
-# --- policies of any kind ---
 
 DELAYS = st.timedeltas(timedelta(0), timedelta(days=365))
 JITTERS = st.floats(0, 1) | st.just(0.3)
@@ -153,9 +148,6 @@ def test_a_wrong_policy_is_refused_when_made() -> None:
     for make, error, words in WRONG_POLICIES:
         with pytest.raises(error, match=words):
             make()
-
-
-# --- text ---
 
 
 PARSED: list[tuple[str, Policy]] = [
@@ -242,9 +234,6 @@ def test_parse_returns_a_policy_or_raises_value_error(text: str) -> None:
     assert retry.parse(retry.describe(policy)) == policy
 
 
-# --- per exception ---
-
-
 class Late(TimeoutError):
     pass
 
@@ -299,9 +288,6 @@ def test_normalise_refuses_what_is_no_policy() -> None:
     for wrong in (10, s(10), [Fixed(s(1))], Fixed, object(), {"KeyError": None}, {int: None}):
         with pytest.raises(TypeError, match=r"not a retry policy|exception classes as keys"):
             retry.normalise(wrong)
-
-
-# --- never raises ---
 
 
 class Unprintable:
@@ -359,8 +345,6 @@ def test_giving_up_and_at_once_are_respected() -> None:
     assert retry.next_delay(giving(s(0)), 1, None) == s(0)
     assert retry.next_delay(giving(timedelta.max), 1, None) == timedelta(days=365)
 
-
-# --- deciding ---
 
 EXACT = Fixed(s(7), jitter=0)
 FAILED = Fail(ValueError())

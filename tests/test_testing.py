@@ -72,9 +72,6 @@ def status(reference: str, alias: str = "default") -> str:
     return str(Task.objects.using(alias).get(reference=reference).status)
 
 
-# -- drain -----------------------------------------------------------------------------------------------------------
-
-
 @both
 def test_drain_runs_what_is_due_in_ready_order_and_counts(alias: str) -> None:
     seen: list[tuple[str | None, Any]] = []
@@ -392,9 +389,6 @@ def test_drain_works_in_an_async_test(db: None) -> None:
     assert async_to_sync(body)() == 1
 
 
-# -- advance ---------------------------------------------------------------------------------------------------------
-
-
 @both
 def test_advance_moves_every_time_of_the_queue_and_no_other(alias: str) -> None:
     processor("times", max_attempts=1)(lambda task: 1 / 0)
@@ -424,9 +418,6 @@ def test_advance_moves_every_time_of_the_queue_and_no_other(alias: str) -> None:
 def test_time_only_goes_forward() -> None:
     with pytest.raises(ValueError, match="only goes forward"):
         advance(-MINUTE)
-
-
-# -- assertions ------------------------------------------------------------------------------------------------------
 
 
 @both
@@ -484,9 +475,6 @@ def test_a_misspelt_criterion_is_refused() -> None:
     processor("mail")(lambda task: None)
     with pytest.raises(TypeError, match=r"no 'referense' to assert. Did you mean 'reference'"):
         refute_enqueued("mail", referense="a")  # type: ignore[call-arg]
-
-
-# -- perform ---------------------------------------------------------------------------------------------------------
 
 
 @both
@@ -563,9 +551,6 @@ def test_perform_leaves_nothing_behind_whatever_the_queue_keeps(settings: Any) -
         assert not TaskHistory.objects.exists()
 
 
-# -- run_poller ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 @both
 def test_run_poller_runs_a_real_poller_and_drains_it_at_the_end(alias: str) -> None:
@@ -609,9 +594,6 @@ def test_run_poller_refuses_an_open_transaction() -> None:
         pass
 
 
-# -- unittest --------------------------------------------------------------------------------------------------------
-
-
 class KitInTestCase(TaskQueueTestCase):
     databases = {"default", "sqlite"}  # noqa: RUF012 -- Django's way to declare it
 
@@ -647,9 +629,6 @@ class KitMixedIn(TaskQueueKit, TestCase):
             raise ZeroDivisionError
         self.refute_enqueued("claims")
         self.assertEqual(str(self.drain("claims")), "nothing was due")
-
-
-# -- pytest ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_fixture_has_the_whole_kit(taskqueue: TaskQueueKit) -> None:

@@ -94,9 +94,6 @@ def texts(entry: polib.POEntry) -> list[str]:
     return list(entry.msgstr_plural.values()) if entry.msgid_plural else [entry.msgstr]
 
 
-# -- the catalogues ---------------------------------------------------------------------------------------------------
-
-
 def test_what_is_marked_is_found() -> None:
     module = "from django.utils.translation import gettext as _, ngettext\n_('one'); ngettext('%(n)s a', '%(n)s as', n)"
     assert list(messages_of(module)) == [("one", ""), ("%(n)s a", "%(n)s as")]
@@ -137,8 +134,6 @@ def test_what_is_compiled_is_what_is_written(catalogue: polib.POFile, language: 
         compiled = gettext.GNUTranslations(file)
     assert vars(compiled)["_catalog"] == vars(written)["_catalog"], "run django-admin compilemessages"
 
-
-# -- the pages --------------------------------------------------------------------------------------------------------
 
 OVERVIEW = {
     "es": ("Todas las colas van a tiempo; 1 ERROR.", "Tareas por cola y estado", "Atajos de teclado"),

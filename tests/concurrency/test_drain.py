@@ -52,9 +52,7 @@ def check_all_done_once(alias: str, started: Counter[int]) -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.LogCaptureFixture) -> None:
     enqueue_many("parcels", ((f"r-{number}", {"number": number}) for number in range(TASKS)), using=place)
-
     pollers = drain(POLLERS, place)
-
     check_all_done_once(place, Counter(started))
     assert sum(poller.counts.finished for poller in pollers) == TASKS
     assert sum(poller.counts.lost for poller in pollers) == 0
@@ -75,9 +73,7 @@ def test_a_stricter_isolation_costs_tries_and_no_task(
         )
     connection.close()
     enqueue_many("parcels", ((f"r-{number}", None) for number in range(1_000)))
-
     pollers = drain(3, None)
-
     assert Counter(started) == Counter(Task.objects.values_list("pk", flat=True))
     assert Task.objects.filter(status="COMPLETED", total_attempt=1).count() == 1_000
     assert sum(poller.counts.lost for poller in pollers) == 0

@@ -37,7 +37,6 @@ def test_eight_producers_of_the_same_references(place: str) -> None:
         return {ref: enqueue("parcels", ref, index, on_duplicate="ignore", using=place).pk for ref in shuffled(index)}
 
     answers = at_once(PRODUCERS, produce)
-
     stored = dict(Task.objects.using(place).values_list("reference", "pk"))
     assert sorted(stored) == REFERENCES[:FEW]
     assert all(answer == stored for answer in answers)
@@ -144,7 +143,6 @@ def test_a_reference_being_inserted_is_waited_for(parcels: None, end: str, on_du
             assert not answer.done()
             transaction.set_rollback(end == "rollback")
         got = answer.result(PATIENCE)
-
     task = Task.objects.get()
     if end == "rollback":
         assert (got, task.payload) == (task.pk, "second")

@@ -84,9 +84,6 @@ def while_we_hold(act: Callable[[], Any], other: Actor, does: Callable[[], Any])
     yield answer
 
 
-# -- checkout against checkout -----------------------------------------------------------------------------------------
-
-
 def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
     ids = [make_task().pk for _ in range(6)]
     with transaction.atomic():
@@ -172,9 +169,6 @@ def test_after_a_lost_race_it_picks_among_the_candidates_and_still_gets_all(othe
     assert firsts != sorted(firsts)
 
 
-# -- the holder against the one who takes over -------------------------------------------------------------------------
-
-
 def test_a_late_settle_waits_for_the_take_over_and_writes_nothing(other: Actor) -> None:
     lease = taken()
     age(2 * LEASE)
@@ -227,9 +221,6 @@ def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> Non
     assert rows[free.id] > ends[free.id] + timedelta(minutes=5)
 
 
-# -- the rescue against the dead who are not ---------------------------------------------------------------------------
-
-
 def dying() -> Lease:
     lease = taken(attempt=4)
     age(2 * LEASE)
@@ -258,8 +249,6 @@ def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(oth
         assert late.result(PATIENCE) is False
     assert status() == ERROR
 
-
-# -- the operator against all ------------------------------------------------------------------------------------------
 
 OPERATORS: dict[str, tuple[Callable[[], Any], str | None]] = {
     "release_all": (lambda: Task.objects.release_all(), CREATED),
@@ -336,9 +325,6 @@ def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None
     assert status() == CREATED
 
 
-# -- in which order rows are locked ------------------------------------------------------------------------------------
-
-
 ROWS = 2000  # of a table in which reading all costs more than two rows by their keys
 
 
@@ -360,8 +346,6 @@ def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
         assert Task.objects.select_for_update(nowait=True).get(pk=second.id)
     assert answer.result(PATIENCE) == {first.id, second.id}
 
-
-# -- the locks of groups come before those of rows ---------------------------------------------------------------------
 
 GROUPED = {"status": PROCESSING, "group_key": "UA", "attempt": 1}
 PAST = timedelta(minutes=-5)
@@ -414,9 +398,6 @@ def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor)
         assert settles(lease)
     assert late.result(PATIENCE) == 0
     assert status() == COMPLETED
-
-
-# -- timeouts ----------------------------------------------------------------------------------------------------------
 
 
 CHANGES_GROUP: dict[str, Callable[[Lease], Any]] = {

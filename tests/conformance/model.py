@@ -46,8 +46,6 @@ class Queue:
     paused: bool = False
     _placed: int = 0
 
-    # -- entering ----------------------------------------------------------------------------------------------------
-
     def enqueue(self, row: Row, on_duplicate: str, *, keep_due: bool) -> str:
         """Return "new", "full", "duplicate", "ignored" or "replaced"."""
         if sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
@@ -99,8 +97,6 @@ class Queue:
             self._placed += 1
             row.place = (self.now, self._placed)
 
-    # -- taking ------------------------------------------------------------------------------------------------------
-
     def checkout(self, limit: int) -> list[Row]:
         """Take due tasks in line order; those past their time to live end as POISON and are not handed out."""
         if self.paused:
@@ -119,8 +115,6 @@ class Queue:
     def _is_due(self, row: Row) -> bool:
         ready = row.place is not None and row.place[0] <= self.now
         return ready and row.due <= self.now and row.attempt < row.max_attempts
-
-    # -- leaving -----------------------------------------------------------------------------------------------------
 
     def settle(self, task_id: int, token: int, verb: str, delay: float, group: str | None) -> bool:
         """Settle under a lease; False when it is gone. Either way its group's head is chosen anew."""
@@ -167,8 +161,6 @@ class Queue:
         del self.rows[row.id]
         self.deleted += 1
         self._regroup({row.group})
-
-    # -- operators ---------------------------------------------------------------------------------------------------
 
     def move(self, verb: str, limit: int | None = None) -> int:
         """Apply an operator's verb to every row; return how many changed."""
@@ -228,8 +220,6 @@ class Queue:
         else:
             self.deleted += len(chosen)
         return len(chosen)
-
-    # -- groups ------------------------------------------------------------------------------------------------------
 
     def _regroup(self, groups: Iterable[str | None], *, hold: bool = True) -> None:
         """Of each group one live task is in line: the processed, else the retried, else the first that is due."""

@@ -41,7 +41,6 @@ def test_order_is_priority_then_ready_time_then_id(world: World) -> None:
     expected = [
         *wanted[0:1], shuffled[1], *wanted[1:4], wanted[4], shuffled[2], *wanted[5:9], shuffled[0], *wanted[9:],
     ]  # fmt: skip
-
     assert [lease.id for lease in world.checkout(50)] == expected
 
 
@@ -80,9 +79,7 @@ def test_order_and_limit_hold_whatever_the_plan(world: World, step: int, without
             cursor.execute(f"SELECT name FROM sqlite_master WHERE type = 'index' AND {table}")
             for (name,) in cursor.fetchall():
                 cursor.execute(f'DROP INDEX "{name}"')
-
     taken = [[lease.id for lease in world.checkout(5)] for _ in range(4)]
-
     assert taken == [ids[:5], ids[5:10], ids[10:], []]
 
 
@@ -96,9 +93,7 @@ def test_what_checkout_writes(world: World) -> None:
     task = world.enqueue("ref-1", {"seats": [1, 2]}, priority=3, context={"trace": "t-1"})
     world.age(timedelta(seconds=10))
     before = world.row(task)
-
     (lease,) = world.checkout(lease=timedelta(minutes=2))
-
     after = world.row(task)
     now = timezone.now()
     changed = {name for name in after if after[name] != before[name]}
@@ -158,9 +153,7 @@ def test_a_live_lease_is_left_alone_and_an_expired_one_taken_over(world: World) 
     first = world.take()
     assert world.checkout(poller=SECOND) == []
     ready_time = first.ready_time
-
     second = world.take_over(first)
-
     row = world.row(first)
     assert (second.attempt, second.total_attempt) == (2, 2)
     assert (row["status"], row["attempt"], row["total_attempt"]) == (PROCESSING, 2, 2)
@@ -212,7 +205,6 @@ def test_a_paused_queue_gives_nothing(world: World) -> None:
     assert world.checkout() == []
     world.make(queue="other")
     assert len(world.checkout(queue="other")) == 1
-
     Queue.objects.using(world.alias).update(paused_until=Now() + timedelta(hours=1))
     assert world.checkout() == []
     Queue.objects.using(world.alias).update(paused_until=Now() - timedelta(seconds=1))
@@ -231,9 +223,7 @@ def test_due_says_what_checkout_takes(world: World) -> None:
     world.make(attempt=5)
     world.make(ready_time=timedelta(hours=1))
     world.make(parked_by="no handler for x")
-
     due = list(world.tasks.due().values_list("pk", flat=True))
-
     assert len(due) == 6
     assert [lease.id for lease in world.checkout(50)] == due
 
@@ -284,7 +274,6 @@ def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) 
 
     front = [world.make().id for _ in range(4)]
     assert taken() == front[:2]
-
     behind = [world.make(ready_time=timedelta(hours=-1)).id, world.make(priority=-9).id]
     got: list[int] = []
 

@@ -232,7 +232,6 @@ def test_whatever_happens_nothing_is_lost_and_no_rule_is_broken(world: World, au
         assert counted(world.alias) == random_run.enqueued
         steps += 1
     assert audit.problems() == []
-
     # When everybody comes to rest, then every task that is left can still be brought to an end.
     world.age(timedelta(hours=2))
     random_run.unpark()

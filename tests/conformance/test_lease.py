@@ -26,16 +26,13 @@ def test_touch_adds_to_the_end_of_the_lease_and_of_the_time_to_live(world: World
     (lease,) = world.checkout()
     before = world.row(lease)
     deadline = lease.deadline
-
     lease.touch(timedelta(minutes=5))
-
     after = world.row(lease)
     changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
     assert changed.keys() == {"next_process_time", "expire_time"}
     assert all(abs(added - timedelta(minutes=5)) <= MILLISECOND for added in changed.values())
     assert lease.lease_until == after["next_process_time"]
     assert lease.deadline == deadline + 300
-
     world.age(LEASE)
     assert world.checkout(poller=SECOND) == []
 
@@ -71,9 +68,7 @@ def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
     world.tasks.filter(pk=taken_over.id).update(next_process_time=Now())
     world.checkout(5, poller=SECOND)
     before = {lease.id: world.row(lease) for lease in leases}
-
     lost = renew(world.session, leases, 7200.0)
-
     assert {lease.id for lease in lost} == {taken_over.id, released.id}
     assert world.row(held)["next_process_time"] == At(timedelta(hours=2))
     assert all(world.row(lease) == before[lease.id] for lease in lost)
@@ -93,10 +88,8 @@ def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
     ids = [world.make(ready_time=timedelta(minutes=-minutes)).id for minutes in (30, 20, 10)]
     taken = world.checkout(2)
     world.make(ready_time=timedelta(minutes=-5))
-
     assert settle.release(world.session, []) == set()
     assert settle.release(world.session, reversed(taken)) == set(ids[:2])
-
     again = world.checkout(3, poller=SECOND)
     assert [lease.id for lease in again] == ids
     assert [(lease.attempt, lease.total_attempt) for lease in again] == [(1, 2), (1, 2), (1, 1)]
@@ -110,11 +103,9 @@ def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> Non
     assert (row["status"], row["attempt"], row["parked_by"], row["ready_time"]) == (CREATED, 0, reason, None)
     assert "Alien" in reason
     assert world.checkout() == []
-
     assert move.unpark(world.session, "parcels", ["Other"]) == 0
     assert move.unpark(world.session, "other", ["Alien"]) == 0
     assert move.unpark(world.session, "parcels", ["Other", "Alien"]) == 1
-
     row = world.row(lease)
     assert (row["parked_by"], row["ready_time"], row["attempt"]) == (None, NOW, 0)
     (again,) = world.checkout()

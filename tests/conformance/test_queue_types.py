@@ -33,9 +33,6 @@ def ready_rows(world: World) -> list[str]:
     return sorted(world.tasks.filter(ready_time__isnull=False).values_list("reference", flat=True))
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def two_groups(world: World) -> World:
     for reference in ("a1", "b1", "a2", "a3", "b2"):
@@ -146,9 +143,6 @@ def looked_at(node: dict[str, Any]) -> int:
     return int(own) + sum(looked_at(child) for child in node.get("Plans", []))
 
 
-# -- priorities ------------------------------------------------------------------------------------------------------
-
-
 @any_strategy
 def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
     if world.strategy.startswith("tests."):
@@ -180,9 +174,6 @@ def test_under_twice_the_load_it_can_carry_no_priority_waits_for_ever(world: Wor
     assert len(waits) == 30  # and nobody's hands were idle
 
 
-# -- time to live ----------------------------------------------------------------------------------------------------
-
-
 @any_strategy
 def test_a_task_past_its_time_to_live_is_not_started(world: World) -> None:
     world.configure(expired="poison")
@@ -195,7 +186,6 @@ def test_a_task_past_its_time_to_live_is_not_started(world: World) -> None:
     assert row["status"] == Status.POISON
     assert row["process_result"].startswith("Expired at ")
     world.tasks.purge()
-
     world.configure(expired="delete")
     before = len(world.everything()[3])
     world.enqueue("late", ttl=SECOND)
@@ -220,9 +210,6 @@ def test_the_queue_can_give_every_task_a_time_to_live(world: World) -> None:
     assert world.checkout(1) == []
 
 
-# -- capacity --------------------------------------------------------------------------------------------------------
-
-
 def test_a_full_queue_refuses_and_finished_tasks_do_not_count(world: World) -> None:
     world.configure(capacity=2)
     world.make(Status.COMPLETED)
@@ -244,9 +231,6 @@ def test_many_fit_as_a_whole_or_not_at_all_and_those_that_wait_in_a_group_count(
         world.enqueue(reference, group="g")
     with pytest.raises(QueueFull):
         world.enqueue("4", group="g")
-
-
-# -- tags and leases -------------------------------------------------------------------------------------------------
 
 
 @any_strategy

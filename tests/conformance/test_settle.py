@@ -104,9 +104,7 @@ def test_what_each_outcome_writes(world: World, subtests: pytest.Subtests) -> No
             lease.policy = lambda attempt, error: HOUR
             world.age(20 * SECONDS)
             before = world.row(lease)
-
             assert world.settle(lease, effect.outcome)
-
             after = world.row(lease)
             now = after["last_update_time"]
             wanted = {"last_update_time": now, **effect.columns}
@@ -178,14 +176,12 @@ def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest
             lease = world.take()
             gone(world, lease)
             before = world.everything()
-
             for name, verb in VERBS.items():
                 with pytest.raises(LeaseLost) as lost:
                     verb(lease)
                 assert (lost.value.task_id, lost.value.total_attempt) == (lease.id, 1), name
             for name, outcome in SETTLEMENTS.items():
                 assert not world.settle(lease, outcome, keep=keep), name
-
             assert world.everything() == before
         world.tasks.purge()
 
@@ -208,11 +204,9 @@ def test_an_expired_lease_nobody_took_over_still_settles(world: World) -> None:
 def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
     lease = world.take()
     world.take_over(lease)
-
     with pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id} is gone"), transaction.atomic(using=world.alias):
         Booking.objects.using(world.alias).create(reference="late")
         lease.complete()
-
     assert not Booking.objects.using(world.alias).exists()
     assert world.row(lease)["status"] == PROCESSING
 
@@ -226,7 +220,6 @@ def test_a_settle_commits_and_rolls_back_with_the_caller(
         raise ZeroDivisionError
     assert world.row(lease)["status"] == PROCESSING
     assert not lease.settled
-
     with django_capture_on_commit_callbacks(using=world.alias, execute=True), transaction.atomic(using=world.alias):
         Booking.objects.using(world.alias).create(reference="in time")
         lease.complete("second try")
@@ -235,18 +228,13 @@ def test_a_settle_commits_and_rolls_back_with_the_caller(
     assert Booking.objects.using(world.alias).count() == 1
 
 
-# -- keep ------------------------------------------------------------------------------------------------------------
-
-
 def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
     world.configure(keep="history")
     task = world.enqueue("ref-1", {"n": 1}, priority=4, tag=None, context={"t": 1}, ttl=timedelta(hours=1))
     (lease,) = world.checkout()
     world.age(10 * SECONDS)
     before = world.row(task)
-
     lease.complete({"sum": 2})
-
     assert not world.tasks.filter(pk=task.id).exists()
     moved = TaskHistory.objects.using(world.alias).values().get()
     assert (moved["location"], moved["task_id"], moved["moved_time"]) == ("dbtaskqueue.task", task.id, NOW)
@@ -293,9 +281,7 @@ def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str)
     leases = world.take_many(18)
     outcomes = list(SETTLEMENTS.values()) * 2
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
-
     assert settle.settle(world.session, pairs, keep=keep) == {lease.id for lease in leases}
-
     assert counted(world.alias) == 18
     completed = 4 if keep == "keep" else 0
     assert world.tasks.filter(status=COMPLETED).count() == completed
@@ -315,9 +301,6 @@ def test_something_that_is_no_outcome_is_refused(world: World) -> None:
     with pytest.raises(TaskQueueError, match="is not an outcome"):
         world.settle(lease, "done")  # type: ignore[arg-type]
     assert world.row(lease)["status"] == PROCESSING
-
-
-# -- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_failures_end_in_error_after_the_budget(world: World) -> None:
@@ -417,7 +400,6 @@ def test_no_error_text_makes_the_failure_write_fail(world: World, retry: bool, s
         lease = world.take()
         with subtests.test(case):
             assert world.settle(lease, Fail(make(), retry=retry))
-
             row = world.row(lease)
             assert row["status"] == (CREATED if retry else ERROR)
             attempt = Attempt.objects.using(world.alias).get(task_id=lease.id)
@@ -426,9 +408,6 @@ def test_no_error_text_makes_the_failure_write_fail(world: World, retry: bool, s
                 text.encode()
             assert len((row["process_result"] or "").encode()) <= 4000
             assert len(attempt.error_type) <= 200
-
-
-# -- results ---------------------------------------------------------------------------------------------------------
 
 
 RESULTS: list[tuple[Any, str]] = [
@@ -508,7 +487,6 @@ def test_one_bad_outcome_never_fails_its_batch(world: World, keep: str, subtests
         pairs[4] = (leases[4], decide(leases[4], make()))
         with subtests.test(case):
             assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
-
             assert not world.tasks.filter(status=PROCESSING).exists()
             assert counted(world.alias) == 12 * number
             good = {lease.id for lease in leases if lease is not leases[4]}
@@ -551,7 +529,6 @@ def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World)
     pairs: list[settle.Decided] = [
         (lease, Complete("x") if index == 3 else decide(lease, Fail("no"))) for index, lease in enumerate(leases)
     ]
-
     assert settle_surely(world.session, pairs) == {lease.id for lease in leases}
     assert len(asked) == 7
 
@@ -562,15 +539,10 @@ def test_what_the_database_refuses_ends_alone_in_the_least_of_words(world: World
     pairs: list[settle.Decided] = [
         (lease, Complete("x") if index in (3, 8) else Complete()) for index, lease in enumerate(leases)
     ]
-
     assert settle_surely(world.session, pairs) == {lease.id for lease in leases}
-
     rows = [world.row(lease) for lease in leases]
     assert [row["status"] for row in rows] == [ERROR if index in (3, 8) else COMPLETED for index in range(9)]
     assert rows[3]["process_result"] == "Outcome could not be stored: IntegrityError"
-
-
-# -- a commit whose reply was lost -------------------------------------------------------------------------------------
 
 
 def test_resolve_tells_what_became_of_leases(world: World) -> None:
@@ -581,7 +553,6 @@ def test_resolve_tells_what_became_of_leases(world: World) -> None:
     world.tasks.filter(pk=held.id).update(next_process_time=timezone.now() + LEASE)
     world.checkout(poller=SECOND)
     assert world.row(taken_over)["total_attempt"] == 2
-
     assert settle.resolve(world.session, leases) == ({settled.id}, {held.id})
 
 

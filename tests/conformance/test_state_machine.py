@@ -57,8 +57,6 @@ class Machine(RuleBasedStateMachine):
         transaction.set_rollback(True, using=self.world.alias)
         self.block.__exit__(None, None, None)
 
-    # -- what may be done --------------------------------------------------------------------------------------------
-
     @rule(
         number=st.none() | st.integers(0, 5),
         priority=st.integers(0, 2),
@@ -145,8 +143,6 @@ class Machine(RuleBasedStateMachine):
         queues = Queue.objects.using(self.world.alias)
         queues.update_or_create(pk="parcels", defaults={"paused_time": "2026-01-01T00:00:00Z" if paused else None})
         self.model.paused = paused
-
-    # -- what must hold ----------------------------------------------------------------------------------------------
 
     @invariant()
     def the_database_is_as_the_model(self) -> None:

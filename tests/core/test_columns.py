@@ -53,8 +53,6 @@ def test_the_types_of_the_options_name_what_the_function_takes() -> None:
         assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == set(options.__annotations__)
 
 
-# -- a new option ------------------------------------------------------------------------------------------------------
-
 # What a developer writes for a text option ``region``: (file, before which line, what).
 EDITS = (
     ("core/columns.py", '    Column("tag", ', """\

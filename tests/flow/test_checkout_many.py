@@ -41,9 +41,7 @@ def ids(parts: list[QueueShare]) -> list[list[int]]:
 
 def test_the_lines_are_served_in_their_order_up_to_the_limit(lines: Lines) -> None:
     made = {queue: [make_task(queue=queue).pk for _ in range(4)] for queue in reversed(QUEUES)}
-
     parts = take(lines, 6)
-
     assert ids(parts) == [made["letters"], made["other"][:2], []]
     assert [part.reached for part in parts] == [True, True, False]
     assert Task.objects.filter(queue="parcels", status="CREATED", attempt=0).count() == 4
@@ -54,9 +52,7 @@ def test_the_lines_are_served_in_their_order_up_to_the_limit(lines: Lines) -> No
 def test_no_line_gives_more_than_its_share_whatever_its_priorities(lines: Lines) -> None:
     made = [make_task(queue="letters", priority=priority).pk for priority in (2, 1, 1, 2, 0)]
     make_task(queue="parcels")
-
     parts = take(lines, shares={"letters": 4})
-
     assert ids(parts)[0] == [made[4], made[1], made[2], made[0]]
     assert len(parts[2].taken) == 1
 
@@ -66,7 +62,6 @@ def test_a_paused_line_gives_nothing_and_holds_up_nobody(lines: Lines) -> None:
         make_task(queue=queue)
     Queue.objects.create(name="other", paused_time=Now())
     assert list(map(len, ids(take(lines)))) == [1, 0, 1]
-
     Queue.objects.update(paused_until=Now() - timedelta(seconds=1))
     assert list(map(len, ids(take(lines)))) == [0, 1, 0]
 
@@ -110,7 +105,6 @@ def test_a_full_scan_that_was_not_reached_is_still_due(lines: Lines) -> None:
     lines["other"].full_scan_overdue = True
     make_task(queue="letters")
     lines["letters"].may_full_scan = PAST
-
     parts = take(lines, 1)
     assert [part.reached for part in parts] == [True, False, False]
     assert ids(take(lines, 1)) == [[], [behind.pk], []]
@@ -123,7 +117,6 @@ def test_a_full_scan_takes_no_more_than_the_checkout_before_it_has_left(lines: L
     made = [make_task(queue="letters").pk for _ in range(2)]
     for line in lines.values():
         line.may_full_scan, line.next_full_scan = PAST, FUTURE
-
     assert ids(take(lines, 3)) == [made, behind[:1], []]
 
 
@@ -132,9 +125,7 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="letters", ready_time=timedelta(minutes=2))
     make_task(queue="other")
     pairs = [("letters", 0), ("letters", 3), ("other", 0), ("parcels", 0)]
-
     found = next_due_by_queue(Session.on("default"), pairs)
-
     assert list(found) == ["letters"]
     assert 60 < found["letters"] <= 120
     assert next_due_by_queue(Session.on("default"), []) == {}

@@ -40,9 +40,6 @@ class Boom(Exception):
     pass
 
 
-# -- transactions ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_autocommit_enqueues_at_once(alias: str) -> None:
     task = enqueue("parcels", using=alias)
@@ -92,9 +89,6 @@ def test_a_broken_transaction_takes_no_task_as_it_takes_no_statement(alias: str)
             Booking.objects.using(alias).create(reference="b")
         with pytest.raises(transaction.TransactionManagementError):
             enqueue("parcels", using=alias)
-
-
-# -- what is stored --------------------------------------------------------------------------------------------------
 
 
 def test_the_least_task(alias: str) -> None:
@@ -185,9 +179,6 @@ def test_one_statement_and_no_query_more(alias: str, django_assert_num_queries: 
     enqueue("parcels", using=alias)
     with django_assert_num_queries(1, using=alias):
         enqueue("parcels", "r", {"a": 1}, delay=SECOND, using=alias).payload  # noqa: B018 -- reading it costs nothing
-
-
-# -- duplicates ------------------------------------------------------------------------------------------------------
 
 
 def test_null_is_never_a_duplicate_and_each_queue_has_its_own_references(alias: str) -> None:
@@ -293,9 +284,6 @@ def test_replace_refuses_a_task_that_is_no_longer_created(alias: str) -> None:
 
 def test_replace_without_a_holder_inserts(alias: str) -> None:
     assert enqueue("parcels", "r", on_duplicate="replace", using=alias).pk == Task.objects.using(alias).get().pk
-
-
-# -- refusals --------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_queue_is_named_with_its_nearest_match() -> None:

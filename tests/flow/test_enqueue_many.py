@@ -130,9 +130,6 @@ def test_nothing_is_an_empty_report(alias: str, django_assert_max_num_queries: A
         assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
 
 
-# -- all or none -----------------------------------------------------------------------------------------------------
-
-
 def test_a_bad_item_of_the_last_chunk_takes_all_chunks_with_it(alias: str) -> None:
     items: list[Any] = [{"payload": number} for number in range(5_100)]
     items[5_050] = {"payload": {"items": [0, {"when": math.nan}]}}
@@ -195,9 +192,6 @@ def test_unknown_queues_and_words_are_refused() -> None:
         enqueue_many("parcels", [], on_duplicate="merge")
     with pytest.raises(EnqueueError, match="on_invalid='skip'"):
         enqueue_many("parcels", [], on_invalid="skip")
-
-
-# -- duplicates ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("others", [1, 300])
@@ -270,9 +264,6 @@ def test_replace_may_keep_due_times(alias: str) -> None:
     for keep_due in (True, False):
         Task.objects.db_manager(alias).enqueue_many("parcels", [("r", 1)], on_duplicate="replace", keep_due=keep_due)
         assert (Task.objects.using(alias).get().ready_time == old.ready_time) is keep_due
-
-
-# -- async -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)

@@ -491,9 +491,6 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()
 
 
-# -- each key ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
 def place(request: pytest.FixtureRequest, settings: Any) -> str:
     rated = {"rate_per_group": "1/s", "burst_per_group": 2, "max_running_per_group": 2, "max_attempts": 100}

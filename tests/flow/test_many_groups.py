@@ -122,11 +122,9 @@ def test_more_groups_than_the_server_has_locks_left(
     enqueue_many("claims", groups[:300])
     with psycopg.connect(crash_database.url) as producer:
         lock_all_but(100, producer)
-
         # When another one needs more, then it is told; PostgreSQL's own words were "out of shared memory"
         with pytest.raises(TooManyGroups, match=r"'claims'.* in one transaction"), transaction.atomic():
             enqueue_many("claims", groups)
-
         # When a poller ends more tasks at once, each of another group
         with polling({"claims": 1}):
             # Then all are settled before that transaction ends

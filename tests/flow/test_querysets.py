@@ -162,9 +162,6 @@ def test_no_query_of_a_verb_reads_the_table_twice(verb: str) -> None:
     assert [query["sql"] for query in captured if query["sql"].count('FROM "dbtaskqueue_task"') > 1] == []
 
 
-# -- housekeep ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("to", ["history", "delete"])
 def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str) -> None:
     """The bound is inclusive: at exactly that age a task goes."""
@@ -174,9 +171,7 @@ def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str
         make_task(COMPLETED, reference=name, finish_time=now - age, using=alias)
     for status in (CREATED, PROCESSING):
         make_task(status, reference=status, last_update_time=now - 5 * DAY, using=alias)
-
     assert tasks_of(alias).housekeep(older_than=DAY, to=to) == 2
-
     assert set(tasks_of(alias).values_list("reference", flat=True)) == {"younger", CREATED, PROCESSING}
     assert TaskHistory.objects.using(alias).count() == (2 if to == "history" else 0)
     assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 2)
@@ -229,9 +224,6 @@ def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_
         assert tasks_of(alias).housekeep(older_than=timedelta(0)) == 2_100
     assert not tasks_of(alias).exists()
     assert TaskHistory.objects.using(alias).count() == 2_100
-
-
-# -- where -------------------------------------------------------------------------------------------------------------
 
 
 class ReadsElsewhere:

@@ -152,9 +152,6 @@ def test_a_refused_task_is_noted_and_tried_again(alias: str, settings: Any, capl
     assert (references(alias), row(alias).note) == ([f"s@{before.next_time:%Y-%m-%dT%H:%M:00Z}"], "")
 
 
-# -- what the code declares --------------------------------------------------------------------------------------------
-
-
 def test_the_code_s_schedule_follows_the_code_but_where_a_person_edited_it(alias: str) -> None:
     declare(alias, {"s": MINUTELY})
     first = row(alias)
@@ -187,9 +184,6 @@ def test_what_a_person_made_first_stays_the_person_s(alias: str) -> None:
     assert (after.source, after.cron, after.missed, after.edited) == ("code", "5 * * * *", "one", ["cron", "missed"])
 
 
-# -- @periodic ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Parcel:
     """A payload."""
@@ -207,7 +201,6 @@ class Letter:
 def test_periodic_is_stacked_on_a_processor_or_stands_beside_it() -> None:
     @processor("parcels", payload=Letter)
     def write(task: object) -> None: ...
-
     @periodic("0 7 * * *", name="above", timezone="Europe/Madrid", payload=Parcel(3), missed="all")
     @processor("parcels", payload=Parcel)
     @periodic("* * * * *", name="below", priority=2)
@@ -284,9 +277,6 @@ def test_a_module_that_is_imported_again_declares_its_schedule_again() -> None:
         def send(task: object) -> None: ...
 
     assert declared()["again"].cron == "2 * * * *"
-
-
-# -- many pollers ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])

@@ -44,9 +44,6 @@ def ids(alias: str) -> list[int]:
     return list(Task.objects.using(alias).order_by("pk").values_list("pk", flat=True))
 
 
-# -- unique ------------------------------------------------------------------------------------------------------------
-
-
 def test_an_equal_payload_returns_the_task_until_it_is_finished(alias: str) -> None:
     def call(payload: Any) -> Task:
         return enqueue("work", payload=payload, unique=Unique(), using=alias)
@@ -107,9 +104,6 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
     assert ids(alias) == [first.pk]
 
 
-# -- a period ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("keep", KEEPS)
 @pytest.mark.parametrize("rule", [Throttle(HOUR), Unique(period=HOUR)], ids=str)
 def test_a_period_counts_also_when_the_task_has_left_the_table(alias: str, keep: str, rule: UniqueRule) -> None:
@@ -155,9 +149,6 @@ def test_housekeeping_deletes_periods_that_are_over() -> None:
     assert UsedReference.objects.count() == 1
     Task.objects.purge()  # an operator's deletion ends the period
     assert not UsedReference.objects.exists()
-
-
-# -- debounce ----------------------------------------------------------------------------------------------------------
 
 
 def test_of_debounced_calls_the_last_wins_and_moves_the_task(alias: str) -> None:
@@ -217,9 +208,6 @@ def test_a_debounced_task_of_a_group(alias: str) -> None:
     with pytest.raises(DuplicateTask, match="in another group"):
         enqueue("work", payload={"doc": 1}, group="h", unique=rule, using=alias)
     assert len(ids(alias)) == 2
-
-
-# -- transactions ------------------------------------------------------------------------------------------------------
 
 
 def test_a_rolled_back_call_holds_nothing(alias: str) -> None:
@@ -296,9 +284,6 @@ def test_a_call_does_not_wait_for_what_runs_or_is_finished() -> None:
         assert not enqueue("work", payload=1, unique=Unique()).enqueue_note
 
 
-# -- where a rule is stated --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("taskqueue_registry")
 def test_a_processor_states_the_rule_of_its_queue(alias: str) -> None:
     @processor("declared", unique=Throttle(HOUR, fields=("user",)))
@@ -368,9 +353,6 @@ def test_errors_say_what_to_write() -> None:
     for wrong in ({"fields": "user"}, {"until": "done"}, {"on_duplicate": "replace"}, {"period": 3600}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             Unique(**wrong)  # type: ignore[arg-type]
-
-
-# -- what people read --------------------------------------------------------------------------------------------------
 
 
 def test_the_task_says_which_rule_holds_it() -> None:
