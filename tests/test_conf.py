@@ -16,39 +16,37 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.testing import TaskQueueKit
 
-BAD_SETTINGS: list[tuple[Any, str]] = [
-    ([], "DBTASKQUEUE must be a dict, not list"),
-    ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
-    ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
-    ({"THREADS": "4"}, "DBTASKQUEUE['THREADS']='4' is not valid"),
-    ({"NOTIFY": "no"}, "DBTASKQUEUE['NOTIFY']='no' is not valid: True or False"),
-    ({"PREPARE": 1}, "DBTASKQUEUE['PREPARE']=1 is not valid"),
-    ({"HEARTBEAT": "0s"}, "DBTASKQUEUE['HEARTBEAT']=datetime.timedelta(0) is not valid: a positive duration"),
-    ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
-    ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
-    ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),
-    ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict'),
-    ({"QUEUES": {"a b": {}}}, "'a b' cannot be a queue's name"),
-    (
-        {"QUEUES": {"a": {"lase": "1m"}}},
-        "['a'] has no setting 'lase'. Did you mean 'lease'?",
-    ),
-    ({"QUEUES": {"a": {"lease": 60}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['lease']: 60 is not a duration"),
-    (
-        {"QUEUES": {"a": {"lease": "1ms"}}},
-        "lease=datetime.timedelta(microseconds=1000) is not valid",
-    ),
-    ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
-    (
-        {"QUEUES": {"a": {"retry": "geo:1s"}}},
-        "['a']['retry']: 'geo:1s' is not a retry policy",
-    ),
-    ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
-]
-
 
 def test_a_bad_setting_is_named(settings: Any) -> None:
-    for given, words in BAD_SETTINGS:
+    for given, words in [
+        ([], "DBTASKQUEUE must be a dict, not list"),
+        ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
+        ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
+        ({"THREADS": "4"}, "DBTASKQUEUE['THREADS']='4' is not valid"),
+        ({"NOTIFY": "no"}, "DBTASKQUEUE['NOTIFY']='no' is not valid: True or False"),
+        ({"PREPARE": 1}, "DBTASKQUEUE['PREPARE']=1 is not valid"),
+        ({"HEARTBEAT": "0s"}, "DBTASKQUEUE['HEARTBEAT']=datetime.timedelta(0) is not valid: a positive duration"),
+        ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
+        ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
+        ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),
+        ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict'),
+        ({"QUEUES": {"a b": {}}}, "'a b' cannot be a queue's name"),
+        (
+            {"QUEUES": {"a": {"lase": "1m"}}},
+            "['a'] has no setting 'lase'. Did you mean 'lease'?",
+        ),
+        ({"QUEUES": {"a": {"lease": 60}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['lease']: 60 is not a duration"),
+        (
+            {"QUEUES": {"a": {"lease": "1ms"}}},
+            "lease=datetime.timedelta(microseconds=1000) is not valid",
+        ),
+        ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
+        (
+            {"QUEUES": {"a": {"retry": "geo:1s"}}},
+            "['a']['retry']: 'geo:1s' is not a retry policy",
+        ),
+        ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
+    ]:
         settings.DBTASKQUEUE = given
         with pytest.raises(ImproperlyConfigured, match=re.escape(words)):
             conf.settings()
@@ -79,7 +77,6 @@ def test_a_bad_policy_of_a_processor_is_named(taskqueue: TaskQueueKit) -> None:
 def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(
     settings: Any, taskqueue_registry: None
 ) -> None:
-    """Given four places that may set a queue, then the more particular one counts, setting by setting."""
     settings.DBTASKQUEUE = {
         "DEFAULTS": {"lease": "2m", "batch_size": 20, "max_attempts": 2},
         "QUEUES": {"letters": {"lease": "4m"}},
@@ -164,22 +161,19 @@ def test_names_no_queue_can_have() -> None:
             conf.valid_name(name)
 
 
-HOSTILE_OVERRIDES: list[dict[str, Any]] = [
-    {"strategy": "os.abort"},
-    {"strategy": "tests.conformance.driver.Plain"},
-    {"router": "doctest.run_docstring_examples"},
-    {"router": "doctest.run_docstring_examples", "shards": ["default"]},
-    {"shards": ["default", "sqlite"]},
-    {"database": "sqlite"},
-    {"model": "auth.User"},
-    {"temporary": True},
-    {"batch_size": 7, "router": "os.system"},
-]
-
-
 def test_a_row_names_no_code_and_no_place() -> None:
     """The documented role of a producer may write the row, so what it says must not be imported or called."""
-    for override in HOSTILE_OVERRIDES:
+    for override in [
+        {"strategy": "os.abort"},
+        {"strategy": "tests.conformance.driver.Plain"},
+        {"router": "doctest.run_docstring_examples"},
+        {"router": "doctest.run_docstring_examples", "shards": ["default"]},
+        {"shards": ["default", "sqlite"]},
+        {"database": "sqlite"},
+        {"model": "auth.User"},
+        {"temporary": True},
+        {"batch_size": 7, "router": "os.system"},
+    ]:
         with pytest.raises(ImproperlyConfigured, match=r"Queue\.overrides: .* cannot stand in a queue's row"):
             conf.overlay(conf.QueueSettings(), override)
 
@@ -193,7 +187,6 @@ def test_a_row_chooses_among_our_strategies() -> None:
 def test_what_a_row_names_is_not_called_by_enqueue(
     alias: str, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Given a row written by hand, when a task is enqueued, then it goes where the settings say, and the log tells."""
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     called = tmp_path / "called"
     (tmp_path / "hostile_router.py").write_text(

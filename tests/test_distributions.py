@@ -32,7 +32,6 @@ RELATIVE_LINK = re.compile(r"\]\((?!https?://)[^)]+\)|^\[[^\]]+\]: (?!https?://)
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the sdist, and the wheel from the sdist."""
     missing = [name for name in ("build", "hatchling", "twine") if importlib.util.find_spec(name) is None]
     if missing and "CI" not in os.environ:
         pytest.skip(f'the extra "test" is not installed: {", ".join(missing)}')
@@ -43,7 +42,6 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def source(dist: Path) -> Path:
-    """Unpack the sdist."""
     (archive,) = dist.glob("*.tar.gz")
     folder = dist / "unpacked"
     with tarfile.open(archive) as tar:
@@ -90,15 +88,12 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py)(/|$)", name)]
 
 
-NO_PYTHON = [
-    *("py.typed", "migrations/0*.py", "templates/**/*.html", "static/dbtaskqueue/*.css"),
-    "static/dbtaskqueue/vendor/*/SHA256SUMS",
-    *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
-]
-
-
 def test_the_wheel_has_what_is_no_python(wheel: zipfile.ZipFile) -> None:
-    for pattern in NO_PYTHON:
+    for pattern in [
+        *("py.typed", "migrations/0*.py", "templates/**/*.html", "static/dbtaskqueue/*.css"),
+        "static/dbtaskqueue/vendor/*/SHA256SUMS",
+        *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
+    ]:
         here = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / PACKAGE).glob(pattern)}
         assert here
         assert here <= set(wheel.namelist())

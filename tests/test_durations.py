@@ -47,24 +47,21 @@ def test_text_without_a_unit_is_seconds_or_a_clock() -> None:
             assert span_of(text) is None  # in a search it may be a date or a time of day
 
 
-FORMS: list[tuple[str, timedelta]] = [
-    ("0s", timedelta(0)),
-    ("250ms", timedelta(milliseconds=250)),
-    ("12us", timedelta(microseconds=12)),
-    (".5s", timedelta(seconds=0.5)),
-    (" 2 d ", timedelta(days=2)),
-    ("2 days", timedelta(days=2)),
-    ("P1DT2H", timedelta(hours=26)),
-    ("PT1,5S", timedelta(seconds=1.5)),
-    ("1 day, 2:00:00", timedelta(hours=26)),
-    ("-5s", timedelta(seconds=-5)),
-    ("-PT5S", timedelta(seconds=-5)),
-    ("-00:00:05", timedelta(seconds=-5)),
-]
-
-
 def test_forms() -> None:
-    for text, wanted in FORMS:
+    for text, wanted in [
+        ("0s", timedelta(0)),
+        ("250ms", timedelta(milliseconds=250)),
+        ("12us", timedelta(microseconds=12)),
+        (".5s", timedelta(seconds=0.5)),
+        (" 2 d ", timedelta(days=2)),
+        ("2 days", timedelta(days=2)),
+        ("P1DT2H", timedelta(hours=26)),
+        ("PT1,5S", timedelta(seconds=1.5)),
+        ("1 day, 2:00:00", timedelta(hours=26)),
+        ("-5s", timedelta(seconds=-5)),
+        ("-PT5S", timedelta(seconds=-5)),
+        ("-00:00:05", timedelta(seconds=-5)),
+    ]:
         assert parse_duration(text) == parse_duration(wanted) == wanted
 
 
@@ -109,23 +106,20 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert parse_duration(format_duration(found)) == found
 
 
-SPELLINGS: list[tuple[float, str, str, str]] = [
-    (0, "0s", "0s", "PT0S"),
-    (0.00004, "40us", "40us", "PT0.00004S"),
-    (0.012345, "12.345ms", "12.3ms", "PT0.012345S"),
-    (0.9999, "999.9ms", "999ms", "PT0.9999S"),
-    (3.456, "3.456s", "3.45s", "PT3.456S"),
-    (59.99, "59.99s", "59.9s", "PT59.99S"),
-    (90.5, "1m30.5s", "1m30s", "PT1M30.5S"),
-    (252, "4m12s", "4m12s", "PT4M12S"),
-    (7265, "2h1m5s", "2h1m", "PT2H1M5S"),
-    (90_000, "1d1h", "1d1h", "P1DT1H"),
-    (31_536_000, "365d", "365d", "P365D"),
-    (-90, "-1m30s", "-1m30s", "-PT1M30S"),
-]
-
-
 def test_spellings() -> None:
-    for seconds, exact, rough, iso in SPELLINGS:
+    for seconds, exact, rough, iso in [
+        (0, "0s", "0s", "PT0S"),
+        (0.00004, "40us", "40us", "PT0.00004S"),
+        (0.012345, "12.345ms", "12.3ms", "PT0.012345S"),
+        (0.9999, "999.9ms", "999ms", "PT0.9999S"),
+        (3.456, "3.456s", "3.45s", "PT3.456S"),
+        (59.99, "59.99s", "59.9s", "PT59.99S"),
+        (90.5, "1m30.5s", "1m30s", "PT1M30.5S"),
+        (252, "4m12s", "4m12s", "PT4M12S"),
+        (7265, "2h1m5s", "2h1m", "PT2H1M5S"),
+        (90_000, "1d1h", "1d1h", "P1DT1H"),
+        (31_536_000, "365d", "365d", "P365D"),
+        (-90, "-1m30s", "-1m30s", "-PT1M30S"),
+    ]:
         value = timedelta(seconds=seconds)
         assert (format_duration(value), format_seconds(seconds), iso_duration(value)) == (exact, rough, iso)

@@ -53,7 +53,6 @@ def test_a_queue_s_name_is_all_an_insert_needs(alias: str) -> None:
 
 @both
 def test_an_insert_of_the_seed_s_columns_is_a_task(alias: str) -> None:
-    """Given every column of the seed's TASKS, written by hand, then it is taken when its time has come."""
     task = insert(
         alias,
         "INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result,"
@@ -76,7 +75,6 @@ def _queue(settings: Any) -> None:
 
 
 def refused(alias: str, **columns: Any) -> bool:
-    """Return whether the database refuses such a row."""
     try:
         with transaction.atomic(using=alias):
             Task.objects.using(alias).create(**{"queue": "parcels", **columns})
@@ -161,7 +159,6 @@ def test_migrations_say_what_the_models_say() -> None:
 
 
 def schema() -> dict[str, set[str]]:
-    """Return the constraints and indexes of each of the app's tables."""
     with connection.cursor() as cursor:
         tables = [name for name in connection.introspection.table_names(cursor) if name.startswith("dbtaskqueue_")]
         return {table: set(connection.introspection.get_constraints(cursor, table)) for table in tables}
@@ -297,8 +294,6 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
 
 @contextmanager
 def undone(session: Session) -> Iterator[None]:
-    """A transaction that leaves nothing behind."""
-
     class Undo(Exception):
         pass
 
@@ -332,7 +327,6 @@ def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
 
 
 def nodes(plan: Any) -> Iterator[dict[str, Any]]:
-    """Yield a plan's nodes."""
     yield plan
     for child in plan.get("Plans", []):
         yield from nodes(child)

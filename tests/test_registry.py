@@ -165,7 +165,6 @@ NAMES = [
 
 @pytest.mark.django_db
 def test_a_row_names_nothing_into_being() -> None:
-    """Given a row whose payload type is the name of a callable or module, then it is an unknown type, and no more."""
     registry.register("letters", write, payload=Letter)
     before = set(sys.modules)
     for name in NAMES:

@@ -104,7 +104,6 @@ def test_drain_runs_every_known_queue_and_what_processors_enqueue() -> None:
 
 
 def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:
-    # Given a processor that fails and is retried after an hour, at most three times
     attempts: list[int] = []
 
     @processor("flaky", retry=Fixed(60 * MINUTE, jitter=0), max_attempts=3)
@@ -113,17 +112,14 @@ def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:
         raise ConnectionError("no answer")
 
     enqueue("flaky", "a")
-    # When it is drained, then the failure is stored and the task waits
     report = drain("flaky")
     assert (report.retried, str(report.errors[0])) == (1, "no answer")
     assert_enqueued("flaky", delay=60 * MINUTE)
     assert str(drain("flaky")) == "nothing was due"
-    # When not enough time has passed, then it still waits; after the hour it runs again
     advance("59m")
     assert str(drain("flaky")) == "nothing was due"
     advance(MINUTE)
     assert drain("flaky").retried == 1
-    # When all its time has passed, then it is in ERROR with all its attempts
     assert str(drain("flaky", with_scheduled=True)) == "1 failed"
     assert attempts == [1, 2, 3]
     assert status("a") == "ERROR"

@@ -37,7 +37,6 @@ Message = tuple[str, str]  # msgid and msgid_plural, or nothing
 
 
 def messages_of(source: str) -> Iterator[Message]:
-    """Yield the messages that a module marks."""
     tree = ast.parse(source)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {
@@ -56,7 +55,6 @@ def messages_of(source: str) -> Iterator[Message]:
 
 
 def messages_in(template: str) -> Iterator[Message]:
-    """Yield the messages that a template marks, as Django finds them."""
     for found in CALL.finditer(templatize(template)):
         yield ast.literal_eval(found[1]), ast.literal_eval(found[2]) if found[2] else ""
 

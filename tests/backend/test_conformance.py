@@ -17,7 +17,6 @@ class BackendCase(TaskBackendConformance, TransactionTestCase):
     databases = {"default", "sqlite"}  # noqa: RUF012 -- as Django declares it
 
     def setUp(self) -> None:
-        """Forget the functions of a test with it."""
         self.addCleanup(registry.restore, registry.snapshot())
         self.addCleanup(signals.unregister, finished_listener)
         tasks = {
@@ -30,10 +29,7 @@ class BackendCase(TaskBackendConformance, TransactionTestCase):
 
 
 class TestInTests(BackendCase):
-    """With the test kit."""
-
     def run_tasks(self) -> None:
-        """Drain on this thread."""
         drain(self.queue_name)
 
 
@@ -44,10 +40,7 @@ class TestOnSqlite(TestInTests):
 
 
 class TestWithAPoller(BackendCase):
-    """With threads and connections of a poller."""
-
     def run_tasks(self) -> None:
-        """Run a poller until nothing is due."""
         with run_poller(self.queue_name, threads=1):
             pass
 

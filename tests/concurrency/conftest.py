@@ -15,7 +15,6 @@ STRATEGIES = {
 
 @pytest.fixture(params=STRATEGIES)
 def place(request: pytest.FixtureRequest, settings: Any) -> str:
-    """The queue ``parcels`` on each database and strategy; returns the database's alias."""
     alias, strategy = STRATEGIES[request.param]
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy, "max_attempts": 3}}}
     return alias
@@ -23,5 +22,4 @@ def place(request: pytest.FixtureRequest, settings: Any) -> str:
 
 @pytest.fixture
 def parcels(settings: Any) -> None:
-    """The queue ``parcels`` on PostgreSQL."""
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}

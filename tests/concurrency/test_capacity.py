@@ -22,7 +22,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=
 
 @pytest.fixture(autouse=True)
 def full(settings: Any, request: pytest.FixtureRequest) -> None:
-    """A queue with room for one, and one in it."""
     settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
     enqueue("narrow", "first", using=request.getfixturevalue("alias"))
 

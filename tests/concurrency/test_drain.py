@@ -21,14 +21,12 @@ TASKS, POLLERS = 8_000, 4
 
 @pytest.fixture
 def started(taskqueue_registry: None) -> list[int]:
-    """The tasks whose processor was called, in the order of the calls."""
     ids: list[int] = []
     registry.register("parcels", lambda task: ids.append(task.id))
     return ids
 
 
 def drain(number: int, alias: str | None) -> list[Poller]:
-    """Run pollers in threads until the queue is empty."""
     pollers = [Poller({"parcels": 1}, Options(threads=2, drain=True), using=alias) for _ in range(number)]
     for poller in pollers:
         poller.start()
@@ -40,7 +38,6 @@ def drain(number: int, alias: str | None) -> list[Poller]:
 
 
 def check_all_done_once(alias: str, started: Counter[int]) -> None:
-    """Each task has one start on record, one lease ever granted, and the outcome."""
     tasks = Task.objects.using(alias)
     assert set(started) == set(tasks.values_list("pk", flat=True))
     assert started.most_common(1)[0][1] == 1
@@ -65,7 +62,6 @@ def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.
 def test_a_stricter_isolation_costs_tries_and_no_task(
     postgres_process_database: ProcessDatabase, settings: Any, started: list[int], level: str, strategy: str
 ) -> None:
-    """Given transactions that fail rather than see others' changes, then all is done once all the same."""
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
     with connection.cursor() as cursor:
         cursor.execute(

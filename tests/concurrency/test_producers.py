@@ -60,8 +60,6 @@ def test_each_reference_is_refused_to_all_but_one(place: str) -> None:
 
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace"])
 def test_overlapping_batches_do_not_wait_for_each_other_in_a_circle(place: str, on_duplicate: str) -> None:
-    """Given batches of the same references in another order each, then none is the victim of a deadlock."""
-
     def produce(index: int) -> int:
         written = 0
         for turn in range(3):
@@ -126,8 +124,6 @@ def test_a_producer_that_loses_its_connection_tries_again_and_nothing_is_twice_o
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "error"])
 def test_a_reference_being_inserted_is_waited_for(parcels: None, end: str, on_duplicate: str) -> None:
-    """Given a task that is not committed yet, when another producer wants its reference, then it waits and sees."""
-
     def second() -> int | str:
         try:
             return enqueue("parcels", "r", "second", on_duplicate=on_duplicate).pk

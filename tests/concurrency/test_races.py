@@ -38,14 +38,12 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("
 
 @pytest.fixture
 def other() -> Iterator[Actor]:
-    """Somebody else, on a connection of their own."""
     with actors(1) as (actor,):
         yield actor
 
 
 @pytest.fixture(autouse=True)
 def audit(transactional_db: None) -> Iterator[Audit]:
-    """Every race runs under the audit."""
     one = Audit()
     one.install()
     one.clear()
@@ -127,7 +125,6 @@ def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
 
 
 def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other: Actor) -> None:
-    """Given ten candidates of which another takes four, then six are taken, and the race is remembered."""
     ids = [make_task().pk for _ in range(10)]
     line = ScanCursor("parcels")
     with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(PATIENCE))):
@@ -207,7 +204,6 @@ def test_lease_lost_while_waiting_rolls_the_caller_back(other: Actor) -> None:
 
 
 def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> None:
-    """Given a handler that locked its task's row, then the renewal returns, extends the others, and loses none."""
     make_task()
     make_task()
     busy, free = checkout(2)
@@ -308,7 +304,6 @@ def test_two_operators_kick_no_task_twice_and_housekeep_leaves_what_they_put_bac
 
 
 def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None:
-    """Given a poller that keeps house and has read that a task failed, when it is put back meanwhile, then it stays."""
     make_task(ERROR)
     pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():

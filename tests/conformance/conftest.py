@@ -41,31 +41,25 @@ class World:
     settings: Any
 
     def configure(self, **queue: Any) -> None:
-        """Set the queue ``parcels``."""
         self.settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": self.strategy, **queue}, "other": {}}}
 
     @property
     def tasks(self) -> Any:
-        """Return the manager of this database."""
         return Task.objects.db_manager(self.alias)
 
     @property
     def session(self) -> Session:
-        """Return a session over this thread's connection."""
         return Session.on(self.alias)
 
     def enqueue(self, reference: str | None = None, payload: Any = None, **options: Any) -> Task:
-        """Enqueue into ``parcels``."""
         return enqueue("parcels", reference, payload, using=self.alias, **options)
 
     def make(self, status: Status | str = Status.CREATED, **columns: Any) -> Task:
-        """Make a row in any status."""
         return factories.make_task(status, using=self.alias, **columns)
 
     def checkout(
         self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "parcels"
     ) -> list[Lease]:
-        """Check out, walking the line from its front."""
         taken: list[Lease] = self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)
         return taken
 
@@ -76,7 +70,6 @@ class World:
         return next(lease for lease in taken if lease.id == wanted.id)
 
     def take_many(self, number: int) -> list[Lease]:
-        """Enqueue so many tasks and take them."""
         self.tasks.enqueue_many("parcels", [{}] * number)
         leases = self.checkout(number)
         assert len(leases) == number
@@ -93,7 +86,6 @@ class World:
         return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))], keep=keep)
 
     def age(self, delta: timedelta) -> None:
-        """Make all tasks older."""
         factories.age(delta, using=self.alias)
 
     def row(self, task: Any) -> dict[str, Any]:
@@ -123,13 +115,11 @@ def world(request: pytest.FixtureRequest, audits: dict[str, Audit], db: None, se
 
 @pytest.fixture
 def audit(world: World, audits: dict[str, Audit]) -> Audit:
-    """Return the audit of the test's database."""
     return audits[world.alias]
 
 
 @pytest.fixture(scope="session")
 def audits(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> dict[str, Audit]:
-    """Install the triggers, once per database."""
     found = {alias: Audit(alias) for alias in ("default", "sqlite")}
     with django_db_blocker.unblock():
         for one in found.values():

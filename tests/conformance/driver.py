@@ -16,7 +16,6 @@ class Plain:
     """``DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": "tests.conformance.driver.Plain"}}}``."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take the first tasks."""
         sql = session.sql
         statement = sql.tables.rename(
             f"WITH head AS MATERIALIZED (SELECT id AS head_id FROM {sql.tables.task}"
@@ -31,7 +30,6 @@ class Shared:
     """What a poller of many queues does: several queues in one statement."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take between two queues without tasks."""
         limit = params["limit"]
         cursors = [ScanCursor("other"), cursor, ScanCursor("nothing")]
         scans = [Scan(one, limit) for one in cursors]

@@ -29,7 +29,6 @@ class Row:
     ended: float = 0.0
 
     def seen(self) -> tuple[object, ...]:
-        """What is compared with the database."""
         return (self.status, self.attempt, self.total, self.reenqueued, self.place is not None, self.priority)
 
 
@@ -81,7 +80,6 @@ class Queue:
         return row.status not in ENDED and not expired
 
     def by_reference(self, reference: str | None) -> Row | None:
-        """Return the row that holds a reference."""
         return next((row for row in self.rows.values() if reference and row.reference == reference), None)
 
     def _enter(self, row: Row, due: float) -> None:
@@ -163,7 +161,6 @@ class Queue:
         self._regroup({row.group})
 
     def move(self, verb: str, limit: int | None = None) -> int:
-        """Apply an operator's verb to every row; return how many changed."""
         sources = {
             "reprocess": ("ERROR",), "mark_poison": ("ERROR",), "unpoison": ("POISON",), "kick": ("POISON",),
             "cancel": ("CREATED", "PROCESSING"), "release_all": ("PROCESSING",),
@@ -204,14 +201,12 @@ class Queue:
         row.status, row.place, row.ended = "POISON", None, self.now
 
     def purge(self, wanted: Callable[[Row], bool]) -> int:
-        """Delete rows."""
         chosen = [row for row in self.rows.values() if wanted(row)]
         for row in chosen:
             self._drop(row)
         return len(chosen)
 
     def housekeep(self, age: float, to: str) -> int:
-        """Move or delete ended rows of at least that age."""
         chosen = [row for row in self.rows.values() if row.status in ENDED and row.ended <= self.now - age]
         for row in chosen:
             del self.rows[row.id]

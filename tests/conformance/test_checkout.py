@@ -256,7 +256,6 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
 
 
 def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) -> None:
-    """Given a line whose front was taken, when an older place and a new priority appear, then both are taken."""
     line = ScanCursor("parcels")
     settings = conf.queue_settings("parcels")
 

@@ -104,7 +104,6 @@ def taken_back(world: World) -> Iterator[None]:
 
 
 def test_every_edge_can_be_walked(world: World, audit: Audit) -> None:
-    """Given a task in an edge's source, when its verb is called, then it stands at the edge's target."""
     wrong: list[Any] = []
     for edge in EDGES:
         for source in edge.sources or ("",):

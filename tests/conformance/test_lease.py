@@ -60,7 +60,6 @@ def test_report_progress_shows_and_changes_nothing_else(world: World) -> None:
 
 
 def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
-    """Given four leases, one of them taken over, one released, one settled, then one is extended, and two are gone."""
     held, taken_over, released, settled = leases = [world.take() for _ in range(4)]
     world.age(LEASE / 2)
     world.tasks.filter(pk=released.id).release_all()
@@ -84,7 +83,6 @@ def test_an_expired_lease_nobody_took_over_can_be_renewed(world: World) -> None:
 
 
 def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
-    """Given three tasks in line, when the first two are taken and released, then the order is as it was."""
     ids = [world.make(ready_time=timedelta(minutes=-minutes)).id for minutes in (30, 20, 10)]
     taken = world.checkout(2)
     world.make(ready_time=timedelta(minutes=-5))

@@ -97,7 +97,6 @@ def test_enqueue_many_keeps_groups(world: World) -> None:
 
 def test_operators_verbs_keep_one_head(two_groups: World) -> None:
     tasks = two_groups.tasks
-    # Given a1 in ERROR and a2 the head
     two_groups.settle(two_groups.checkout(1)[0], Fail("no", retry=False))
     # When a1 is reprocessed, it goes first again: it is older
     assert tasks.filter(reference="a1").reprocess() == 1

@@ -169,7 +169,6 @@ GONE = [
 
 @pytest.mark.parametrize("keep", ["keep", "history", "delete"])
 def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest.Subtests) -> None:
-    """Given a lease that is gone, when its holder tries every verb, then no row of any table changes."""
     world.configure(keep=keep)
     for gone in GONE:
         with subtests.test(gone.__name__):
@@ -321,15 +320,12 @@ def test_failures_end_in_error_after_the_budget(world: World) -> None:
     assert all("Traceback" in one.traceback or one.traceback.endswith(f"{one.message}\n") for one in attempts)
 
 
-BACK_AGAIN: list[Callable[[World, Lease], Any]] = [
-    lambda _, lease: lease.reenqueue(NO_TIME, keep_attempts=True),
-    lambda _, lease: lease.reenqueue(NO_TIME),
-    lambda world, lease: world.tasks.filter(pk=lease.id).release_all(),
-]
-
-
 def test_what_is_no_failure_lets_a_task_be_taken_again_even_after_its_last_attempt(world: World) -> None:
-    for put_back in BACK_AGAIN:
+    for put_back in [
+        lambda _, lease: lease.reenqueue(NO_TIME, keep_attempts=True),
+        lambda _, lease: lease.reenqueue(NO_TIME),
+        lambda world, lease: world.tasks.filter(pk=lease.id).release_all(),
+    ]:
         lease = world.take(attempt=2, max_attempts=3)
         put_back(world, lease)
         (again,) = world.checkout()
@@ -372,31 +368,28 @@ def cyclic() -> BaseException:
     return first
 
 
-ERRORS: dict[str, Callable[[], BaseException | str]] = {
-    "NUL": lambda: ValueError("a\0b"),
-    "lone surrogate": lambda: ValueError("a\udcffb"),
-    "a surrogate pair, apart": lambda: ValueError("\ud83d\ude00"),
-    "huge": lambda: ValueError("x" * 5_000_000),
-    "huge, of wide characters": lambda: ValueError("\U0001f600" * 500_000),
-    "__str__ raises": Hostile,
-    "no text": lambda: ValueError(),
-    "args that are no text": lambda: ValueError(b"\xff", None, {"a": object()}),
-    "an argument whose repr raises": lambda: ValueError(HostileRepr()),
-    "hostile name": lambda: HostileName("x"),
-    "recursion": lambda: raised(deep),
-    "cyclic cause": cyclic,
-    "group": lambda: ExceptionGroup("many", [Hostile(), ValueError("\0")]),
-    "syntax error": lambda: raised(lambda: compile("a b\0", "\0file", "exec")),
-    "exit": lambda: SystemExit(3),
-    "message with NUL": lambda: "a\0b\udc80",
-    "empty message": lambda: "",
-    "percent and braces": lambda: ValueError("%s %(x)s {0.__class__} '); DROP TABLE x; --"),
-}
-
-
 @pytest.mark.parametrize("retry", [True, False])
 def test_no_error_text_makes_the_failure_write_fail(world: World, retry: bool, subtests: pytest.Subtests) -> None:
-    for case, make in ERRORS.items():
+    for case, make in {
+        "NUL": lambda: ValueError("a\0b"),
+        "lone surrogate": lambda: ValueError("a\udcffb"),
+        "a surrogate pair, apart": lambda: ValueError("\ud83d\ude00"),
+        "huge": lambda: ValueError("x" * 5_000_000),
+        "huge, of wide characters": lambda: ValueError("\U0001f600" * 500_000),
+        "__str__ raises": Hostile,
+        "no text": lambda: ValueError(),
+        "args that are no text": lambda: ValueError(b"\xff", None, {"a": object()}),
+        "an argument whose repr raises": lambda: ValueError(HostileRepr()),
+        "hostile name": lambda: HostileName("x"),
+        "recursion": lambda: raised(deep),
+        "cyclic cause": cyclic,
+        "group": lambda: ExceptionGroup("many", [Hostile(), ValueError("\0")]),
+        "syntax error": lambda: raised(lambda: compile("a b\0", "\0file", "exec")),
+        "exit": lambda: SystemExit(3),
+        "message with NUL": lambda: "a\0b\udc80",
+        "empty message": lambda: "",
+        "percent and braces": lambda: ValueError("%s %(x)s {0.__class__} '); DROP TABLE x; --"),
+    }.items():
         lease = world.take()
         with subtests.test(case):
             assert world.settle(lease, Fail(make(), retry=retry))
@@ -410,22 +403,19 @@ def test_no_error_text_makes_the_failure_write_fail(world: World, retry: bool, s
             assert len(attempt.error_type) <= 200
 
 
-RESULTS: list[tuple[Any, str]] = [
-    ("é" * 3000, "é" * 2000),
-    ("\U0001f600" * 1500, "\U0001f600" * 1000),
-    ("a" + "€" * 2000, "a" + "€" * 1333),
-    ("x" * 4000, "x" * 4000),
-    ("x" * 4001, "x" * 4000),
-    ("", ""),
-    (0, "0"),
-    (False, "false"),
-    ([1, "é"], '[1, "é"]'),
-    ({"k": "é" * 2500}, ('{"k": "' + "é" * 2500)[: 7 + 1996]),
-]
-
-
 def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World) -> None:
-    for result, text in RESULTS:
+    for result, text in [
+        ("é" * 3000, "é" * 2000),
+        ("\U0001f600" * 1500, "\U0001f600" * 1000),
+        ("a" + "€" * 2000, "a" + "€" * 1333),
+        ("x" * 4000, "x" * 4000),
+        ("x" * 4001, "x" * 4000),
+        ("", ""),
+        (0, "0"),
+        (False, "false"),
+        ([1, "é"], '[1, "é"]'),
+        ({"k": "é" * 2500}, ('{"k": "' + "é" * 2500)[: 7 + 1996]),
+    ]:
         lease = world.take()
         lease.complete(result)
         row = world.row(lease)
@@ -479,7 +469,6 @@ BAD = {
 
 @pytest.mark.parametrize("keep", ["keep", "history"])
 def test_one_bad_outcome_never_fails_its_batch(world: World, keep: str, subtests: pytest.Subtests) -> None:
-    """Given 12 outcomes of which the fifth cannot be stored, then 11 are stored as they are and the fifth is too."""
     table = world.tasks if keep == "keep" else TaskHistory.objects.using(world.alias)
     for number, (case, make) in enumerate(BAD.items(), 1):
         leases = world.take_many(12)
@@ -515,7 +504,6 @@ def refuse_results(world: World) -> None:
 
 
 def test_the_retry_policy_is_asked_once_for_a_batch_that_is_halved(world: World) -> None:
-    """Given a batch with a bad row, then each failure in it is decided once, and not again for each half."""
     refuse_results(world)
     leases = world.take_many(8)
     asked: list[int] = []
@@ -577,7 +565,6 @@ def test_stored_results_are_json_for_every_reader(world: World) -> None:
 
 @pytest.mark.parametrize("world", ["postgresql-skip_locked"], indirect=True)
 def test_a_read_only_spell_spoils_no_outcome(world: World) -> None:
-    """Given a database that takes no writes for a moment, then outcomes are kept for later, not turned into ERROR."""
     taken = world.take_many(3)
     pairs: list[settle.Decided] = [(lease, Complete()) for lease in taken]
     with transaction.atomic(using=world.alias):

@@ -53,7 +53,6 @@ class Machine(RuleBasedStateMachine):
         self.block.__enter__()
 
     def teardown(self) -> None:
-        """Take everything back."""
         transaction.set_rollback(True, using=self.world.alias)
         self.block.__exit__(None, None, None)
 
@@ -67,7 +66,6 @@ class Machine(RuleBasedStateMachine):
         keep_due=st.booleans(),
     )
     def enqueue(self, number: int | None, priority: int, delay: int, ttl: int | None, **options: Any) -> None:
-        """Enqueue, in every way."""
         reference = None if number is None else f"r{number}"
         answer, task_id = self._enqueue(reference, priority=priority, delay=delay, ttl=ttl, **options)
         due = self.model.now + delay
@@ -91,7 +89,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(limit=st.integers(1, 4))
     def checkout(self, limit: int) -> None:
-        """Check out."""
         taken = self.world.checkout(limit, lease=timedelta(seconds=model.LEASE))
         expected = self.model.checkout(limit)
         assert [(lease.id, lease.total_attempt, lease.attempt) for lease in taken] == [
@@ -116,37 +113,31 @@ class Machine(RuleBasedStateMachine):
 
     @rule(verb=st.sampled_from(MOVES))
     def move(self, verb: str) -> None:
-        """Apply an operator's verb to all tasks."""
         assert getattr(self.world.tasks.all(), verb)() == self.model.move(verb)
 
     @rule(number=st.integers(0, 2))
     def kick(self, number: int) -> None:
-        """Dig out poison."""
         assert self.world.tasks.all().kick(number) == self.model.move("kick", number)
 
     @rule(number=st.integers(0, 5))
     def purge(self, number: int) -> None:
-        """Delete whatever holds a reference."""
         reference = f"r{number}"
         expected = self.model.purge(lambda row: row.reference == reference)
         assert self.world.tasks.filter(reference=reference).purge() == expected
 
     @rule(to=st.sampled_from(["history", "delete"]), age=st.sampled_from([5, 25]))
     def housekeep(self, to: str, age: int) -> None:
-        """Age finished tasks out."""
         moved = self.world.tasks.all().housekeep(older_than=timedelta(seconds=age), to=to)
         assert moved == self.model.housekeep(age, to)
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
-        """Pause or resume the queue."""
         queues = Queue.objects.using(self.world.alias)
         queues.update_or_create(pk="parcels", defaults={"paused_time": "2026-01-01T00:00:00Z" if paused else None})
         self.model.paused = paused
 
     @invariant()
     def the_database_is_as_the_model(self) -> None:
-        """Compare every row, and add everything up."""
         if self.world.alias == "sqlite":
             self.world.age(MOMENT)
         columns = ("status", "attempt", "total_attempt", "reenqueue_attempt", "ready_time", "priority")
@@ -161,7 +152,6 @@ class Machine(RuleBasedStateMachine):
 
 
 def outcome(verb: str, delay: int) -> Settlement:
-    """Return the outcome a verb stands for."""
     return {
         "complete": Complete(),
         "complete_delete": CompleteDelete(),

@@ -140,7 +140,6 @@ print("found everywhere")
 
 @pytest.fixture
 def changed(tmp_path: Path) -> Path:
-    """A copy of the package with the new option."""
     shutil.copytree(REPOSITORY / PACKAGE, tmp_path / PACKAGE, ignore=shutil.ignore_patterns("__pycache__"))
     for name, line, added in EDITS:
         path = tmp_path / PACKAGE / name

@@ -67,7 +67,6 @@ def test_a_paused_line_gives_nothing_and_holds_up_nobody(lines: Lines) -> None:
 
 
 def test_what_is_there_costs_one_statement_and_nothing_two(lines: Lines, django_assert_num_queries: Any) -> None:
-    """Given lines that were looked at before: behind their watermarks, and in one more full scan."""
     for queue in QUEUES:
         make_task(queue=queue)
     take(lines)

@@ -63,7 +63,6 @@ def test_items_of_one_form_become_columns_and_others_rows() -> None:
 
 @pytest.mark.parametrize("items", [*UNIFORM, *NOT_UNIFORM, *ODD])
 def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
-    """Given items of any form, then ``enqueue_many`` writes what ``enqueue`` writes for each."""
     with context.bound(trace="t"):
         for item in items:
             options = options_of(0, item)
@@ -92,20 +91,17 @@ def test_references_out_of_order_keep_the_items_order(alias: str) -> None:
     assert list(Task.objects.using(alias).order_by("id").values_list("reference", flat=True)) == names
 
 
-FAULTS: list[tuple[Any, str]] = [
-    (("x" * 201, 1), "items[600]: reference="),
-    (("", 1), "items[600]: reference=''"),
-    (("a\0", 1), "without NUL"),
-    (("a\ud800", 1), "lone surrogate"),
-    ((5, 1), "items[600]: reference=5"),
-    (("a", {"b": "\0"}), "items[600].payload.b"),
-    (Letter(5), "items[600].payload.to"),  # type: ignore[arg-type]
-    ({"refrence": "a"}, "items[600] has no argument"),
-]
-
-
 def test_the_second_pass_finds_the_fault(alias: str) -> None:
-    for item, words in FAULTS:
+    for item, words in [
+        (("x" * 201, 1), "items[600]: reference="),
+        (("", 1), "items[600]: reference=''"),
+        (("a\0", 1), "without NUL"),
+        (("a\ud800", 1), "lone surrogate"),
+        ((5, 1), "items[600]: reference=5"),
+        (("a", {"b": "\0"}), "items[600].payload.b"),
+        (Letter(5), "items[600].payload.to"),  # type: ignore[arg-type]
+        ({"refrence": "a"}, "items[600] has no argument"),
+    ]:
         items = [*[(f"r-{number:03}", number) for number in range(600)], item]
         with pytest.raises((EnqueueError, PayloadError), match=re.escape(words)):
             enqueue_many("parcels", items, using=alias)

@@ -60,7 +60,6 @@ def test_a_parent_that_has_completed_counts_at_once(alias: str, put: Callable[..
 
 
 def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
-    """The same whether the child was there before its parent failed, or comes after."""
     wanted = {"hold": ("CREATED", "parents"), "cancel": ("POISON", None), "run": ("CREATED", None)}
     parent = put()
     before = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
@@ -82,7 +81,6 @@ def test_a_child_on_hold_starts_when_its_parent_completes_after_all(alias: str, 
 
 
 def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., Task]) -> None:
-    """A long chain, each link of which is told in one loop."""
     with transaction.atomic(using=alias):
         links = [put()]
         for _ in range(300):
@@ -204,7 +202,6 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
 
 
 def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
-    """Each of many threads ends a parent of the same two children."""
     parents = [enqueue("parcels") for _ in range(8)]
     children = {enqueue("letters", after=parents).pk, enqueue("letters", group="g", after=parents).pk}
 

@@ -33,12 +33,10 @@ class Letter:
 
 
 def references(alias: str) -> list[str | None]:
-    """Return the references in line order."""
     return list(Task.objects.using(alias).due().values_list("reference", flat=True))
 
 
 def test_every_form_of_item(alias: str) -> None:
-    """Given a mapping, a pair and a payload of its own class, then each becomes a task, in this order."""
     items: list[Any] = [
         {"reference": "mapping", "payload": {"n": 1}, "tag": "gpu", "context": {"t": 1}},
         ("pair", [2]),
@@ -110,7 +108,6 @@ def test_any_text_of_many_is_stored_as_it_is_in_the_order_given(alias: str, form
 
 
 def test_many_are_stored_under_row_level_security() -> None:
-    """Given policies, under which PostgreSQL refuses COPY, then the tasks are stored all the same."""
     with transaction.atomic(), connections["default"].cursor() as cursor:
         for sql in (
             "CREATE ROLE tenant", "GRANT ALL ON ALL TABLES IN SCHEMA public TO tenant",
@@ -156,19 +153,16 @@ def test_it_rolls_back_with_the_caller(alias: str) -> None:
     assert not Task.objects.using(alias).exists()
 
 
-BAD_ITEMS: list[tuple[list[Any], str]] = [
-    ([{}, {"refrence": "x"}], "items[1] has no argument 'refrence'. Did you mean 'reference'?"),
-    (["text"], "items[0] is 'text'"),
-    ([("a", 1, 2)], "items[0] is ('a', 1, 2)"),
-    ([{}, {}, {"priority": 1.5}], "items[2]: priority=1.5"),
-    ([{"delay": 3}], "items[0]: delay=3"),
-    ([{"reference": "x" * 201}], "items[0]: reference="),
-    ([{"context": {"a": math.nan}}], "items[0]: Context cannot be stored: context.a"),
-]
-
-
 def test_a_bad_item_is_named() -> None:
-    for items, words in BAD_ITEMS:
+    for items, words in [
+        ([{}, {"refrence": "x"}], "items[1] has no argument 'refrence'. Did you mean 'reference'?"),
+        (["text"], "items[0] is 'text'"),
+        ([("a", 1, 2)], "items[0] is ('a', 1, 2)"),
+        ([{}, {}, {"priority": 1.5}], "items[2]: priority=1.5"),
+        ([{"delay": 3}], "items[0]: delay=3"),
+        ([{"reference": "x" * 201}], "items[0]: reference="),
+        ([{"context": {"a": math.nan}}], "items[0]: Context cannot be stored: context.a"),
+    ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):
             enqueue_many("parcels", items)
     assert not Task.objects.exists()

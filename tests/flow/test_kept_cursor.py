@@ -16,7 +16,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def test_connections_that_come_and_go_are_not_kept() -> None:
-    """Given a site that connects anew for each request, then what was closed is let go."""
     connection.close()  # an earlier test may hold the connection that stands here
     gone: list[Any] = []
     for _ in range(3):

@@ -62,8 +62,6 @@ def take(name: str, alias: str, limit: int = 10, **options: Any) -> list[Lease]:
 
 
 class OnePoller:
-    """Takes tasks of the queue ``wide`` as a poller does, on a session of its own."""
-
     def __init__(self, alias: str = "default") -> None:
         self.session, self.cursor, self.alias = Session.open(alias), ScanCursor("wide"), alias
         self.limiter = Limiter.of("wide", queue_settings("wide", alias))

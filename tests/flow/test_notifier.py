@@ -29,7 +29,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=
 
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
-    """The queues woken in this process."""
     queues: list[str] = []
     notify.listen(queues.append)
     yield queues
@@ -183,7 +182,6 @@ def test_flush_leaves_neither_thread_nor_connection_and_it_goes_on_afterwards(re
 
 
 def test_a_test_database_is_left_at_once() -> None:
-    """Given a database of a test run, then the notifier leaves it by itself, so that it can be dropped."""
     settings = connections.settings["default"]
     connections.settings["ci"] = {**settings, "TEST": {**settings["TEST"], "NAME": settings["NAME"]}}
     for name in ("test_site", "site_for_ci"):
@@ -200,7 +198,6 @@ def test_a_test_database_is_left_at_once() -> None:
 def test_however_slow_the_server_is_the_last_task_is_told_of(
     monkeypatch: pytest.MonkeyPatch, recorder: WakeupRecorder
 ) -> None:
-    """Given NOTIFYs that count as slow, when many tasks come, then the wake-up of none is dropped."""
     monkeypatch.setattr(notify, "NOTIFY_PAUSE_FACTOR", 10**6)
     for _ in range(50):
         enqueue("parcels")
@@ -224,7 +221,6 @@ def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str, caplog: 
 
 
 def test_a_database_that_is_away_is_not_the_caller_s_trouble(settings: Any) -> None:
-    """Given a wake-up that cannot be sent, then nothing is raised, and the thread ends."""
     wrong = {**connections.settings["default"], "PORT": "1", "HOST": "127.0.0.1"}
     connections.settings["away"] = wrong
     try:
@@ -262,7 +258,6 @@ def test_a_listener_rests_until_it_hears_something(monkeypatch: pytest.MonkeyPat
 
 
 def test_it_survives_a_fork(recorder: WakeupRecorder) -> None:
-    """Given a process whose notifier has run, when it forks, then the child's wake-ups are sent too."""
     enqueue("parcels")
     assert recorder.hear(1) == ["parcels"]
     alive = notify._notifiers["default"]
@@ -312,7 +307,6 @@ def site(settings: Any) -> Iterator[str]:
 
 @pytest.fixture
 def idle_notifier(site: str) -> Iterator[notify.Notifier]:
-    """One that has sent some wake-ups, and has nothing to do."""
     one = notify.Notifier(site)
     for _ in range(MIN_STATEMENTS_TO_PREPARE + 1):
         one.notify("parcels")
@@ -322,7 +316,6 @@ def idle_notifier(site: str) -> Iterator[notify.Notifier]:
 
 
 def test_the_caller_sends_on_an_idle_connection(site: str, idle_notifier: notify.Notifier) -> None:
-    """Given a notifier's thread that gets no turn, when it has nothing to do, then the wake-up is sent all the same."""
     recorder = WakeupRecorder(site)
     with idle_notifier._changed, closing(recorder.connection):  # without it the thread can do nothing
         idle_notifier.notify("letters")

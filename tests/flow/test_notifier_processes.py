@@ -17,7 +17,6 @@ enqueue("claims")
 
 
 def test_a_short_command_wakes_pollers(postgres_process_database: ProcessDatabase) -> None:
-    """Given a command that enqueues as the last thing it does, then its wake-up is sent before it ends."""
     with psycopg.connect(postgres_process_database.url, autocommit=True) as recorder:
         recorder.execute(f"LISTEN {notify.CHANNEL}")
         heard: list[str] = []

@@ -45,7 +45,6 @@ def test_a_few_go_first_and_then_it_is_prepared_once() -> None:
 
 
 def test_take_and_ack_are_prepared_too() -> None:
-    """Given a consumer that takes one task after the other, then the server does not plan each checkout anew."""
     parcels = queue("parcels")
     for number in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels", f"r-{number}")
@@ -88,7 +87,6 @@ def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:
 
 @pytest.mark.parametrize("wrote_before", [False, True])
 def test_the_last_statement_ends_a_transaction_that_has_no_other(*, wrote_before: bool) -> None:
-    """Given the one statement of a transaction, it is committed without BEGIN and COMMIT; after others it waits."""
     for number in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels", f"r-{number}")
     session = Session.on("default")

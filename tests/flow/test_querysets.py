@@ -41,7 +41,6 @@ def tasks_of(alias: str) -> Any:
 
 
 def make_many(alias: str, number: int) -> Any:
-    """Insert CREATED tasks in one statement; return all tasks."""
     with connections[alias].cursor() as cursor:
         series = (
             f"generate_series(1, {number}) AS s"
@@ -75,10 +74,6 @@ def taken_back(alias: str) -> Iterator[None]:
 
 
 def test_a_verb_changes_its_selection_and_nothing_else(alias: str) -> None:
-    """Given six tasks in a status the verb may change, when three of them are selected, then those three change.
-
-    An empty selection is a no-op, and a second time nothing is left to change.
-    """
     wrong: list[Any] = []
     for verb, (status, change) in VERBS.items():
         with taken_back(alias):
@@ -164,7 +159,6 @@ def test_no_query_of_a_verb_reads_the_table_twice(verb: str) -> None:
 
 @pytest.mark.parametrize("to", ["history", "delete"])
 def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str) -> None:
-    """The bound is inclusive: at exactly that age a task goes."""
     now = timezone.now()
     ages = {"older": 3 * DAY, "exact": DAY, "younger": DAY - timedelta(minutes=5)}
     for name, age in ages.items():
@@ -240,7 +234,6 @@ class ReadsElsewhere:
 
 
 def test_verbs_never_judge_by_a_replica(settings: Any) -> None:
-    """Given a replica that shows nothing, when a verb is called with no database named, then it acts on the primary."""
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]
     for verb, (status, change) in VERBS.items():
         with taken_back("default"):

@@ -32,7 +32,6 @@ def take(cursor: ScanCursor, limit: int = 10, session: Session | None = None) ->
 
 
 def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_queries: Any) -> None:
-    """Given a queue that was empty at the last full scan, then the next task needs no full scan, though one is due."""
     cursor = ScanCursor("parcels")
     first = make_task()
     assert take(cursor) == [first.pk]
@@ -79,7 +78,6 @@ def test_when_nothing_stands_behind_the_watermarks_it_scans_before_it_is_due() -
 
 
 def test_one_of_those_who_share_a_cursor_scans_and_the_others_do_not_wait_for_it() -> None:
-    """Given two threads that find nothing behind the watermarks, then the second returns while the first scans."""
     cursor, session, scans = ScanCursor("parcels"), Session.on("default"), []
     make_task()
 

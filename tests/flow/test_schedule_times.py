@@ -117,35 +117,29 @@ def test_ticks_grow_and_do_not_depend_on_where_one_begins(cron: str, change: tup
     assert found[-1] - begin < timedelta(days=31 * 13)
 
 
-FIRST_TICKS: list[tuple[str, str, str]] = [
-    ("30 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),  # 02:30 is skipped: at 03:00
-    ("30 * * * *", "Europe/Madrid", "2026-03-29T00:30:00+00:00"),
-    ("0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
-    ("0 0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
-    ("*/20 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),
-]
-
-
 def test_the_first_tick_after_the_night_of_a_skipped_hour_begins() -> None:
-    for cron, zone, first in FIRST_TICKS:
+    for cron, zone, first in [
+        ("30 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),  # 02:30 is skipped: at 03:00
+        ("30 * * * *", "Europe/Madrid", "2026-03-29T00:30:00+00:00"),
+        ("0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
+        ("0 0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
+        ("*/20 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),
+    ]:
         assert next(ticks(cron, zone, datetime(2026, 3, 29, 0, 10, tzinfo=UTC))) == datetime.fromisoformat(first)
 
 
-WRONG: list[tuple[str, str, str]] = [
-    ("0 7 * *", "UTC", "has 4 fields. A cron text has 5 fields, minute hour"),
-    ("0 25 * * *", "UTC", "'25' is not a hour that can come"),
-    ("0 7 * * mun", "UTC", "'mun' is not a day-of-week"),
-    ("0 0 30 2 *", "UTC", "'30' is not a day-of-month that can come"),
-    ("@daily", "UTC", "has 1 fields"),
-    ("0 7 13 * fri", "UTC", "is ambiguous: it names days of the month (13) and of the week (fri)"),
-    ("0 7 * * *", "Europe/Madird", "Did you mean 'Europe/Madrid'?"),
-    ("0 7 * * *", "CEST", "is not a time zone of this machine"),
-    ("0 7 * * *", "../etc/passwd", "is not a time zone of this machine"),
-]
-
-
 def test_what_is_wrong_or_ambiguous_is_said() -> None:
-    for cron, zone, words in WRONG:
+    for cron, zone, words in [
+        ("0 7 * *", "UTC", "has 4 fields. A cron text has 5 fields, minute hour"),
+        ("0 25 * * *", "UTC", "'25' is not a hour that can come"),
+        ("0 7 * * mun", "UTC", "'mun' is not a day-of-week"),
+        ("0 0 30 2 *", "UTC", "'30' is not a day-of-month that can come"),
+        ("@daily", "UTC", "has 1 fields"),
+        ("0 7 13 * fri", "UTC", "is ambiguous: it names days of the month (13) and of the week (fri)"),
+        ("0 7 * * *", "Europe/Madird", "Did you mean 'Europe/Madrid'?"),
+        ("0 7 * * *", "CEST", "is not a time zone of this machine"),
+        ("0 7 * * *", "../etc/passwd", "is not a time zone of this machine"),
+    ]:
         with pytest.raises(ValueError) as raised:
             check_timing(cron, zone)
         assert words in str(raised.value)

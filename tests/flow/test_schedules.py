@@ -72,7 +72,6 @@ def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
 
 
 def test_a_schedule_put_back_by_a_restore_enqueues_no_second_task(alias: str) -> None:
-    """The reference of a tick is taken, whatever the row says."""
     before = made(alias, ago=timedelta(seconds=60))
     enqueue_due(alias, ())
     Schedule.objects.using(alias).update(next_time=before.next_time)
@@ -186,15 +185,11 @@ def test_what_a_person_made_first_stays_the_person_s(alias: str) -> None:
 
 @dataclass
 class Parcel:
-    """A payload."""
-
     weight: int
 
 
 @dataclass
 class Letter:
-    """Another one."""
-
     words: int
 
 

@@ -35,7 +35,6 @@ ZONES = [  # beside UTC, in which all other tests run
 
 @pytest.fixture(params=ZONES, ids=lambda zone: f"{zone['TIME_ZONE']}, USE_TZ={zone['USE_TZ']}")
 def site(request: pytest.FixtureRequest, alias: str) -> Iterator[Any]:
-    """Override the site's time settings, on connections made under them."""
     connections[alias].close()
     with override_settings(**request.param):
         yield request.param
@@ -51,7 +50,6 @@ def instant(value: datetime, alias: str) -> datetime:
 
 
 def test_the_road_of_a_task(alias: str, site: Any) -> None:
-    """Given a site in any zone, then due times, leases, take-over, settle and housekeeping are right to the second."""
     before = datetime.now(UTC)
     task = enqueue("parcels", "now", using=alias)
     row = Task.objects.using(alias).get()
@@ -124,7 +122,6 @@ def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any)
 
 
 def test_a_schedule_comes_at_its_time(alias: str, site: Any) -> None:
-    """Given a site in any zone, then the ticks of a schedule are those of the schedule's own zone."""
     before = datetime.now(UTC)
     declare(alias, {"s": Definition("parcels", "0 7 * * *", "Europe/Madrid", missed="all")})
     row = Schedule.objects.using(alias).get()

@@ -23,7 +23,6 @@ def _queues(settings: Any) -> None:
 
 
 def complete(name: str, alias: str) -> None:
-    """Complete the first task; ``keep="delete"`` deletes it."""
     (lease,) = Task.objects.db_manager(alias).checkout(name, poller_instance="a", limit=1)
     lease.complete()
     assert not Task.objects.using(alias).exists()

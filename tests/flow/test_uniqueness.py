@@ -319,18 +319,15 @@ def test_settings_and_an_operator_state_it_as_text(alias: str, settings: Any) ->
         enqueue("mail", using=alias)
 
 
-RULES: list[tuple[str, UniqueRule]] = [
-    ("unique", Unique()),
-    ("unique:period=1h,until=started,on_duplicate=error", Unique((), HOUR, "started", "error")),
-    ("throttle:1h", Throttle(HOUR)),
-    ("throttle:1h,fields=a+b", Throttle(HOUR, fields=("b", "a"))),
-    ("debounce:30s", Debounce(30 * SECOND)),
-    ("debounce:30s,max_wait=5m", Debounce(30 * SECOND, 300 * SECOND)),
-]
-
-
 def test_a_rule_as_text() -> None:
-    for text, rule in RULES:
+    for text, rule in [
+        ("unique", Unique()),
+        ("unique:period=1h,until=started,on_duplicate=error", Unique((), HOUR, "started", "error")),
+        ("throttle:1h", Throttle(HOUR)),
+        ("throttle:1h,fields=a+b", Throttle(HOUR, fields=("b", "a"))),
+        ("debounce:30s", Debounce(30 * SECOND)),
+        ("debounce:30s,max_wait=5m", Debounce(30 * SECOND, 300 * SECOND)),
+    ]:
         assert parse(text) == rule == parse(str(rule))
 
 

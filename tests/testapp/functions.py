@@ -14,13 +14,11 @@ except ImportError:
 
 @task
 def add(a: int, b: int) -> int:
-    """Succeed."""
     return a + b
 
 
 @task(takes_context=True, max_attempts=3, backoff=timedelta(0))
 def succeed_at(context: TaskContext, attempt: int) -> int:
-    """Fail before this attempt."""
     if context.attempt < attempt:
         raise LookupError(f"attempt {context.attempt}")
     return context.attempt
@@ -28,7 +26,6 @@ def succeed_at(context: TaskContext, attempt: int) -> int:
 
 @task(takes_context=True, max_attempts=2, backoff=timedelta(0))
 async def succeed_later(context: TaskContext) -> int:
-    """Fail at the first attempt, as a coroutine."""
     if context.attempt == 1:
         raise LookupError("attempt 1")
     return context.attempt
@@ -39,7 +36,6 @@ later: list[str] = []  # what once_more has put off
 
 @task
 def once_more(name: str) -> str | Reenqueue:
-    """Use an outcome of the queue."""
     if name in later:
         return name
     later.append(name)
@@ -48,17 +44,14 @@ def once_more(name: str) -> str | Reenqueue:
 
 @task
 def refuse() -> Poison:
-    """Use another outcome of the queue."""
     return Poison("as asked")
 
 
 @task
 def interrupt() -> None:
-    """Do what Ctrl-C does."""
     raise KeyboardInterrupt
 
 
 @task
 def fail() -> None:
-    """Fail."""
     raise ValueError("as asked")

@@ -71,7 +71,6 @@ LIMIT: dict[str, Any] = {"max_attempts": 1, "timeout": timedelta(milliseconds=30
 
 
 def run(task: Lease) -> Any:
-    """Do what the payload says."""
     payload = task.payload or {}
     mark(task, payload)
     return VERBS[payload.get("do", "ok")](task, payload)
@@ -227,7 +226,6 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
 
 @processor("work", **QUICKLY)
 def work(task: Lease) -> Any:
-    """The usual one."""
     return run(task)
 
 
@@ -244,59 +242,49 @@ if NEW_RELEASE in os.environ:
 
 @processor("other", **QUICKLY)
 def other(task: Lease) -> Any:
-    """A second queue beside it."""
     return run(task)
 
 
 @processor("atomic", mode="atomic", **QUICKLY)
 def atomic(task: Lease) -> Any:
-    """Its writes and its outcome commit together."""
     return run(task)
 
 
 @processor("aio", **QUICKLY)
 async def aio(task: Lease) -> Any:
-    """On the event loop."""
     return await run_async(task)
 
 
 @processor("brief", lease=timedelta(seconds=1), **QUICKLY)
 def brief(task: Lease) -> Any:
-    """A lease so short that a test can wait for its end."""
     return run(task)
 
 
 @processor("apart", executor="process", **QUICKLY)
 def apart(task: Lease) -> Any:
-    """In a child process."""
     return run(task)
 
 
 @processor("aparta", executor="process", mode="atomic", **QUICKLY)
 def apart_atomic(task: Lease) -> Any:
-    """There, with its writes and its outcome in one transaction."""
     return run(task)
 
 
 @processor("apartb", executor="process", batch=2, **QUICKLY)
 def apart_batch(tasks: list[Lease]) -> list[Any]:
-    """There, two at a time."""
     return [run(task) for task in tasks]
 
 
 @processor("apartt", executor="process", **LIMIT)
 def apart_timed(task: Lease) -> Any:
-    """There, with a timeout."""
     return run(task)
 
 
 @processor("timed", **LIMIT)
 def timed(task: Lease) -> Any:
-    """With a timeout."""
     return run(task)
 
 
 @processor("aiotimed", **LIMIT)
 async def aiotimed(task: Lease) -> Any:
-    """With a timeout, on the event loop."""
     return await run_async(task)

@@ -80,7 +80,6 @@ ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
 
 
 def statements_of(vendor: str) -> dict[str, str]:
-    """Return every statement by its name."""
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
@@ -96,7 +95,6 @@ def statements_of(vendor: str) -> dict[str, str]:
 
 
 def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
-    """Yield the statements of one group."""
     for name in sorted(name for name in dir(type(group)) if not name.startswith("_") and name not in PARTS):
         full = f"{title}.{name}"
         if {name, full} & (ONLY_SQLITE if group.dialect.vendor == "postgresql" else ONLY_POSTGRESQL):
@@ -113,7 +111,6 @@ def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
 
 
 def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
-    """Yield a statement, or each of several."""
     if isinstance(found, str):
         yield name, found
     else:
@@ -148,11 +145,9 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
 
 
 def text_of(vendor: str) -> str:
-    """Return the file of one database."""
     head = "-- Made by `python -m tests.core.statements --write`; do not edit. %(name)s is a parameter, %% is %.\n"
     return head + "".join(f"\n-- {name}\n{laid_out(sql)};\n" for name, sql in statements_of(vendor).items())
 
 
 def file_of(vendor: str) -> Path:
-    """Return where a database's statements are kept."""
     return FOLDER / f"{vendor}.sql"
