@@ -9,10 +9,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models.functions import Now
 
-from django_dbtaskqueue import Complete, Fail, Poison, Reenqueue, enqueue_many
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release
+from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
 from django_dbtaskqueue.flow.decide import decide
@@ -59,12 +60,12 @@ class ManyLeases:
 
     def settles(self, dice: random.Random) -> None:
         outcomes: list[settle.Settlement] = [
-            Complete(), Complete("x"), Fail("no"), Fail("no", retry=False), Poison("no"), Reenqueue(NO_TIME), Release(),
+            Complete(), Complete("x"), CompleteDelete(), Fail("no"), Fail("no", retry=False), Poison("no"),
+            Reenqueue(NO_TIME), Reenqueue(NO_TIME, keep_attempts=True), Release(), Park("no handler"),
         ]  # fmt: skip
         chosen = {lease.id: lease for lease in self.some(dice)}.values()
-        pairs = [(lease, decide(lease, dice.choice(outcomes))) for lease in chosen]
-        if pairs:
-            settle.settle(Session.on(self.alias), pairs)
+        if pairs := [(lease, decide(lease, dice.choice(outcomes))) for lease in chosen]:
+            settle.settle(Session.on(self.alias), pairs, keep=dice.choice(["keep", "keep", "history", "delete"]))
 
     def renews(self, dice: random.Random) -> None:
         if leases := self.some(dice):
@@ -103,3 +104,9 @@ def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> No
     assert at_once(len(writers), write) == [ROUNDS] * len(writers)
     assert len(audit.edges()) > 3
     assert counted(place) >= TASKS
+    # When everybody comes to rest, then every task that is left can still be brought to an end
+    actors.tasks.release_all()
+    move.unpark(Session.on(place), "parcels", [])
+    for lease in actors.tasks.checkout("parcels", poller_instance="p", limit=TASKS, lease=LEASE):
+        lease.complete()
+    assert not actors.tasks.filter(status__in=["CREATED", "PROCESSING"], ready_time__lte=Now()).exists()

@@ -110,42 +110,31 @@ def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> Non
     assert (again.id, again.attempt, again.total_attempt) == (lease.id, 1, 2)
 
 
-def test_unpark_leaves_alone_what_waits_for_something_else(world: World) -> None:
+def test_unpark_leaves_alone_what_waits_for_something_else_and_a_due_time_to_come(world: World) -> None:
     world.make(parked_by="capacity")
-    plain = world.make(parked_by=run.no_handler("parcels", None))
+    later = world.make(parked_by=run.no_handler("parcels", None), next_process_time=timedelta(hours=1))
     assert move.unpark(world.session, "parcels", ["Alien"], untyped=False) == 0
     assert move.unpark(world.session, "parcels", ["Alien"]) == 1
-    assert world.row(plain)["parked_by"] is None
-
-
-def test_unpark_never_makes_a_task_due_before_its_time(world: World) -> None:
-    parked = world.make(parked_by=run.no_handler("parcels", None), next_process_time=timedelta(hours=1))
-    assert move.unpark(world.session, "parcels", []) == 1
-    assert world.row(parked)["ready_time"] == At(timedelta(hours=1))
+    row = world.row(later)
+    assert (row["parked_by"], row["ready_time"]) == (None, At(timedelta(hours=1)))
     assert world.checkout() == []
 
 
 def test_spent_finds_dead_tasks_on_their_last_attempt(world: World) -> None:
+    def seconds_left() -> float | None:
+        return rescue.seconds_until_exhausted(world.session, "parcels")
+
     over = timedelta(hours=-1)
-    world.make(PROCESSING, attempt=5)  # alive
     world.make(PROCESSING, attempt=4, next_process_time=over)  # the next checkout takes it
     world.make(PROCESSING, attempt=5, next_process_time=over, queue="other")
     world.make(CREATED, attempt=5)
+    assert seconds_left() is None
+    world.make(PROCESSING, attempt=5, next_process_time=-over)  # alive
+    assert 3600 - PATIENCE < (seconds_left() or 0) <= 3600
     dead = [world.make(PROCESSING, attempt=5, next_process_time=over).id for _ in range(3)]
     assert sorted(row[0] for row in rescue.exhausted(world.session, "parcels")) == dead
     assert len(rescue.exhausted(world.session, "parcels", limit=2)) == 2
-    left = rescue.seconds_until_exhausted(world.session, "parcels")
-    assert left is not None
-    assert -3600 - PATIENCE < left <= -3600
-
-
-def test_seconds_until_exhausted_says_when_to_look_again(world: World) -> None:
-    assert rescue.seconds_until_exhausted(world.session, "parcels") is None
-    world.make(PROCESSING, attempt=5, next_process_time=timedelta(hours=1))
-    world.make(PROCESSING, attempt=1)
-    left = rescue.seconds_until_exhausted(world.session, "parcels")
-    assert left is not None
-    assert 3600 - PATIENCE < left <= 3600
+    assert -3600 - PATIENCE < (seconds_left() or 0) <= -3600
 
 
 def test_a_lease_of_the_task_s_own_length_wins(world: World) -> None:

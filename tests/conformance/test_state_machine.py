@@ -8,6 +8,7 @@ A strategy that is not its database's own differs in the checkout alone: it gets
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,19 +24,27 @@ from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.models import Queue
 from tests.conformance import model
 from tests.conformance.conftest import World, any_strategy
+from tests.support import Audit
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
 RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "25"))
-STEPS = 30
+CALM = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 CAPACITY = 12
 MOMENT = timedelta(milliseconds=2)  # what is done later is later, also to SQLite's clock of milliseconds
 LEFT = (
     "SELECT (SELECT count(*) FROM dbtaskqueue_taskhistory),"
     " (SELECT coalesce(sum(count), 0) FROM dbtaskqueue_deletedtasks)"
 )
-OUTCOMES = ("complete", "complete_delete", "poison", "error", "retry", "reenqueue", "release")
-MOVES = ("reprocess", "mark_poison", "unpoison", "cancel", "release_all")
+OUTCOMES: dict[str, Callable[[int], Settlement]] = {
+    "complete": lambda _: Complete(),
+    "complete_delete": lambda _: CompleteDelete(),
+    "poison": lambda _: Poison("bad"),
+    "error": lambda _: Fail("final", retry=False),
+    "retry": lambda _: Fail("again"),
+    "reenqueue": lambda delay: Reenqueue(timedelta(seconds=delay)),
+    "release": lambda _: Release(),
+}
 
 delays = st.sampled_from([0, 0, 10, 20])
 
@@ -53,8 +62,10 @@ class Machine(RuleBasedStateMachine):
         self.block.__enter__()
 
     def teardown(self) -> None:
+        problems = Audit(self.world.alias).problems()
         transaction.set_rollback(True, using=self.world.alias)
         self.block.__exit__(None, None, None)
+        assert problems == []
 
     @rule(
         number=st.none() | st.integers(0, 5),
@@ -96,13 +107,13 @@ class Machine(RuleBasedStateMachine):
         ]
         self.leases += taken
 
-    @rule(choice=st.integers(0, 1000), verb=st.sampled_from(OUTCOMES), delay=delays)
+    @rule(choice=st.integers(0, 1000), verb=st.sampled_from(list(OUTCOMES)), delay=delays)
     def settle(self, choice: int, verb: str, delay: int) -> None:
         """Settle under any lease ever handed out, most of them long gone."""
         if self.leases:
             lease = self.leases[-1 - choice % min(6, len(self.leases))]
             lease.policy = Fixed(timedelta(seconds=delay), jitter=0)
-            written = self.world.settle(lease, outcome(verb, delay))
+            written = self.world.settle(lease, OUTCOMES[verb](delay))
             assert written == self.model.settle(lease.id, lease.total_attempt, verb, delay, lease.group)
 
     @rule(seconds=st.sampled_from([10, 10, 30, 70]))
@@ -111,7 +122,7 @@ class Machine(RuleBasedStateMachine):
         self.world.age(timedelta(seconds=seconds))
         self.model.now += seconds
 
-    @rule(verb=st.sampled_from(MOVES))
+    @rule(verb=st.sampled_from(["reprocess", "mark_poison", "unpoison", "cancel", "release_all"]))
     def move(self, verb: str) -> None:
         assert getattr(self.world.tasks.all(), verb)() == self.model.move(verb)
 
@@ -151,31 +162,11 @@ class Machine(RuleBasedStateMachine):
         assert len(rows) + history + deleted == self.model.enqueued
 
 
-def outcome(verb: str, delay: int) -> Settlement:
-    return {
-        "complete": Complete(),
-        "complete_delete": CompleteDelete(),
-        "poison": Poison("bad"),
-        "error": Fail("final", retry=False),
-        "retry": Fail("again"),
-        "reenqueue": Reenqueue(timedelta(seconds=delay)),
-        "release": Release(),
-    }[verb]
-
-
 @any_strategy
 def test_the_queue_behaves_as_the_model(world: World) -> None:
     world.configure(max_attempts=2, capacity=CAPACITY)
+    # Shrinking a run on a database takes minutes: ask for it when there is something to shrink.
+    phases = [phase for phase in Phase if phase != Phase.shrink or "DBTASKQUEUE_MACHINE_SHRINK" in os.environ]
+    runs = RUNS if world.strategy in ("skip_locked", "auto") else RUNS // 3
     machine = type("OnThisWorld", (Machine,), {"world": world})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=RUNS if world.strategy in ("skip_locked", "auto") else RUNS // 3,
-            stateful_step_count=STEPS,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-            # Shrinking a run on a database takes minutes: ask for it when there is something to shrink.
-            phases=[phase for phase in Phase if phase != Phase.shrink or "DBTASKQUEUE_MACHINE_SHRINK" in os.environ],
-            database=None,
-        ),
-    )
+    run_state_machine_as_test(machine, settings=settings(CALM, max_examples=runs, phases=phases))
