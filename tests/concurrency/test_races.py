@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, suppress
 from datetime import timedelta
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
-from django.db import connection, connections, transaction
+from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import Complete, DuplicateTask, LeaseLost, enqueue, enqueue_many, queue
+from django_dbtaskqueue import Complete, DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Poison
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
@@ -70,16 +71,18 @@ def status() -> str:
     return str(Task.objects.get().status)
 
 
-@contextmanager
-def while_we_hold(act: Callable[[], Any], other: Actor, does: Callable[[], Any]) -> Iterator[Future[Any]]:
-    """Do ``act`` in a transaction; the other begins and is seen waiting for a lock of ours; then we commit."""
+def while_we_hold(
+    act: Callable[[], Any], other: Actor, does: Callable[[], Any], then: Callable[[], Any] = lambda: None
+) -> Future[Any]:
+    """Do ``act`` in a transaction; the other begins and is seen waiting for a lock of ours; do ``then``, and commit."""
     pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():
         act()
         answer = other.do(does)
         until_blocked(pid)
         assert not answer.done()
-    yield answer
+        then()
+    return answer
 
 
 def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
@@ -101,20 +104,17 @@ def test_what_a_checkout_rolled_back_had_taken_is_there_for_the_next(other: Acto
     assert lease.total_attempt == 1
 
 
-class AfterCandidates:
-    """Between an optimistic checkout's look and its grab, let others act."""
+def after_candidates(act: Callable[[], Any]) -> AbstractContextManager[None]:
+    """Let others act, once, between an optimistic checkout's look and its grab."""
+    acts = [act]
 
-    def __init__(self, act: Callable[[], Any]) -> None:
-        self.act = act
-        self.times = 0
-
-    def __call__(self, execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        answer = execute(sql, params, many, context)
-        if sql == Session.on("default").sql.candidates:
-            self.times += 1
-            if self.times == 1:
-                self.act()
+    def run(execute: Any, sql: str, *rest: Any) -> Any:
+        answer = execute(sql, *rest)
+        if sql == Session.on("default").sql.candidates and acts:
+            acts.pop()()
         return answer
+
+    return connection.execute_wrapper(run)
 
 
 def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
@@ -127,7 +127,7 @@ def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
 def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other: Actor) -> None:
     ids = [make_task().pk for _ in range(10)]
     line = ScanCursor("parcels")
-    with connection.execute_wrapper(AfterCandidates(lambda: other.do(checkout, 4, "second").result(PATIENCE))):
+    with after_candidates(lambda: other.do(checkout, 4, "second").result(PATIENCE)):
         ours = optimistic(line, 10)
     assert [lease.id for lease in ours] == ids[4:]
     assert line.lost_races == 4
@@ -146,31 +146,26 @@ CHANGES: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("change", CHANGES)
 def test_an_optimistic_checkout_tests_everything_again(other: Actor, change: str) -> None:
     make_task(reference="r")
-    line = ScanCursor("parcels")
-    with connection.execute_wrapper(AfterCandidates(lambda: other.do(CHANGES[change]).result(PATIENCE))):
-        assert optimistic(line, 1) == []
+    with after_candidates(lambda: other.do(CHANGES[change]).result(PATIENCE)):
+        assert optimistic(ScanCursor("parcels"), 1) == []
 
 
 def test_after_a_lost_race_it_picks_among_the_candidates_and_still_gets_all(other: Actor) -> None:
     ids = {make_task().pk for _ in range(120)}
-    line = ScanCursor("parcels")
+    line, batches = ScanCursor("parcels"), list[list[int]]()
     line.lost_races = 1
-    firsts = []
-    got: set[int] = set()
-    while batch := optimistic(line, 3):
-        firsts.append(batch[0].id)
-        assert len(batch) <= 3
-        got |= {lease.id for lease in batch}
+    while batch := [lease.id for lease in optimistic(line, 3)]:
+        batches.append(batch)
         line.lost_races, line.next_full_scan = 1, 0.0
-    assert got == ids
-    assert firsts != sorted(firsts)
+    assert max(map(len, batches)) <= 3
+    assert set(chain.from_iterable(batches)) == ids
+    assert batches != sorted(batches)
 
 
 def test_a_late_settle_waits_for_the_take_over_and_writes_nothing(other: Actor) -> None:
     lease = taken()
     age(2 * LEASE)
-    with while_we_hold(lambda: checkout(poller="second"), other, lambda: settles(lease)) as late:
-        assert late.result(PATIENCE) is False
+    assert while_we_hold(lambda: checkout(poller="second"), other, lambda: settles(lease)).result(PATIENCE) is False
     row = Task.objects.get()
     assert (row.status, row.total_attempt, row.poller_instance) == (PROCESSING, 2, "second")
 
@@ -184,23 +179,6 @@ def test_a_take_over_passes_over_a_row_that_is_being_settled(other: Actor, take:
         assert other.do(take).result(PATIENCE) == []
     assert other.do(take).result(PATIENCE) == []
     assert status() == COMPLETED
-
-
-def test_lease_lost_while_waiting_rolls_the_caller_back(other: Actor) -> None:
-    lease = taken()
-    age(2 * LEASE)
-
-    def work() -> None:
-        with transaction.atomic():
-            Queue.objects.create(name="trace")
-            lease.complete()
-
-    with (
-        while_we_hold(lambda: checkout(poller="second"), other, work) as late,
-        pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id}"),
-    ):
-        late.result(PATIENCE)
-    assert not Queue.objects.filter(name="trace").exists()
 
 
 def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> None:
@@ -241,40 +219,31 @@ def test_a_holder_back_to_life_waits_for_the_rescue_and_finds_its_lease_gone(oth
         copy = Lease(*row, lease.port, 0.0)
         assert settle.settle(session, [(copy, decide(copy, Fail("died", retry=False)))]) == {lease.id}
 
-    with while_we_hold(end_it, other, lambda: settles(lease)) as late:
-        assert late.result(PATIENCE) is False
+    assert while_we_hold(end_it, other, lambda: settles(lease)).result(PATIENCE) is False
     assert status() == ERROR
 
 
-OPERATORS: dict[str, tuple[Callable[[], Any], str | None]] = {
-    "release_all": (lambda: Task.objects.release_all(), CREATED),
-    "purge": (lambda: Task.objects.purge(), None),
-}
-
-
-@pytest.mark.parametrize("verb", OPERATORS)
-def test_an_operator_and_a_settle_wait_for_each_other_and_judge_then(other: Actor, verb: str) -> None:
-    act, end = OPERATORS[verb]
-    # A settle waits for an operator and finds its lease gone
+@pytest.mark.parametrize(
+    ("act", "end"), [(lambda: Task.objects.release_all(), [CREATED]), (lambda: Task.objects.purge(), [])]
+)
+def test_an_operator_and_a_settle_wait_for_each_other_and_judge_then(
+    other: Actor, act: Callable[[], int], end: list[str]
+) -> None:
     lease = taken()
-    with while_we_hold(act, other, lambda: settles(lease)) as late:
-        assert late.result(PATIENCE) is False
-    assert [str(task.status) for task in Task.objects.all()] == ([end] if end else [])
-    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == (0 if end else 1)
-    # An operator waits for a settle
+    assert while_we_hold(act, other, lambda: settles(lease)).result(PATIENCE) is False
+    assert list(Task.objects.values_list("status", flat=True)) == end
+    purged = not end
+    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == purged
     Task.objects.all().delete()
     lease = taken()
-    with while_we_hold(lambda: settles(lease), other, act) as answer:
-        assert answer.result(PATIENCE) == (1 if verb == "purge" else 0)
-    assert Task.objects.filter(status=COMPLETED).count() == (0 if verb == "purge" else 1)
+    assert while_we_hold(lambda: settles(lease), other, act).result(PATIENCE) == purged
+    assert Task.objects.filter(status=COMPLETED).count() == (not purged)
 
 
 def test_replace_waits_for_a_checkout_and_is_refused(other: Actor) -> None:
     make_task(reference="r", payload="old")
-    with (
-        while_we_hold(checkout, other, lambda: enqueue("parcels", "r", "new", on_duplicate="replace")) as answer,
-        pytest.raises(DuplicateTask, match="PROCESSING"),
-    ):
+    answer = while_we_hold(checkout, other, lambda: enqueue("parcels", "r", "new", on_duplicate="replace"))
+    with pytest.raises(DuplicateTask, match="PROCESSING"):
         answer.result(PATIENCE)
     assert Task.objects.get().payload == "old"
 
@@ -305,22 +274,15 @@ def test_two_operators_kick_no_task_twice_and_housekeep_leaves_what_they_put_bac
 
 def test_housekeeping_judges_a_task_again_when_it_locks_it(other: Actor) -> None:
     make_task(ERROR)
-    pid = other.do(backend_pid).result(PATIENCE)
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE dbtaskqueue_task IN EXCLUSIVE MODE")  # rows can be read, and not locked
-        answer = other.do(
-            lambda: retention.housekeep_batch(
-                Session.on("default"), retention.RetentionCursor("parcels", ERROR), older_than=timedelta(0)
-            )
-        )
-        until_blocked(pid)
-        assert Task.objects.reprocess() == 1
+    cursor = retention.RetentionCursor("parcels", ERROR)
+    answer = while_we_hold(
+        lambda: Session.on("default").run("LOCK TABLE dbtaskqueue_task IN EXCLUSIVE MODE", {}),  # to read is allowed
+        other,
+        lambda: retention.housekeep_batch(Session.on("default"), cursor, older_than=timedelta(0)),
+        lambda: Task.objects.reprocess(),
+    )
     assert answer.result(PATIENCE) == 0
     assert status() == CREATED
-
-
-ROWS = 2000  # of a table in which reading all costs more than two rows by their keys
 
 
 @pytest.mark.parametrize(
@@ -328,17 +290,17 @@ ROWS = 2000  # of a table in which reading all costs more than two rows by their
 )
 def test_a_settle_locks_its_rows_by_id(other: Actor, outcome: Outcome) -> None:
     """Two that lock rows in different orders make a deadlock: so whoever waits for a row holds none behind it."""
-    enqueue_many("parcels", [{}] * ROWS)
+    enqueue_many("parcels", [{}] * 2000)  # reading all costs more than two rows by their keys
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE dbtaskqueue_task")  # so that the planner finds rows by their keys
     first, second = sorted(checkout(2), key=lambda lease: lease.id)
-    pid = other.do(backend_pid).result(PATIENCE)
     pairs = [(lease, decide(lease, outcome)) for lease in (second, first)]
-    with transaction.atomic():
-        Task.objects.select_for_update().get(pk=first.id)
-        answer = other.do(lambda: settle.settle(Session.on("default"), pairs))
-        until_blocked(pid)
-        assert Task.objects.select_for_update(nowait=True).get(pk=second.id)
+    answer = while_we_hold(
+        lambda: Task.objects.select_for_update().get(pk=first.id),
+        other,
+        lambda: settle.settle(Session.on("default"), pairs),
+        lambda: Task.objects.select_for_update(nowait=True).get(pk=second.id),
+    )
     assert answer.result(PATIENCE) == {first.id, second.id}
 
 
@@ -349,6 +311,10 @@ PAST = timedelta(minutes=-5)
 def acts(verb: TaskVerb) -> int:
     ids = list(Task.objects.values_list("pk", flat=True))
     return actions.act_on_ids(Task, "default", ids, ActionRequest(verb, "test"), Operator()).changed
+
+
+def lock_group() -> None:
+    groups.lock(Session.on("default"), "parcels", ["UA"])
 
 
 IN_ORDER: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
@@ -374,23 +340,13 @@ def test_who_waits_for_a_group_holds_none_of_its_rows(other: Actor, name: str) -
     """A settle locks a group, then writes rows of it. A row that is locked before its group makes a deadlock."""
     columns, changes = IN_ORDER[name]
     task = make_task(**columns)
-    pid = other.do(backend_pid).result(PATIENCE)
-    with transaction.atomic():
-        groups.lock(Session.on("default"), "parcels", ["UA"])
-        answer = other.do(changes)
-        until_blocked(pid)
-        assert Task.objects.select_for_update(nowait=True).get() == task
-    assert answer.result(PATIENCE) == 1
+    free = Task.objects.select_for_update(nowait=True)
+    assert while_we_hold(lock_group, other, changes, lambda: free.get(pk=task.pk)).result(PATIENCE) == 1
 
 
 def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor) -> None:
     lease = taken(group_key="UA")
-    pid = other.do(backend_pid).result(PATIENCE)
-    with transaction.atomic():
-        groups.lock(Session.on("default"), "parcels", ["UA"])  # as a settle begins
-        late = other.do(acts, RELEASE)
-        until_blocked(pid)
-        assert settles(lease)
+    late = while_we_hold(lock_group, other, lambda: acts(RELEASE), lambda: settles(lease))
     assert late.result(PATIENCE) == 0
     assert status() == COMPLETED
 
@@ -405,10 +361,7 @@ CHANGES_GROUP: dict[str, Callable[[Lease], Any]] = {
 @pytest.mark.parametrize("name", CHANGES_GROUP)
 def test_whoever_changes_a_group_waits_for_its_lock(other: Actor, name: str) -> None:
     lease = taken(group_key="UA")
-    with while_we_hold(
-        lambda: groups.lock(Session.on("default"), "parcels", ["UA"]), other, lambda: CHANGES_GROUP[name](lease)
-    ) as answer:
-        answer.result(PATIENCE)
+    while_we_hold(lock_group, other, lambda: CHANGES_GROUP[name](lease)).result(PATIENCE)
     assert Task.objects.filter(ready_time__isnull=False).count() == (name != "settle")
 
 
@@ -417,14 +370,10 @@ def test_an_outcome_that_could_not_wait_is_written_later(other: Actor) -> None:
     lease = taken()
 
     def impatient(limit: str) -> set[int]:
-        session = Session.open("default")
-        try:
+        with closing(Session.open("default")) as session, suppress(OperationalError):
             session.run(f"SET {limit} = '50ms'", {})
             return settle.settle_surely(session, [(lease, Complete())])
-        except OperationalError:
-            return set()
-        finally:
-            session.close()
+        return set()
 
     with transaction.atomic():
         Task.objects.select_for_update().get()
@@ -433,13 +382,3 @@ def test_an_outcome_that_could_not_wait_is_written_later(other: Actor) -> None:
     assert status() == PROCESSING
     assert other.do(impatient, "lock_timeout").result(PATIENCE) == {lease.id}
     assert status() == COMPLETED
-
-
-def test_connections_of_their_own_are_their_own() -> None:
-    session = Session.open("default")
-    try:
-        ((pid,),) = session.run("SELECT pg_backend_pid()", {})
-        assert pid != backend_pid()
-    finally:
-        session.close()
-    assert connections["default"].is_usable()
