@@ -67,6 +67,7 @@ from tests.testapp.models import Booking
 NEW_RELEASE = "TESTAPP_NEW_RELEASE"  # in the environment of a process that runs the new release
 LOOK = 0.01  # seconds between two looks for a file
 QUICKLY: dict[str, Any] = {"max_attempts": 3, "retry": Fixed(timedelta(milliseconds=50))}
+Verb = Callable[[Lease, dict[str, Any]], Any]
 LIMIT: dict[str, Any] = {"max_attempts": 1, "timeout": timedelta(milliseconds=300)}
 
 
@@ -113,46 +114,25 @@ def _wait(task: Lease, payload: dict[str, Any]) -> Complete:
     return _ok(task, payload)
 
 
-def _raise(task: Lease, payload: dict[str, Any]) -> Complete:
-    if _still(task, payload):
-        raise RuntimeError(payload.get("message", "asked to fail"))
-    return _ok(task, payload)
+def _raise(payload: dict[str, Any]) -> None:
+    raise RuntimeError(payload.get("message", "asked to fail"))
 
 
-def _fail(task: Lease, payload: dict[str, Any]) -> Fail:
-    return Fail(payload.get("message", "asked to fail"), retry=payload.get("retry", True))
+def _at_first(act: Callable[[dict[str, Any]], object]) -> Verb:
+    """What goes wrong, but at the attempts after ``until_attempt``."""
 
+    def do(task: Lease, payload: dict[str, Any]) -> Complete:
+        if _still(task, payload):
+            act(payload)
+        return _ok(task, payload)
 
-def _poison(task: Lease, payload: dict[str, Any]) -> Poison:
-    return Poison(payload.get("reason", "asked to poison"))
+    return do
 
 
 def _reenqueue(task: Lease, payload: dict[str, Any]) -> Any:
     if task.reenqueue_attempt >= payload.get("times", 1):
         return _ok(task, payload)
     return Reenqueue(timedelta(seconds=payload.get("delay", 0)))
-
-
-def _delete(task: Lease, payload: dict[str, Any]) -> CompleteDelete:
-    return CompleteDelete()
-
-
-def _exit(task: Lease, payload: dict[str, Any]) -> Complete:
-    if _still(task, payload):
-        os._exit(payload.get("code", 7))
-    return _ok(task, payload)
-
-
-def _kill(task: Lease, payload: dict[str, Any]) -> Complete:
-    if _still(task, payload):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return _ok(task, payload)
-
-
-def _stop(task: Lease, payload: dict[str, Any]) -> Complete:
-    if _still(task, payload):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return _ok(task, payload)
 
 
 def _book(task: Lease, payload: dict[str, Any]) -> Any:
@@ -203,18 +183,18 @@ def _still(task: Lease, payload: dict[str, Any]) -> bool:
     return "until_attempt" not in payload or task.attempt < payload["until_attempt"]
 
 
-VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
+VERBS: dict[str, Verb] = {
     "ok": _ok,
     "sleep": _sleep,
     "wait": _wait,
-    "raise": _raise,
-    "fail": _fail,
-    "poison": _poison,
+    "raise": _at_first(_raise),
+    "fail": lambda _, payload: Fail(payload.get("message", "asked to fail"), retry=payload.get("retry", True)),
+    "poison": lambda _, payload: Poison(payload.get("reason", "asked to poison")),
     "reenqueue": _reenqueue,
-    "delete": _delete,
-    "exit": _exit,
-    "kill": _kill,
-    "stop": _stop,
+    "delete": lambda _, payload: CompleteDelete(),
+    "exit": _at_first(lambda payload: os._exit(payload.get("code", 7))),
+    "kill": _at_first(lambda _: os.kill(os.getpid(), signal.SIGKILL)),
+    "stop": _at_first(lambda _: os.kill(os.getpid(), signal.SIGSTOP)),
     "book": _book,
     "enqueue": _enqueue,
     "settle": _settle,
@@ -224,11 +204,6 @@ VERBS: dict[str, Callable[[Lease, dict[str, Any]], Any]] = {
 }
 
 
-@processor("work", **QUICKLY)
-def work(task: Lease) -> Any:
-    return run(task)
-
-
 @dataclass
 class Order:
     """A payload that only the new release of a rolling release has a processor for."""
@@ -236,55 +211,20 @@ class Order:
     number: int
 
 
-if NEW_RELEASE in os.environ:
-    processor("work", payload=Order, **QUICKLY)(lambda task: task.payload.number)
-
-
-@processor("other", **QUICKLY)
-def other(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("atomic", mode="atomic", **QUICKLY)
-def atomic(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("aio", **QUICKLY)
-async def aio(task: Lease) -> Any:
-    return await run_async(task)
-
-
-@processor("brief", lease=timedelta(seconds=1), **QUICKLY)
-def brief(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("apart", executor="process", **QUICKLY)
-def apart(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("aparta", executor="process", mode="atomic", **QUICKLY)
-def apart_atomic(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("apartb", executor="process", batch=2, **QUICKLY)
-def apart_batch(tasks: list[Lease]) -> list[Any]:
+def run_batch(tasks: list[Lease]) -> list[Any]:
     return [run(task) for task in tasks]
 
 
-@processor("apartt", executor="process", **LIMIT)
-def apart_timed(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("timed", **LIMIT)
-def timed(task: Lease) -> Any:
-    return run(task)
-
-
-@processor("aiotimed", **LIMIT)
-async def aiotimed(task: Lease) -> Any:
-    return await run_async(task)
+processor("work", **QUICKLY)(run)
+processor("other", **QUICKLY)(run)
+processor("atomic", mode="atomic", **QUICKLY)(run)
+processor("aio", **QUICKLY)(run_async)
+processor("brief", lease=timedelta(seconds=1), **QUICKLY)(run)
+processor("apart", executor="process", **QUICKLY)(run)
+processor("aparta", executor="process", mode="atomic", **QUICKLY)(run)
+processor("apartb", executor="process", batch=2, **QUICKLY)(run_batch)
+processor("apartt", executor="process", **LIMIT)(run)
+processor("timed", **LIMIT)(run)
+processor("aiotimed", **LIMIT)(run_async)
+if NEW_RELEASE in os.environ:
+    processor("work", payload=Order, **QUICKLY)(lambda task: task.payload.number)
