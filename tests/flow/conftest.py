@@ -33,6 +33,15 @@ def taken(alias: str, name: str = "parcels") -> Lease:
     return lease
 
 
+def finish(alias: str, name: str = "parcels") -> int:
+    lease = taken(alias, name)
+    lease.complete()
+    return lease.id
+
+
+READY, WAITS, POISONED = ("CREATED", None), ("CREATED", "parents"), ("POISON", None)
+
+
 def state(task: Task) -> tuple[str, str | None]:
     row = Task.objects.using(task._state.db).get(pk=task.pk)
     return row.status, row.parked_by

@@ -12,7 +12,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.models import Batch, Dependency, Task
-from tests.flow.conftest import state, take, taken
+from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -49,7 +49,7 @@ def test_a_block_that_raises_stores_nothing(alias: str) -> None:
         raise RuntimeError
     assert not Task.objects.using(alias).exists()
     assert not Batch.objects.using(alias).exists()
-    assert state(enqueue("parcels", using=alias)) == ("CREATED", None)  # no block is open any more
+    assert state(enqueue("parcels", using=alias)) == READY  # no block is open any more
 
 
 def test_the_outer_batch_waits_for_the_inner_one(alias: str) -> None:
@@ -58,9 +58,9 @@ def test_the_outer_batch_waits_for_the_inner_one(alias: str) -> None:
             enqueue("parcels", using=alias)
         enqueue("parcels", using=alias)
     assert (inner.progress()["total"], outer.progress()["total"]) == (1, 1)
-    taken(alias).complete()
+    finish(alias)
     assert take(alias, "letters") is None
-    taken(alias).complete()
+    finish(alias)
     assert take(alias, "letters") is not None
 
 
@@ -76,12 +76,9 @@ def test_tasks_of_one_block_wait_for_each_other_and_for_older_ones(alias: str) -
         first = enqueue("parcels", using=alias)
         second = enqueue("parcels", after=[first], using=alias)
         third = enqueue("parcels", after=[second, older], using=alias)
-    for task in (first, second):
-        lease = taken(alias)
-        assert lease.id == task.pk
-        lease.complete()
+    assert [finish(alias), finish(alias)] == [first.pk, second.pk]
     assert take(alias) is None
-    taken(alias, "letters").complete()
+    finish(alias, "letters")
     assert taken(alias).id == third.pk
 
 
@@ -101,18 +98,15 @@ def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None
     workflow.add("send", "letters", after=["check"], on_parent_failure="cancel")
     workflow.add("bill", "letters", after=["send"], on_parent_failure="cancel")
     handle, tasks = workflow.enqueue()
-    taken(alias).complete()
+    finish(alias)
     taken(alias).fail("broken")
-    assert [state(tasks[name]) for name in ("check", "send", "bill")] == [
-        ("ERROR", None), ("POISON", None), ("POISON", None),
-    ]  # fmt: skip
+    assert [state(tasks[name]) for name in ("check", "send", "bill")] == [("ERROR", None), POISONED, POISONED]
     stored = BatchHandle.of(Batch.objects.using(alias).get())
     assert stored.retry() == 1
-    assert [state(tasks[name]) for name in ("load", "check", "send", "bill")] == [
-        ("COMPLETED", None), ("CREATED", None), ("CREATED", "parents"), ("CREATED", "parents"),
-    ]  # fmt: skip
-    taken(alias).complete()
-    taken(alias, "letters").complete()
+    assert state(tasks["load"]) == ("COMPLETED", None)
+    assert [state(tasks[name]) for name in ("check", "send", "bill")] == [READY, WAITS, WAITS]
+    finish(alias)
+    finish(alias, "letters")
     assert taken(alias, "letters").id == tasks["bill"].pk
     assert handle.progress()["COMPLETED"] == 3
 
@@ -123,9 +117,9 @@ def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> Non
         child = enqueue("parcels", after=parent, on_parent_failure="cancel", using=alias)
     taken(alias).poison()
     assert b.retry() == 0
-    assert (state(parent), state(child)) == (("POISON", None), ("POISON", None))
+    assert (state(parent), state(child)) == (POISONED, POISONED)
     assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
-    taken(alias).complete()
+    finish(alias)
 
 
 def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings: Any) -> None:
@@ -159,8 +153,8 @@ def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: 
 def test_a_chain(alias: str) -> None:
     tasks = chain({"queue": "parcels"}, {"queue": "letters"}, {"queue": "parcels", "payload": 3}, using=alias)
     assert take(alias, "letters") is None
-    taken(alias).complete()
-    taken(alias, "letters").complete()
+    finish(alias)
+    finish(alias, "letters")
     assert taken(alias).id == tasks[2].pk
 
 

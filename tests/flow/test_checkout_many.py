@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.session import Session
@@ -15,6 +14,7 @@ from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
 from tests.factories import LEASE, make_task
+from tests.test_models import updates
 
 pytestmark = pytest.mark.django_db
 PAST, FUTURE = 0.001, float("inf")
@@ -133,15 +133,8 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
 def test_it_is_a_hot_update(lines: Lines) -> None:
     for queue in QUEUES:
         Task.objects.enqueue_many(queue, [{"reference": str(number), "payload": number} for number in range(150)])
-    ask = (
-        "SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)"
-        " FROM (SELECT 'dbtaskqueue_task'::regclass::oid AS t) AS x"
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(ask)
-        before = cursor.fetchone()
-        parts = take(lines, 450)
-        cursor.execute(ask)
-        made, hot = (after - earlier for after, earlier in zip(cursor.fetchone(), before, strict=True))
+    before = updates()
+    parts = take(lines, 450)
+    made, hot = (after - earlier for after, earlier in zip(updates(), before, strict=True))
     assert sum(len(part.taken) for part in parts) == made == 450
     assert hot > 0.75 * made  # the rest found their page full

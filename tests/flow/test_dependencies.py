@@ -16,7 +16,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move, retention
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.factories import make_task
-from tests.flow.conftest import state, take, taken
+from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 from tests.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -30,13 +30,11 @@ def put(alias: str) -> Callable[..., Task]:
 def test_a_task_waits_for_all_of_its_parents(alias: str, put: Callable[..., Task]) -> None:
     first, second = put(), put("letters")
     child = put(after=[first, second])
-    assert state(child) == ("CREATED", "parents")
-    lease = taken(alias)
-    assert lease.id == first.pk
-    lease.complete()
+    assert state(child) == WAITS
+    assert finish(alias) == first.pk
     assert take(alias) is None
-    taken(alias, "letters").complete()
-    assert state(child) == ("CREATED", None)
+    finish(alias, "letters")
+    assert state(child) == READY
     assert taken(alias).id == child.pk
     assert not Hold.objects.using(alias).exists()
     assert set(Dependency.objects.using(alias).values_list("outcome", flat=True)) == {"COMPLETED"}
@@ -46,21 +44,21 @@ def test_a_parent_may_be_an_id_and_the_call_takes_one_alone(alias: str, put: Cal
     parent = put()
     child = put(after=parent.pk)
     other = put(after=parent)
-    taken(alias).complete()
+    finish(alias)
     assert {taken(alias).id, taken(alias).id} == {child.pk, other.pk}
 
 
 def test_a_parent_that_has_completed_counts_at_once(alias: str, put: Callable[..., Task]) -> None:
     done, other = put(), put()
-    taken(alias).complete()
-    assert state(put(after=[done])) == ("CREATED", None)
+    finish(alias)
+    assert state(put(after=[done])) == READY
     child = put(after=[done, other])
-    assert state(child) == ("CREATED", "parents")
+    assert state(child) == WAITS
     assert Hold.objects.using(alias).get().remaining == 1
 
 
 def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
-    wanted = {"hold": ("CREATED", "parents"), "cancel": ("POISON", None), "run": ("CREATED", None)}
+    wanted = {"hold": WAITS, "cancel": POISONED, "run": READY}
     parent = put()
     before = {policy: put("letters", after=[parent], on_parent_failure=policy) for policy in wanted}
     taken(alias).poison("bad")
@@ -76,8 +74,8 @@ def test_a_child_on_hold_starts_when_its_parent_completes_after_all(alias: str, 
     child = put(after=[parent])
     taken(alias).poison()
     assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
-    taken(alias).complete()
-    assert state(child) == ("CREATED", None)
+    finish(alias)
+    assert state(child) == READY
 
 
 def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., Task]) -> None:
@@ -98,20 +96,16 @@ def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., 
     held, free = (put(after=[deleted], on_parent_failure=policy) for policy in ("hold", "run"))
     move.change(Task.objects.using(alias).filter(pk=cancelled.pk), "cancel")
     move.delete(Task.objects.using(alias).filter(pk=deleted.pk))
-    assert [state(task) for task in (child, held, free)] == [
-        ("POISON", None), ("CREATED", "parents"), ("CREATED", None),
-    ]  # fmt: skip
-    assert set(Dependency.objects.using(alias).filter(child_id=held.pk).values_list("outcome", flat=True)) == {
-        "DELETED"
-    }
+    assert [state(task) for task in (child, held, free)] == [POISONED, WAITS, READY]
+    assert Dependency.objects.using(alias).get(child_id=held.pk).outcome == "DELETED"
 
 
 def test_parents_that_leave_the_table_count(alias: str, put: Callable[..., Task], settings: Any) -> None:
     for keep in ("history", "delete"):
         settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}, "letters": {}}}
         child = put("letters", after=[put()])
-        taken(alias).complete()
-        assert state(child) == ("CREATED", None)
+        finish(alias)
+        assert state(child) == READY
 
 
 def test_a_sweep_finds_parents_whose_process_died(alias: str, put: Callable[..., Task]) -> None:
@@ -121,35 +115,26 @@ def test_a_sweep_finds_parents_whose_process_died(alias: str, put: Callable[...,
     TaskHistory.objects.using(alias).create(task_id=moved.pk, queue="parcels", status="COMPLETED")
     Task.objects.using(alias).filter(pk__in=[moved.pk, gone.pk])._raw_delete(alias)
     assert dependencies.sweep_missing(Session.on(alias), 0) == 0
-    assert [state(child) for child in children] == [("CREATED", None)] * 2
+    assert [state(child) for child in children] == [READY] * 2
 
 
 def test_a_child_in_a_group_takes_its_place(alias: str, put: Callable[..., Task]) -> None:
     parent, head = put("letters"), put(group="g")
     child = put(after=[parent], group="g")
-    taken(alias, "letters").complete()
+    finish(alias, "letters")
     assert state(child) == ("CREATED", "group")
-    lease = taken(alias)
-    assert lease.id == head.pk
-    lease.complete()
+    assert finish(alias) == head.pk
     assert taken(alias).id == child.pk
 
 
-def test_a_chain_inside_one_group(alias: str, put: Callable[..., Task]) -> None:
+def test_a_chain_inside_one_group_and_a_delay_both_count(alias: str, put: Callable[..., Task]) -> None:
     tasks = [put(group="g")]
     for _ in range(3):
         tasks.append(put(group="g", after=tasks[-1]))
-    for task in tasks:
-        lease = taken(alias)
-        assert lease.id == task.pk
-        lease.complete()
-
-
-def test_a_delay_and_a_wait_both_count(alias: str, put: Callable[..., Task]) -> None:
-    child = put(after=[put()], delay=timedelta(hours=1))
-    taken(alias).complete()
-    row = Task.objects.using(alias).get(pk=child.pk)
-    assert row.parked_by is None and row.ready_time - row.create_time >= timedelta(minutes=59)
+    later = put(after=tasks[-1], delay=timedelta(hours=1))
+    assert [finish(alias) for _ in tasks] == [task.pk for task in tasks]
+    later.refresh_from_db()
+    assert later.parked_by is None and later.ready_time - later.create_time >= timedelta(minutes=59)
 
 
 def test_the_transaction_of_the_caller_decides(alias: str, put: Callable[..., Task]) -> None:
@@ -161,20 +146,17 @@ def test_the_transaction_of_the_caller_decides(alias: str, put: Callable[..., Ta
     assert Task.objects.using(alias).get().watched is None
 
 
-def test_a_parent_that_is_none_is_refused(alias: str, put: Callable[..., Task]) -> None:
+def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "scratch": {"temporary": True}}}
     for after, says in ((10**9, "not in the table"), ("x", "must be a task"), (True, "must be a task")):
         with pytest.raises(EnqueueError, match=says):
             put(after=[after])
     assert not Task.objects.using(alias).exists()
-
-
-def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "scratch": {"temporary": True}}}
     parent = put("scratch")
     with pytest.raises(EnqueueError, match="temporary"):
         put(after=[parent])
     child = put("scratch", after=[put()])
-    taken(alias).complete()
+    finish(alias)
     assert taken(alias, "scratch").id == parent.pk
     assert taken(alias, "scratch").id == child.pk
     kept = put()
@@ -195,7 +177,7 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 0
     assert Task.objects.using(alias).housekeep(older_than=timedelta(0)) == 0  # nor does an operator take it
     move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick")
-    taken(alias).complete()
+    finish(alias)
     cursor = retention.RetentionCursor("parcels", "COMPLETED")
     assert retention.housekeep_batch(Session.on(alias), cursor, older_than=timedelta(0)) == 1
     assert taken(alias).id == child.pk
@@ -205,10 +187,7 @@ def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
     parents = [enqueue("parcels") for _ in range(8)]
     children = {enqueue("letters", after=parents).pk, enqueue("letters", group="g", after=parents).pk}
 
-    def end(_: int) -> None:
-        taken("default").complete()
-
-    at_once(8, end)
+    at_once(8, lambda _: finish("default"))
     dependencies.sweep(Session.on("default"))
     assert {taken("default", "letters").id, taken("default", "letters").id} == children
     assert not Hold.objects.exists()
@@ -222,13 +201,13 @@ def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Ca
         dependencies.ended(session, [parents[0].pk])
         dependencies.sweep(session)
     assert Hold.objects.using(alias).get().remaining == 1
-    assert state(child) == ("CREATED", "parents")
+    assert state(child) == WAITS
 
 
 def test_what_a_task_waited_for_goes_when_the_task_is_gone(alias: str, put: Callable[..., Task]) -> None:
     parent = put()
     child = put("letters", after=[parent])
-    taken(alias).complete()
+    finish(alias)
     dependencies.sweep_missing(Session.on(alias), 0)
     assert Dependency.objects.using(alias).count() == 1
     Task.objects.using(alias).filter(pk=child.pk)._raw_delete(alias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import psycopg
@@ -66,15 +66,11 @@ def test_a_settle_looks_once_where_no_task_is_parked(parked: bool, probes: int) 
     enqueue_many("claims", (item(key, 0) for key in KEYS))
     if parked:
         make_task(queue="claims", group_key="of a task that is not settled", parked_by="group", ready_time=None)
-    session = Session.open("default")
-    try:
-        with session.atomic():
-            params = {"queue_name": "claims", "groups": KEYS, "hold": True, "every": False, "number": 1}
-            assert session.run(session.sql.place_heads, params) == []
-            sql = "SELECT pg_stat_get_xact_numscans('dbtaskqueue_task_next'::regclass)"
-            assert session.run(sql, {}) == [(probes,)]
-    finally:
-        session.close()
+    with closing(Session.open("default")) as session, session.atomic():
+        params = {"queue_name": "claims", "groups": KEYS, "hold": True, "every": False, "number": 1}
+        assert session.run(session.sql.place_heads, params) == []
+        sql = "SELECT pg_stat_get_xact_numscans('dbtaskqueue_task_next'::regclass)"
+        assert session.run(sql, {}) == [(probes,)]
 
 
 @pytest.mark.django_db(databases=["default"])
@@ -116,18 +112,15 @@ def test_more_groups_than_the_server_has_locks_left(
     crash_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Outcomes do not wait for a producer with many groups: until its commit, each try to store them failed."""
-    # Given a producer whose open transaction leaves few locks to others
     registry.register("claims", lambda task: None)
     groups = [{"group": f"g{number}"} for number in range(3000)]
     enqueue_many("claims", groups[:300])
     with psycopg.connect(crash_database.url) as producer:
         lock_all_but(100, producer)
-        # When another one needs more, then it is told; PostgreSQL's own words were "out of shared memory"
+        # PostgreSQL's own words were "out of shared memory"
         with pytest.raises(TooManyGroups, match=r"'claims'.* in one transaction"), transaction.atomic():
             enqueue_many("claims", groups)
-        # When a poller ends more tasks at once, each of another group
-        with polling({"claims": 1}):
-            # Then all are settled before that transaction ends
+        with polling({"claims": 1}):  # it ends more tasks at once, each of another group
             until(lambda: Task.objects.filter(status="COMPLETED").count() == 300)
     assert [record for record in caplog.records if record.name == "psycopg"] == []  # no second error for each first
     assert enqueue_many("claims", groups).enqueued == 3000
@@ -140,10 +133,8 @@ def lock_all_but(few: int, connection: psycopg.Connection[Any]) -> None:
     while step >= few // 2:
         try:
             with connection.transaction():
-                connection.execute(
-                    "SELECT count(pg_advisory_xact_lock(7, n)) FROM generate_series(%s::int, %s) AS n",
-                    [number, number + step - 1],
-                )
+                locks = "SELECT count(pg_advisory_xact_lock(7, n)) FROM generate_series(%s::int, %s) AS n"
+                connection.execute(locks, [number, number + step - 1])
             number += step
         except psycopg.errors.OutOfMemory:
             step //= 2
@@ -151,8 +142,7 @@ def lock_all_but(few: int, connection: psycopg.Connection[Any]) -> None:
 
 def plan_of(session: Session, sql: str, params: dict[str, Any]) -> dict[str, Any]:
     (answer,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)[0]
-    plan: dict[str, Any] = (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
-    return plan
+    return (json.loads(answer) if isinstance(answer, str) else answer)[0]["Plan"]
 
 
 def nodes_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -1,15 +1,19 @@
-"""Statements are prepared on the caller's connection: where that pays, and where it cannot break."""
+"""The caller's connection: what is prepared and kept on it, where that pays, and where it cannot break."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue, queue
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
@@ -103,9 +107,29 @@ def test_the_last_statement_ends_a_transaction_that_has_no_other(*, wrote_before
 
 
 def seen_by_others(reference: str) -> bool:
-    other = Session.open("default")
-    try:
-        sql = "SELECT 1 FROM dbtaskqueue_task WHERE reference_number = %(reference)s"
+    sql = "SELECT 1 FROM dbtaskqueue_task WHERE reference_number = %(reference)s"
+    with closing(Session.open("default")) as other:
         return bool(other.run(sql, {"reference": reference}))
-    finally:
-        other.close()
+
+
+def test_connections_that_come_and_go_are_not_kept() -> None:
+    gone: list[Any] = []
+    for _ in range(3):
+        enqueue("parcels")
+        gone.append(weakref.ref(connection.connection))
+        connection.close()
+    enqueue("parcels")
+    gc.collect()
+    assert [one() for one in gone] == [None, None, None]
+    assert Task.objects.count() == 4
+
+
+def test_an_owned_connection_is_none_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is kept for the poller's life and set up in its own way, so no request may ever get it out of a pool."""
+    notify.flush()  # one of an earlier test would close its connection under these options
+    options = {**connections.settings["default"]["OPTIONS"], "pool": True}
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", options)
+    with closing(Session.open("default")) as session:
+        assert session.run("SELECT current_setting('lock_timeout')", {}) == [("250ms",)]
+        assert session.connection.pool is None  # type: ignore[attr-defined]
+    assert connections.settings["default"]["OPTIONS"]["pool"] is True

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
@@ -23,12 +22,8 @@ PAST, FUTURE = 0.001, float("inf")
 
 def take(cursor: ScanCursor, limit: int = 10, session: Session | None = None) -> list[int]:
     session = session or Session.on("default")
-    strategy = checkout.strategy_for(session)
-    taken: list[Lease] = checkout.take(
-        session, cursor, strategy=strategy, poller_instance="p", limit=limit, lease=timedelta(minutes=1),
-        port=SettlePort("default", Task),
-    )  # fmt: skip
-    return [lease.id for lease in taken]
+    options = {"strategy": checkout.strategy_for(session), "poller_instance": "p", "port": SettlePort("default", Task)}
+    return [lease.id for lease in checkout.take(session, cursor, limit=limit, lease=timedelta(minutes=1), **options)]
 
 
 def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_queries: Any) -> None:
@@ -52,18 +47,6 @@ def test_the_statement_stays_prepared_as_the_ids_grow() -> None:
             assert take(cursor, session=session) == []
         checkouts = "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE 'UPDATE %%'"
         assert session.run(checkouts, {}) == [(1,)]
-
-
-def test_a_full_scan_that_is_due_lets_one_checkout_go_first_and_no_more() -> None:
-    cursor = ScanCursor("parcels")
-    make_task(ready_time=timedelta(hours=-1))
-    assert len(take(cursor)) == 1
-    cursor.next_full_scan = cursor.may_full_scan = FUTURE
-    behind, ahead = make_task(ready_time=timedelta(hours=-2)), [make_task().pk for _ in range(4)]
-    cursor.next_full_scan = PAST
-    assert take(cursor, 1) == ahead[:1]
-    assert take(cursor, 1) == [behind.pk]
-    assert take(cursor, 9) == ahead[1:]
 
 
 def test_when_nothing_stands_behind_the_watermarks_it_scans_before_it_is_due() -> None:

@@ -31,9 +31,9 @@ def told() -> Any:
     notify.unlisten(names.append)
 
 
-def watched(alias: str, **columns: Any) -> Task:
+def watched(alias: str) -> Task:
     task = enqueue("parcels", using=alias)
-    Task.objects.using(alias).filter(pk=task.pk).update(watched=True, **columns)
+    Task.objects.using(alias).filter(pk=task.pk).update(watched=True)
     return task
 
 
@@ -64,19 +64,14 @@ def test_an_end_is_told_after_its_commit(alias: str, told: Callable[[], list[int
     assert told() == [task.pk]
 
 
-def test_an_operator_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
-    task = watched(alias)
+def test_an_operator_and_a_rescue_tell_an_end(alias: str, told: Callable[[], list[int]]) -> None:
+    cancelled = watched(alias)
     assert move.change(Task.objects.using(alias), "cancel") == 1
-    assert row(task) == {"status": str(POISON), "watched": None}
-    assert told() == [task.pk]
-
-
-def test_a_rescue_tells_an_end(alias: str, told: Callable[[], list[int]]) -> None:
-    task = make_task(
-        PROCESSING, using=alias, watched=True, attempt=5, max_attempts=5, next_process_time=-timedelta(seconds=1)
-    )
+    assert row(cancelled) == {"status": str(POISON), "watched": None}
+    spent = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(seconds=1)}
+    dead = make_task(PROCESSING, using=alias, watched=True, **spent)
     assert len(rescue(Session.on(alias), "parcels", SettlePort(alias))) == 1
-    assert told() == [task.pk]
+    assert told() == [cancelled.pk, dead.pk]
 
 
 def test_a_task_that_comes_back_is_watched_again(alias: str) -> None:
