@@ -53,8 +53,7 @@ def audit(transactional_db: None) -> Iterator[Audit]:
 
 
 def checkout(limit: int = 1, poller: str = "first") -> list[Lease]:
-    taken: list[Lease] = Task.objects.checkout("parcels", poller_instance=poller, limit=limit, lease=LEASE)
-    return taken
+    return Task.objects.checkout("parcels", poller_instance=poller, limit=limit, lease=LEASE)
 
 
 def taken(**columns: Any) -> Lease:

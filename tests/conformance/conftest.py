@@ -60,8 +60,7 @@ class World:
     def checkout(
         self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "parcels"
     ) -> list[Lease]:
-        taken: list[Lease] = self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)
-        return taken
+        return self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)
 
     def take(self, **columns: Any) -> Lease:
         """Make one due task and take it."""
@@ -90,8 +89,7 @@ class World:
 
     def row(self, task: Any) -> dict[str, Any]:
         """Return every column of a task that must be there."""
-        found: dict[str, Any] = Task.objects.using(self.alias).values().get(pk=task.id)
-        return found
+        return Task.objects.using(self.alias).values().get(pk=task.id)
 
     def everything(self) -> list[list[Any]]:
         """Return all rows of all tables that an outcome may change."""

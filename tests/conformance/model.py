@@ -64,7 +64,6 @@ class Queue:
         if there.status not in sources or there.group != row.group:
             return "duplicate"
         if there.status == "PROCESSING":
-            assert there.place is not None
             there.status, there.attempt, there.due = "CREATED", 0, there.place[0]
         there.priority = row.priority
         if not keep_due:

@@ -7,7 +7,6 @@ from datetime import timedelta
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import Complete, LeaseLost
 from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, rescue, run, settle
@@ -75,11 +74,14 @@ def test_renew_counts_from_now_and_tells_who_lost(world: World) -> None:
     assert changed == {"next_process_time"}
 
 
-def test_an_expired_lease_nobody_took_over_can_be_renewed(world: World) -> None:
+def test_an_expired_lease_nobody_took_over_can_be_renewed_and_settled(world: World) -> None:
     lease = world.take()
     world.age(2 * LEASE)
     assert renew(world.session, [lease], 60.0) == []
     assert world.checkout(poller=SECOND) == []
+    world.age(2 * LEASE)
+    lease.complete()
+    assert world.row(lease)["status"] == COMPLETED
 
 
 def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
@@ -144,15 +146,3 @@ def test_a_lease_of_the_task_s_own_length_wins(world: World) -> None:
     assert abs(row["next_process_time"] - row["start_time"] - timedelta(hours=2)) <= MILLISECOND
     assert renew(world.session, [lease], 60.0) == []
     assert world.row(task)["next_process_time"] == At(timedelta(hours=2))
-
-
-def test_the_same_poller_s_old_lease_is_stale_too(world: World) -> None:
-    """The fence is the token, not the poller's name."""
-    first = world.take()
-    world.age(LEASE)
-    (second,) = world.checkout()
-    assert second.poller_instance == first.poller_instance
-    with pytest.raises(LeaseLost):
-        first.complete()
-    assert settle.settle(world.session, [(first, Complete()), (second, Complete())]) == {second.id}
-    assert world.row(second)["status"] == COMPLETED

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import DuplicateTask, EnqueueReport, enqueue, enqueue_many, signals
+from django_dbtaskqueue import EnqueueReport, enqueue, enqueue_many, signals
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError
@@ -31,11 +30,8 @@ class Card:
 
 
 def shares(items: Any) -> list[Batch]:
-    return [
-        share
-        for one in Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
-        for share in one.values()
-    ]
+    chunks = Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
+    return [share for one in chunks for share in one.values()]
 
 
 UNIFORM: list[list[Any]] = [
@@ -125,19 +121,6 @@ def test_large_payloads_make_small_statements(settings: Any) -> None:
         assert read == sum(sizes)
     assert sum(sizes) == 50
     assert max(sizes) <= 18
-
-
-def test_a_queue_s_ttl_is_every_item_s(alias: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"ttl": timedelta(hours=1)}}}
-    enqueue_many("parcels", [("a", 1)], using=alias)
-    assert Task.objects.using(alias).get().expire_time is not None
-
-
-@pytest.mark.parametrize("items", [[("new", 1), ("taken", 2)], [("new", 1), {"reference": "taken", "priority": 1}]])
-def test_a_taken_reference_is_named_from_columns_and_rows(alias: str, items: list[Any]) -> None:
-    holder = enqueue("parcels", "taken", using=alias)
-    with pytest.raises(DuplicateTask, match=rf"'taken'.*task {holder.pk}"):
-        enqueue_many("parcels", items, using=alias)
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)

@@ -36,10 +36,6 @@ class Parcel:
     stops: list[str]
 
 
-class Boom(Exception):
-    pass
-
-
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_autocommit_enqueues_at_once(alias: str) -> None:
     task = enqueue("parcels", using=alias)
@@ -48,10 +44,10 @@ def test_autocommit_enqueues_at_once(alias: str) -> None:
 
 
 def test_a_rollback_takes_the_task_with_it(alias: str) -> None:
-    with pytest.raises(Boom), transaction.atomic(using=alias):
+    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
         Booking.objects.using(alias).create(reference="b")
         enqueue("parcels", "b", using=alias)
-        raise Boom
+        raise ZeroDivisionError
     assert not Booking.objects.using(alias).exists()
     assert not Task.objects.using(alias).exists()
 
@@ -59,13 +55,11 @@ def test_a_rollback_takes_the_task_with_it(alias: str) -> None:
 def test_a_savepoint_takes_only_its_own_tasks_with_it(alias: str) -> None:
     with transaction.atomic(using=alias):
         enqueue("parcels", "outer", using=alias)
-        with pytest.raises(Boom), transaction.atomic(using=alias):
-            enqueue("parcels", "inner", using=alias)
-            raise Boom
+        for reference in ("inner", "last"):
+            with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
+                enqueue("parcels", reference, using=alias)
+                raise ZeroDivisionError
         enqueue("parcels", "inner", using=alias)
-        with pytest.raises(Boom), transaction.atomic(using=alias):
-            enqueue("parcels", "last", using=alias)
-            raise Boom
     assert set(Task.objects.using(alias).values_list("reference", flat=True)) == {"outer", "inner"}
 
 
@@ -93,11 +87,8 @@ def test_a_broken_transaction_takes_no_task_as_it_takes_no_statement(alias: str)
 
 def test_the_least_task(alias: str) -> None:
     row = Task.objects.using(alias).values().get(pk=enqueue("parcels", using=alias).pk)
-    now = timezone.now()
     times = {name: row.pop(name) for name in list(row) if name.endswith("_time")}
-    assert all(
-        abs(times[name] - now) < PATIENCE * SECOND for name in ("create_time", "ready_time", "next_process_time")
-    )
+    assert abs(times["create_time"] - timezone.now()) < PATIENCE * SECOND
     assert times["create_time"] == times["last_update_time"] == times["ready_time"] == times["next_process_time"]
     assert (times["start_time"], times["finish_time"], times["expire_time"]) == (None, None, None)
     assert row.pop("id") > 0
@@ -113,10 +104,9 @@ def test_every_argument_is_stored(alias: str) -> None:
         tag="gpu", context={"trace": "t"}, lease=timedelta(seconds=90), using=alias,
     )  # fmt: skip
     row = Task.objects.using(alias).get(pk=task.pk)
-    assert (row.queue, row.reference, row.payload, row.context) == (
-        "parcels", "ref-é", {"a": [1, None]}, {"trace": "t"},
-    )  # fmt: skip
-    assert (row.priority, row.tag, row.lease_seconds, row.payload_type) == (-7, "gpu", 90.0, None)
+    assert (row.queue, row.reference, row.payload) == ("parcels", "ref-é", {"a": [1, None]})
+    assert (row.context, row.priority, row.tag, row.lease_seconds) == ({"trace": "t"}, -7, "gpu", 90.0)
+    assert row.payload_type is None
     due = row.create_time + timedelta(minutes=5)
     assert abs(row.ready_time - due) < timedelta(milliseconds=2)
     assert row.next_process_time == row.ready_time
@@ -125,9 +115,7 @@ def test_every_argument_is_stored(alias: str) -> None:
 
 def test_run_at_is_when_it_is_due_but_never_in_the_past_and_delay_counts_from_it(alias: str) -> None:
     now, zones = timezone.now(), (UTC, timezone.get_fixed_timezone(330), timezone.get_fixed_timezone(-660))
-    moments = [
-        now + wanted for wanted in (timedelta(days=-3), timedelta(hours=2), timedelta(days=3000, microseconds=1))
-    ]
+    moments = [now + later for later in (timedelta(days=-3), timedelta(hours=2), timedelta(days=3000, microseconds=1))]
     moments += [datetime(2035, 3, 25, 2, 30, 0, 123456, tzinfo=zone) for zone in zones]
     for run_at in moments:
         for delay in (None, timedelta(minutes=1)):
@@ -137,15 +125,12 @@ def test_run_at_is_when_it_is_due_but_never_in_the_past_and_delay_counts_from_it
             assert abs(row.ready_time - expected) < timedelta(milliseconds=2), (run_at, delay)
 
 
-def test_a_plain_payload_comes_back(alias: str) -> None:
+def test_a_payload_comes_back_and_a_typed_one_with_its_type(alias: str) -> None:
     for payload in (None, 0, "", [], {}, {"é": "\U0001f600", "n": [1.5, 2**70, None, True]}, "text", [[]]):
         task = enqueue("parcels", payload=payload, using=alias)
         stored = Task.objects.using(alias).get(pk=task.pk)
         assert task.payload == stored.payload == payload
         assert Task.objects.using(alias).filter(pk=task.pk, payload__isnull=True).exists() is (payload is None)
-
-
-def test_a_typed_payload_comes_back_as_the_same_type_and_value(alias: str) -> None:
     parcel = Parcel(Decimal("1.50"), date(2013, 1, 31), ["JFK", "LGA"])
     task = Task.objects.using(alias).get(pk=enqueue("parcels", payload=parcel, using=alias).pk)
     assert task.payload_type == f"{Parcel.__module__}.Parcel"
@@ -222,9 +207,8 @@ def test_replace_may_keep_the_due_time(alias: str) -> None:
     enqueue("parcels", "r", {"new": 1}, on_duplicate="replace", keep_due=True, using=alias)
     row = Task.objects.using(alias).get()
     assert row.payload == {"new": 1}
-    assert (row.ready_time, row.next_process_time, row.expire_time) == (
-        old.ready_time, old.next_process_time, old.expire_time,
-    )  # fmt: skip
+    kept = (old.ready_time, old.next_process_time, old.expire_time)
+    assert (row.ready_time, row.next_process_time, row.expire_time) == kept
 
 
 def test_a_replacement_in_another_group_says_so(alias: str) -> None:
@@ -235,12 +219,6 @@ def test_a_replacement_in_another_group_says_so(alias: str) -> None:
         assert "on_duplicate" not in str(refused.value)
     task = enqueue("parcels", "r", {"new": 1}, group="a", on_duplicate="replace", using=alias)
     assert task.payload == {"new": 1}
-
-
-def test_a_lease_below_the_floor_is_refused() -> None:
-    with pytest.raises(EnqueueError, match="at least 100 ms"):
-        enqueue("parcels", lease=timedelta(milliseconds=1))
-    assert enqueue("parcels", lease=timedelta(milliseconds=100)).lease_seconds == 0.1
 
 
 def test_a_timeout_that_is_no_duration_is_refused(settings: Any) -> None:
@@ -270,19 +248,6 @@ def test_replace_refuses_a_task_on_its_way_to_another_database(alias: str) -> No
         with pytest.raises(DuplicateTask):
             enqueue(task.queue, "r", 2, on_duplicate=policy, using=alias)
     assert Task.objects.using(alias).get().payload == 1
-
-
-def test_replace_refuses_a_task_that_is_no_longer_created(alias: str) -> None:
-    for status in ("PROCESSING", *ended()):
-        made = make_task(status, reference=status, payload={"old": 1}, using=alias)
-        before = Task.objects.using(alias).values().get(pk=made.pk)
-        with pytest.raises(DuplicateTask, match=status):
-            enqueue("parcels", status, {"new": 1}, on_duplicate="replace", using=alias)
-        assert Task.objects.using(alias).values().get(pk=made.pk) == before
-
-
-def test_replace_without_a_holder_inserts(alias: str) -> None:
-    assert enqueue("parcels", "r", on_duplicate="replace", using=alias).pk == Task.objects.using(alias).get().pk
 
 
 def test_an_unknown_queue_is_named_with_its_nearest_match() -> None:
@@ -354,10 +319,12 @@ def test_a_bad_argument_is_named() -> None:
         ({"context": "trace"}, "must be a mapping"),
         ({"context": {"a": math.nan}}, "context.a"),
         ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),
+        ({"lease": timedelta(milliseconds=1)}, "at least 100 ms"),
     ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):
             enqueue("parcels", **options)
     assert not Task.objects.exists()
+    assert enqueue("parcels", lease=timedelta(milliseconds=100)).lease_seconds == 0.1
 
 
 def test_replacing_with_a_smaller_budget_leaves_an_attempt(alias: str, settings: Any) -> None:
@@ -375,7 +342,6 @@ def test_replacing_with_a_smaller_budget_leaves_an_attempt(alias: str, settings:
 def test_a_queue_has_a_default_priority_that_an_operator_may_change(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"priority": 7}}}
     assert enqueue("parcels", using=alias).priority == 7
-    # 0 is a priority, too
     assert enqueue("parcels", priority=0, using=alias).priority == 0
     assert queue("parcels", using=alias).put().priority == 7
     Queue.objects.using(alias).create(name="parcels", overrides={"priority": -3})

@@ -20,9 +20,7 @@ from tests.factories import make_task
 from tests.support import counted
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
-
 VERBS: dict[str, tuple[str, Callable[[Any], int]]] = {
     "reprocess": (ERROR, lambda tasks: tasks.reprocess()),
     "mark_poison": (ERROR, lambda tasks: tasks.mark_poison()),
@@ -41,13 +39,9 @@ def tasks_of(alias: str) -> Any:
 
 
 def make_many(alias: str, number: int) -> Any:
+    line = f"WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {number}) SELECT 'parcels' FROM s"
     with connections[alias].cursor() as cursor:
-        series = (
-            f"generate_series(1, {number}) AS s"
-            if alias == "default"
-            else f"(WITH RECURSIVE s(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM s WHERE i < {number}) SELECT i FROM s)"
-        )
-        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name) SELECT 'parcels' FROM {series}")
+        cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name) {line}")
     return tasks_of(alias)
 
 
@@ -163,18 +157,15 @@ def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str
     ages = {"older": 3 * DAY, "exact": DAY, "younger": DAY - timedelta(minutes=5)}
     for name, age in ages.items():
         make_task(COMPLETED, reference=name, finish_time=now - age, using=alias)
+    # Without a finish time a task ages by its last update
+    make_task(ERROR, reference="failed", finish_time=None, using=alias)
+    make_task(ERROR, finish_time=None, last_update_time=-2 * DAY, using=alias)
     for status in (CREATED, PROCESSING):
         make_task(status, reference=status, last_update_time=now - 5 * DAY, using=alias)
-    assert tasks_of(alias).housekeep(older_than=DAY, to=to) == 2
-    assert set(tasks_of(alias).values_list("reference", flat=True)) == {"younger", CREATED, PROCESSING}
-    assert TaskHistory.objects.using(alias).count() == (2 if to == "history" else 0)
-    assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 2)
-
-
-def test_a_task_without_a_finish_time_ages_by_its_last_update(alias: str) -> None:
-    make_task(ERROR, finish_time=None, last_update_time=-2 * DAY, using=alias)
-    make_task(ERROR, finish_time=None, using=alias)
-    assert tasks_of(alias).housekeep(older_than=DAY) == 1
+    assert tasks_of(alias).housekeep(older_than=DAY, to=to) == 3
+    assert set(tasks_of(alias).values_list("reference", flat=True)) == {"younger", "failed", CREATED, PROCESSING}
+    assert TaskHistory.objects.using(alias).count() == (3 if to == "history" else 0)
+    assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 3)
 
 
 def test_housekeep_may_be_limited_to_some_statuses(alias: str) -> None:
@@ -223,29 +214,19 @@ def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_
 class ReadsElsewhere:
     """A router of a site with a replica: reads go to another database than writes."""
 
-    def db_for_read(self, model: Any, **hints: Any) -> str:
-        return "sqlite"
-
-    def db_for_write(self, model: Any, **hints: Any) -> str:
-        return "default"
-
-    def allow_relation(self, *objects: Any, **hints: Any) -> bool:
-        return True
+    db_for_read = staticmethod(lambda model, **hints: "sqlite")
+    db_for_write = staticmethod(lambda model, **hints: "default")
+    allow_relation = staticmethod(lambda *objects, **hints: True)
 
 
-def test_verbs_never_judge_by_a_replica(settings: Any) -> None:
+def test_no_verb_judges_by_a_replica(settings: Any) -> None:
     settings.DATABASE_ROUTERS = [ReadsElsewhere()]
     for verb, (status, change) in VERBS.items():
         with taken_back("default"):
             make_task(status, using="default")
             assert Task.objects.count() == 0
             assert (change(Task.objects.all()), counted("default"), counted("sqlite")) == (1, 1, 0), verb
-
-
-def test_checkout_and_enqueue_use_the_primary(settings: Any) -> None:
-    settings.DATABASE_ROUTERS = [ReadsElsewhere()]
     task = Task.objects.enqueue("parcels", "r")
     assert Task.objects.enqueue("parcels", "r", on_duplicate="ignore").pk == task.pk
-    (lease,) = Task.objects.checkout("parcels", poller_instance="p")
-    lease.complete()
+    Task.objects.checkout("parcels", poller_instance="p")[0].complete()
     assert Task.objects.using("default").get().status == COMPLETED

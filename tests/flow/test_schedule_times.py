@@ -70,11 +70,7 @@ def numbers(low: int, high: int) -> st.SearchStrategy[str]:
 
 
 star = st.just("*")
-days = st.one_of(
-    st.tuples(star, star, star),
-    st.tuples(numbers(1, 31), star, star),
-    st.tuples(star, star, numbers(0, 6)),
-)
+days = st.tuples(star, star, star) | st.tuples(numbers(1, 31), star, star) | st.tuples(star, star, numbers(0, 6))
 # Most hours that are skipped or repeated are these.
 hours = st.one_of(star, numbers(0, 4), numbers(22, 23), numbers(0, 23))
 crons = st.tuples(numbers(0, 59), hours, days).map(lambda parts: f"{parts[0]} {parts[1]} {' '.join(parts[2])}")
