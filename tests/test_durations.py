@@ -13,14 +13,8 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue import management
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import retry
-from django_dbtaskqueue.core.durations import (
-    format_duration,
-    format_seconds,
-    iso_duration,
-    parse_duration,
-    parse_length,
-)
+from django_dbtaskqueue.core import durations, retry
+from django_dbtaskqueue.core.durations import format_duration, iso_duration, parse_duration
 from django_dbtaskqueue.operations.search.values import span_of
 from django_dbtaskqueue.pipeline.jobs import objective
 
@@ -69,18 +63,20 @@ def test_what_is_not_a_duration_is_refused_with_the_forms() -> None:
     for value in (5, 1.5, None, True, ["1m"], "", "soon", "s", "P", "PT", "1..5s", "1" * 101):
         with pytest.raises(ValueError, match=r'is not a duration\. Write numbers with a unit .*"1m30s".*"PT1M30S"'):
             parse_duration(value)
+        with pytest.raises(ImproperlyConfigured, match=r"^here: .* is not a duration"):
+            conf.duration(value, where="here")
 
 
 def test_refusals_say_why() -> None:
     with pytest.raises(ValueError, match="'9999999999d' is longer than the longest duration, 999999999 days"):
         parse_duration("9999999999d")
     with pytest.raises(ValueError, match=r"'36526d' is too long\. Write a duration of at most a hundred years"):
-        parse_length("36526d")
-    assert parse_length("36525d") == timedelta(days=36_525)
+        durations.parse_length("36526d")
+    assert durations.parse_length("36525d") == timedelta(days=36_525)
     with pytest.raises(ImproperlyConfigured, match=r"'for': .* is too long"):
         conf.duration("999999999d", where="'for'")
     with pytest.raises(ValueError, match=r"'-5s' is negative\. Write a duration of 0 or more"):
-        parse_length("-5s")
+        durations.parse_length("-5s")
     with pytest.raises(ArgumentTypeError, match="'0s' must be more than 0"):
         management.positive_duration("0s")
 
@@ -122,4 +118,4 @@ def test_spellings() -> None:
         (-90, "-1m30s", "-1m30s", "-PT1M30S"),
     ]:
         value = timedelta(seconds=seconds)
-        assert (format_duration(value), format_seconds(seconds), iso_duration(value)) == (exact, rough, iso)
+        assert (format_duration(value), durations.format_seconds(seconds), iso_duration(value)) == (exact, rough, iso)

@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import ANY
@@ -18,25 +18,11 @@ from django.db import IntegrityError, connections, transaction
 from django.db.models.functions import Now
 from django.test import TestCase
 
-from django_dbtaskqueue import (
-    Complete,
-    CompleteDelete,
-    DuplicateTask,
-    Fail,
-    Fixed,
-    LeaseLost,
-    PayloadError,
-    Poison,
-    Reenqueue,
-    TaskQueueError,
-    UnknownQueue,
-    enqueue,
-    processor,
-    signals,
-)
+from django_dbtaskqueue import Fixed, enqueue, processor, signals
+from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.registry import unregister
 from django_dbtaskqueue.testing import (
     TaskQueueKit,
     TaskQueueTestCase,
@@ -53,10 +39,7 @@ from tests.testapp.models import Booking
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.lease import Lease
 
-pytestmark = [
-    pytest.mark.usefixtures("taskqueue_registry"),
-    pytest.mark.django_db(databases=["default", "sqlite"]),
-]
+pytestmark = [pytest.mark.usefixtures("taskqueue_registry"), pytest.mark.django_db(databases=["default", "sqlite"])]
 REPOSITORY = Path(__file__).resolve().parent.parent
 MINUTE = timedelta(minutes=1)
 both = pytest.mark.parametrize("alias", ["default", "sqlite"])
@@ -74,19 +57,11 @@ def status(reference: str, alias: str = "default") -> str:
 
 @both
 def test_drain_runs_what_is_due_in_ready_order_and_counts(alias: str) -> None:
-    seen: list[tuple[str | None, Any]] = []
-
-    @processor("labour", max_attempts=1)
-    def work(task: Lease) -> Any:
-        seen.append((task.reference, task.payload))
-        return task.payload and {"poison": Poison("bad"), "again": Reenqueue(MINUTE), "gone": CompleteDelete()}.get(
-            task.payload, task.payload
-        )
-
+    outcomes = {"poison": Poison("bad"), "again": Reenqueue(MINUTE), "gone": CompleteDelete(), "x": "x"}
+    processor("labour", max_attempts=1)(lambda task: outcomes[task.payload])
     for reference, payload, priority in [("a", "x", 5), ("b", "poison", 0), ("c", "again", 0), ("d", "gone", -1)]:
         enqueue("labour", reference, payload, priority=priority, using=alias)
     report = drain("labour", using=alias)
-    assert seen == [("d", "gone"), ("b", "poison"), ("c", "again"), ("a", "x")]
     assert (report.completed, report.poisoned, report.reenqueued) == (2, 1, 1)
     assert report.outcomes == (CompleteDelete(), Poison("bad"), Reenqueue(MINUTE), Complete("x"))
     assert str(report) == "2 completed, 1 reenqueued, 1 poisoned"
@@ -104,11 +79,8 @@ def test_drain_runs_every_known_queue_and_what_processors_enqueue() -> None:
 
 
 def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:
-    attempts: list[int] = []
-
     @processor("flaky", retry=Fixed(60 * MINUTE, jitter=0), max_attempts=3)
     def flaky(task: Lease) -> None:
-        attempts.append(task.attempt)
         raise ConnectionError("no answer")
 
     enqueue("flaky", "a")
@@ -121,7 +93,6 @@ def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:
     advance(MINUTE)
     assert drain("flaky").retried == 1
     assert str(drain("flaky", with_scheduled=True)) == "1 failed"
-    assert attempts == [1, 2, 3]
     assert status("a") == "ERROR"
     failed = Attempt.objects.order_by("attempt").values_list("attempt", "error_type", "message")
     assert list(failed) == [(number, "builtins.ConnectionError", "no answer") for number in (1, 2, 3)]
@@ -137,14 +108,11 @@ def test_with_scheduled_misses_no_task_that_becomes_due_while_it_looks(alias: st
 
 
 def test_with_scheduled_runs_tasks_in_the_order_they_are_due() -> None:
-    seen: list[str | None] = []
-    processor("late")(lambda task: seen.append(task.reference))
-    enqueue("late", "in two days", delay=timedelta(days=2))
-    enqueue("late", "in an hour", delay=timedelta(hours=1))
-    enqueue("late", "now")
-    assert drain("late").completed == 1
-    assert drain("late", with_scheduled=True).completed == 2
-    assert seen == ["now", "in an hour", "in two days"]
+    processor("late")(lambda task: task.reference)
+    for reference, hours in (("in two days", 48), ("in an hour", 1), ("now", 0)):
+        enqueue("late", reference, delay=timedelta(hours=hours))
+    assert drain("late").outcomes == (Complete("now"),)
+    assert drain("late", with_scheduled=True).outcomes == (Complete("in an hour"), Complete("in two days"))
 
 
 def test_atomic_mode_rolls_back_the_processors_writes_and_not_the_tests() -> None:
@@ -178,35 +146,20 @@ def test_a_database_error_of_a_processor_does_not_break_the_tests_transaction(al
     assert status("a", alias) == "ERROR"
 
 
-def test_a_processor_may_insist_on_an_outermost_transaction() -> None:
-    @processor("durable")
-    def durable(task: Lease) -> None:
-        with transaction.atomic(durable=True):
-            Booking.objects.create(reference="a")
-
-    enqueue("durable")
-    assert drain("durable", raising=True).completed == 1
-
-
-def test_a_processor_may_settle_by_itself_in_its_own_transaction() -> None:
+def test_a_processor_may_insist_on_an_outermost_transaction_and_settle_in_it() -> None:
     @processor("own")
     def own(task: Lease) -> None:
-        with transaction.atomic():
+        with transaction.atomic(durable=True):
             Booking.objects.create(reference=task.reference or "")
             task.complete({"by": "itself"})
 
     enqueue("own", "a")
-    report = drain("own")
-    assert report.outcomes == (Complete({"by": "itself"}),)
+    assert drain("own", raising=True).outcomes == (Complete({"by": "itself"}),)
     assert Task.objects.get().result == {"by": "itself"}
 
 
 def test_a_lease_that_an_operator_revokes_meanwhile_is_counted_as_lost() -> None:
-    @processor("revoked")
-    def revoked(task: Lease) -> str:
-        Task.objects.filter(pk=task.id).purge()
-        return "too late"
-
+    processor("revoked")(lambda task: Task.objects.filter(pk=task.id).purge())
     enqueue("revoked")
     report = drain("revoked")
     assert (report.lost, report.completed, report.outcomes) == (1, 0, ())
@@ -302,19 +255,10 @@ def test_a_batch_processor_gets_its_tasks_one_by_one() -> None:
 
 
 def test_listeners_are_told_as_by_a_poller() -> None:
-    told: list[str] = []
-
-    class Clerk(signals.Listener):
-        def checked_out(self, task: Lease) -> None:
-            told.append("checked out")
-
-        def started(self, task: Lease) -> None:
-            told.append("started")
-
-        def executed(self, task: Lease, outcome: Any) -> None:
-            told.append(f"executed {outcome.result}")
-
-    clerk = Clerk()
+    told, clerk = [], signals.Listener()
+    clerk.checked_out = lambda task: told.append("checked out")
+    clerk.started = lambda task: told.append("started")
+    clerk.executed = lambda task, outcome: told.append(f"executed {outcome.result}")
     signals.register(clerk)
     processor("told")(lambda task: "well")
     enqueue("told")
@@ -336,21 +280,15 @@ def test_an_endless_queue_is_named_and_exactly_the_limit_is_not_endless() -> Non
 
 
 def test_raising_shows_the_processors_exception_after_it_is_stored() -> None:
-    @processor("raising", max_attempts=1)
-    def fails(task: Lease) -> None:
-        raise ZeroDivisionError("by the processor")
-
+    processor("raising", max_attempts=1)(lambda task: 1 / 0)
     enqueue("raising", "a")
-    with pytest.raises(ZeroDivisionError, match="by the processor"):
+    with pytest.raises(ZeroDivisionError):
         drain("raising", raising=True)
     assert status("a") == "ERROR"
 
 
 def test_ctrl_c_and_the_frameworks_own_exceptions_end_the_test() -> None:
-    @processor("interrupted")
-    def interrupted(task: Lease) -> None:
-        pytest.fail("the test is over")
-
+    processor("interrupted")(lambda task: pytest.fail("the test is over"))
     enqueue("interrupted")
     with pytest.raises(pytest.fail.Exception, match="the test is over"):
         drain("interrupted")
@@ -375,14 +313,10 @@ def test_a_paused_queue_is_left_alone_until_its_pause_runs_out() -> None:
     assert drain("paused").completed == 1
 
 
-def test_drain_works_in_an_async_test(db: None) -> None:
+def test_drain_works_in_an_async_test() -> None:
     processor("async")(lambda task: None)
-
-    async def body() -> int:
-        await sync_to_async(enqueue)("async")
-        return (await sync_to_async(drain)("async")).completed
-
-    assert async_to_sync(body)() == 1
+    async_to_sync(sync_to_async(enqueue))("async")
+    assert async_to_sync(sync_to_async(drain))("async").completed == 1
 
 
 @both
@@ -397,21 +331,15 @@ def test_advance_moves_every_time_of_the_queue_and_no_other(alias: str) -> None:
         found = {}
         for model in (Task, Attempt, Queue):
             for row in model.objects.using(alias).values():
-                found |= {
-                    (model, row.get("id", 0), name): row[name] for name in row if name.endswith(("time", "until"))
-                }
+                found |= {(model, row.get("id", 0), name): row[name] for name in row if isinstance(row[name], datetime)}
         return found
 
     before = times()
     advance("2h", using=alias)
     after = times()
-    assert {key for key, value in after.items() if value is not None} == {k for k, v in before.items() if v is not None}
-    moved = {key: before[key] - value for key, value in after.items() if value is not None}
-    assert moved
-    assert all(abs(delta - timedelta(hours=2)) <= timedelta(milliseconds=1) for delta in moved.values())
-
-
-def test_time_only_goes_forward() -> None:
+    assert after.keys() == before.keys() and before
+    moved = {before[key] - after[key] - timedelta(hours=2) for key in before}
+    assert max(map(abs, moved)) <= timedelta(milliseconds=1)
     with pytest.raises(ValueError, match="only goes forward"):
         advance(-MINUTE)
 
@@ -455,6 +383,8 @@ def test_a_wrong_count_and_a_task_too_many_are_told() -> None:
         assert_enqueued("mail", count=1)
     with pytest.raises(AssertionError, match=r"Expected no task waiting .* with reference='r3', found 1(.|\n)*'r3'"):
         refute_enqueued("mail", reference="r3")
+    with pytest.raises(TypeError, match=r"no 'referense' to assert. Did you mean 'reference'"):
+        refute_enqueued("mail", referense="a")  # type: ignore[call-arg]
 
 
 def test_an_empty_queue_points_to_where_tasks_are() -> None:
@@ -465,12 +395,6 @@ def test_an_empty_queue_points_to_where_tasks_are() -> None:
     enqueue("letters")
     with pytest.raises(AssertionError, match=r"Queue 'mail' is empty\. Tasks wait in 'letters' \(1\)"):
         assert_enqueued("mail")
-
-
-def test_a_misspelt_criterion_is_refused() -> None:
-    processor("mail")(lambda task: None)
-    with pytest.raises(TypeError, match=r"no 'referense' to assert. Did you mean 'reference'"):
-        refute_enqueued("mail", referense="a")  # type: ignore[call-arg]
 
 
 @both
@@ -497,16 +421,9 @@ def test_perform_raises_what_the_processor_raises_and_returns_what_it_returns() 
 
     with pytest.raises(KeyError, match="missing"):
         perform(fails)
-    raised = perform(fails, raising=False)
-    assert isinstance(raised, Fail)
-    assert isinstance(raised.error, KeyError)
-    returned = perform(fails, "return")
-    assert isinstance(returned, Fail)
-    assert str(returned.error) == "decided"
+    assert isinstance(perform(fails, raising=False).error, KeyError)
+    assert str(perform(fails, "return").error) == "decided"
     assert not Attempt.objects.exists()
-
-
-def test_perform_raises_for_a_payload_that_the_processor_cannot_read() -> None:
     processor("orders", payload=Order)(lambda task: None)
     with pytest.raises(PayloadError, match="number"):
         perform("orders", {"number": "seven"})
@@ -619,10 +536,7 @@ class KitInTestCase(TaskQueueTestCase):
 
 
 class KitMixedIn(TaskQueueKit, TestCase):
-    def test_rollback_of_the_caller_takes_the_task_with_it(self) -> None:
-        with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            enqueue("claims", "a", {"flight": "f", "passenger": "p"})
-            raise ZeroDivisionError
+    def test_an_empty_queue(self) -> None:
         self.refute_enqueued("claims")
         self.assertEqual(str(self.drain("claims")), "nothing was due")
 
@@ -637,12 +551,9 @@ def test_the_fixture_has_the_whole_kit(taskqueue: TaskQueueKit) -> None:
 
 def pytest_of(folder: Path, test: str, *options: str, **env: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text(textwrap.dedent(test))
-    command = f"{sys.executable} -m pytest -q -p no:cacheprovider -p no:randomly".split()
-    command += [*options, "test_it.py"]
-    base = {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{REPOSITORY}"}
-    return subprocess.run(
-        command, cwd=folder, env=base | env, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    command = f"{sys.executable} -m pytest -q -p no:cacheprovider -p no:randomly test_it.py".split()
+    env |= {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{folder}:{REPOSITORY}"}
+    return subprocess.run([*command, *options], cwd=folder, env=env, capture_output=True, text=True, timeout=PATIENCE)
 
 
 def test_processors_of_a_test_are_gone_after_it(tmp_path: Path) -> None:
@@ -676,14 +587,3 @@ def test_the_plugin_imports_no_django_before_a_test_asks_for_it(tmp_path: Path) 
     """
     done = pytest_of(tmp_path, test, "-p", "no:django")
     assert "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_settings_of_a_processor_are_back_after_the_registry_was_restored() -> None:
-    from django_dbtaskqueue import registry
-    from django_dbtaskqueue.conf import settings as conf
-
-    processor("mail", max_attempts=2)(lambda task: None)
-    saved = registry.snapshot()
-    unregister("mail")
-    registry.restore(saved)
-    assert conf.queue_settings("mail").max_attempts == 2

@@ -32,7 +32,6 @@ PLACEHOLDER = re.compile(r"%\((\w+)\)([-#0 +.\d]*[a-z])|(%%)|(%[a-z])|\{(\w*)\}"
 CALL = re.compile(
     r"""\b(?:gettext|ngettext|_)\(u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')(?:,\s*u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?"""
 )
-
 Message = tuple[str, str]  # msgid and msgid_plural, or nothing
 
 

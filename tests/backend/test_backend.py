@@ -16,14 +16,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue import enqueue, processor, registry, signals
-from django_dbtaskqueue.backend.compat import (
-    InvalidTask,
-    InvalidTaskBackend,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-    task_backends,
-    task_finished,
-)
+from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.backend.functions import finished_listener
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.search.query import select
@@ -54,6 +47,18 @@ def site() -> Iterator[None]:
     signals.unregister(finished_listener)
 
 
+@pytest.fixture
+def ended() -> Iterator[list[Any]]:
+    statuses: list[Any] = []
+
+    def note(task_result: Any, **_: Any) -> None:
+        statuses.append(task_result.status)
+
+    compat.task_finished.connect(note)
+    yield statuses
+    compat.task_finished.disconnect(note)
+
+
 def test_the_row_is_a_task_like_any_other() -> None:
     result = functions.add.using(priority=7, queue_name="two").enqueue(1, b=2)
     row = Task.objects.get()
@@ -69,10 +74,10 @@ def test_an_id_is_a_uuid_that_begins_with_the_number_of_the_task_and_cannot_be_g
     assert (given.int >> 80, given.version, str(given)) == (Task.objects.get().pk, 8, result.id)
     for bit in range(128):
         other = str(uuid.UUID(int=given.int ^ 1 << bit))
-        with pytest.raises(TaskResultDoesNotExist):
+        with pytest.raises(compat.TaskResultDoesNotExist):
             functions.add.get_result(other)
     assert functions.add.get_result(given).id == result.id  # as a view gets it from <uuid:id>
-    with override_settings(SECRET_KEY="a new one"), pytest.raises(TaskResultDoesNotExist):
+    with override_settings(SECRET_KEY="a new one"), pytest.raises(compat.TaskResultDoesNotExist):
         functions.add.get_result(result.id)
     with override_settings(SECRET_KEY="a new one", SECRET_KEY_FALLBACKS=["tests"]):
         assert functions.add.get_result(result.id).args == [1, 2]
@@ -98,19 +103,14 @@ def test_enqueue_and_get_result_take_one_query_each() -> None:
     assert len(queries) == 1
 
 
-def test_retries_are_said_at_the_function() -> None:
+def test_retries_are_said_at_the_function(ended: list[Any]) -> None:
     result = functions.succeed_at.enqueue(3)
-    ended: list[TaskResultStatus] = []
-    task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False, dispatch_uid="ended")
-    try:
-        with run_poller("default"):
-            pass
-    finally:
-        task_finished.disconnect(dispatch_uid="ended")
+    with run_poller("default"):
+        pass
     result.refresh()
-    assert (result.status, result.return_value, result.attempts) == (TaskResultStatus.SUCCESSFUL, 3, 3)
+    assert (result.status, result.return_value, result.attempts) == (compat.TaskResultStatus.SUCCESSFUL, 3, 3)
     assert [str(error.exception_class.__name__) for error in result.errors] == ["LookupError"] * 2
-    assert ended == [TaskResultStatus.SUCCESSFUL]
+    assert ended == [compat.TaskResultStatus.SUCCESSFUL]
     assert result.enqueued_at < result.started_at < result.last_attempted_at < result.finished_at
     assert len(set(result.worker_ids)) == 1
 
@@ -120,7 +120,7 @@ def test_a_coroutine_is_tried_again() -> None:
     with run_poller("default"):
         pass
     result.refresh()
-    assert (result.status, result.return_value) == (TaskResultStatus.SUCCESSFUL, 2)
+    assert (result.status, result.return_value) == (compat.TaskResultStatus.SUCCESSFUL, 2)
     assert [error.exception_class for error in result.errors] == [LookupError]
 
 
@@ -131,7 +131,7 @@ def test_retries_are_said_in_the_settings() -> None:
             result = functions.fail.enqueue()
             drain("default")
             result.refresh()
-        assert (result.status, len(result.errors)) == (TaskResultStatus.FAILED, attempts)
+        assert (result.status, len(result.errors)) == (compat.TaskResultStatus.FAILED, attempts)
 
 
 def test_wrong_options_and_retries_of_a_function_are_told() -> None:
@@ -140,19 +140,19 @@ def test_wrong_options_and_retries_of_a_function_are_told() -> None:
         ({"attempts": 3}, "has no key 'attempts'"),
         ({"backoff": "sometimes"}, "is not a retry policy"),
     ):
-        with override_settings(TASKS=tasks_setting(**options)), pytest.raises(InvalidTaskBackend, match=told):
-            task_backends["default"].check()
-    cls = task_backends["default"].task_class
-    with pytest.raises(InvalidTask, match="max_attempts='three' must be a whole number"):
+        with override_settings(TASKS=tasks_setting(**options)), pytest.raises(compat.InvalidTaskBackend, match=told):
+            compat.task_backends["default"].check()
+    cls = compat.task_backends["default"].task_class
+    with pytest.raises(compat.InvalidTask, match="max_attempts='three' must be a whole number"):
         cls(func=functions.fail.func, max_attempts="three")
 
 
 def test_the_checks() -> None:
-    assert list(task_backends["default"].check()) == []
+    assert list(compat.task_backends["default"].check()) == []
     with override_settings(DBTASKQUEUE={"QUEUES": {"two": {"keep": "delete"}}}):
-        assert [found.id for found in task_backends["default"].check()] == ["dbtaskqueue.I022"]
+        assert [found.id for found in compat.task_backends["default"].check()] == ["dbtaskqueue.I022"]
     with override_settings(INSTALLED_APPS=[]):
-        (found,) = task_backends["default"].check()
+        (found,) = compat.task_backends["default"].check()
     assert (found.id, found.hint) == ("dbtaskqueue.E020", "Add 'django_dbtaskqueue' to INSTALLED_APPS.")
 
 
@@ -166,7 +166,7 @@ def test_a_row_names_no_code_to_import() -> None:
 
 
 def test_a_payload_that_no_enqueue_wrote_fails_its_task_alone() -> None:
-    payloads: list[Any] = [None, [], {"args": 1, "kwargs": {}}, {"args": []}, "x"]
+    payloads = [None, [], {"args": 1, "kwargs": {}}, {"args": []}, "x"]
     for payload in payloads:
         functions.add.enqueue(1, 2)
         Task.objects.filter(pk=Task.objects.latest("pk").pk).update(payload=payload)
@@ -187,11 +187,7 @@ def test_an_outcome_of_the_queue_is_obeyed() -> None:
 
 def test_a_plain_processor_of_the_queue_gets_the_plain_rows_only() -> None:
     seen: list[Any] = []
-
-    @processor("default")
-    def plain(task: Any) -> None:
-        seen.append(task.payload)
-
+    processor("default")(lambda task: seen.append(task.payload))
     functions.add.enqueue(1, 2)
     enqueue("default", payload=[3])
     assert drain("default").completed == 2
@@ -214,7 +210,7 @@ def test_an_operator_moves_changes_and_cancels() -> None:
     for result in (moved, dear, cancelled):
         result.refresh()
     assert functions.add.get_result(dear.id).task.priority == 100
-    assert (cancelled.status, cancelled.errors, cancelled.attempts) == (TaskResultStatus.FAILED, [], 0)
+    assert (cancelled.status, cancelled.errors, cancelled.attempts) == (compat.TaskResultStatus.FAILED, [], 0)
     Task.objects.filter(pk=ids[0]).update(queue="elsewhere")
     assert functions.add.get_result(moved.id).task.queue_name == "default"  # no queue of this backend
 
@@ -230,34 +226,23 @@ def test_housekeeping_leaves_the_result_in_the_history() -> None:
     assert result.return_value == 3
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Whoever starts the tests in the background has them ignore Ctrl-C, and so every interrupt."""
+def test_an_interrupt_ends_the_process_and_the_task_is_not_lost(request: pytest.FixtureRequest) -> None:
+    # Whoever starts the tests in the background has them ignore Ctrl-C, and so every interrupt
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_an_interrupt_ends_the_process_and_the_task_is_not_lost() -> None:
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     result = functions.interrupt.enqueue()
     with pytest.raises(KeyboardInterrupt), run_poller("default"):
         until(lambda: False)
     result.refresh()
-    assert (result.status, result.errors) == (TaskResultStatus.READY, [])
+    assert (result.status, result.errors) == (compat.TaskResultStatus.READY, [])
     advance("1m")
     with pytest.raises(KeyboardInterrupt):  # without a poller it is the caller's own
         drain("default")
 
 
-def test_poison_is_a_failure() -> None:
+def test_poison_is_a_failure(ended: list[Any]) -> None:
     result = functions.refuse.enqueue()
-    ended: list[TaskResultStatus] = []
-    task_finished.connect(lambda task_result, **_: ended.append(task_result.status), weak=False, dispatch_uid="ended")
-    try:
-        drain("default")
-    finally:
-        task_finished.disconnect(dispatch_uid="ended")
+    drain("default")
     result.refresh()
-    assert (result.status, result.attempts) == (TaskResultStatus.FAILED, 1)
-    assert ended == [TaskResultStatus.FAILED]
+    assert (result.status, result.attempts) == (compat.TaskResultStatus.FAILED, 1)
+    assert ended == [compat.TaskResultStatus.FAILED]

@@ -31,23 +31,16 @@ def declared(fields: list[Field]) -> set[tuple[str, str, str]]:
     return {(field.name, str(field.column), TYPES[field.get_internal_type()]) for field in fields}
 
 
-def test_the_model_and_the_table_of_columns_agree() -> None:
-    table = {(column.name, column.db, column.type) for column in TASK_COLUMNS}
-    assert declared(Task._meta.concrete_fields) == table
-
-
-def test_the_history_has_the_columns_that_move_there() -> None:
+def test_the_models_and_the_table_of_columns_agree() -> None:
     own = {"id", "location", "task_id", "moved_time"}
     moved = [field for field in TaskHistory._meta.concrete_fields if field.name not in own]
-    assert declared(moved) == {(column.name, column.db, column.type) for column in HISTORY_COLUMNS}
+    for fields, columns in ((Task._meta.concrete_fields, TASK_COLUMNS), (moved, HISTORY_COLUMNS)):
+        assert declared(fields) == {(column.name, column.db, column.type) for column in columns}
 
 
-def test_enqueue_takes_every_option_and_assertions_know_it() -> None:
+def test_the_functions_take_every_option_and_assertions_know_it() -> None:
     assert set(OPTIONS) <= set(inspect.signature(enqueue).parameters)
     assert set(Wanted.__annotations__) == set(ASSERTABLE)
-
-
-def test_the_types_of_the_options_name_what_the_function_takes() -> None:
     for function, options in ((enqueue, EnqueueOptions), (enqueue_many, EnqueueManyOptions)):
         parameters = inspect.signature(function).parameters.values()
         assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == set(options.__annotations__)

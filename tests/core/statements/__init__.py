@@ -52,18 +52,15 @@ VARIANTS: dict[str, Variants] = {
     "StatsStatements.estimates": _all(cells=[2]),
     "StatsStatements.first_tasks": _all(max_rows=[100], max_all=[1000]),
     "StatsStatements.open_failures": _all(max_rows=[1000]),
-    "StagingStatements.create": _all(table=[TABLE]),
-    "StagingStatements.groups": _all(table=[TABLE]),
     "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
-    "StagingStatements.lock_groups_of": _all(table=[TABLE]),
-    "StagingStatements.misplaced": _all(table=[TABLE]),
-    "StagingStatements.conflicts": _all(table=[TABLE]),
-    "StagingStatements.staged": _all(table=[TABLE]),
-    "StagingStatements.twice": _all(table=[TABLE]),
-    "ArchiveStatements.frozen": _all(source=["task", "history"]),
-    "ArchiveStatements.lock": _all(source=["task", "history"]),
-    "ArchiveStatements.remove": _all(source=["task", "history"]),
-    "ArchiveStatements.remove_locked": _all(source=["task", "history"]),
+    **{
+        f"StagingStatements.{name}": _all(table=[TABLE])
+        for name in ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "staged", "twice")
+    },
+    **{
+        f"ArchiveStatements.{name}": _all(source=["task", "history"])
+        for name in ("frozen", "lock", "remove", "remove_locked")
+    },
     "FinishEventStatements.drop_trigger": _all(schema=["public"]),
     "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
@@ -134,12 +131,12 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
             yield f"finish_events.{name}", getattr(finish_events, name)
         events = finish_events.FinishEventStatements(TABLES, dialect)
         yield from _of(events, "FinishEventStatements")
-        for case, since, complete_from in (
+        for case, since, whole in (
             ("by events", 1000, 900),
             ("a scan", 1000, 1500),
             ("the first scan", 0, 1500),
         ):
-            sql = events.finished_in(since, 2000, "dbtaskqueue.task", complete_from)
+            sql = events.finished_in(since, 2000, "dbtaskqueue.task", whole)
             yield f"FinishEventStatements.finished_in ({case})", sql
         yield "pipeline.older", pipeline.older(1000)
 
