@@ -49,8 +49,6 @@ class At:
 
 
 NOW = At()
-
-
 HOUR = timedelta(hours=1)
 GIVEN_BACK = {"status": CREATED, "next_process_time": NO_TIME, "poller_instance": None, "attempt": 1}
 
@@ -123,8 +121,6 @@ SETTLEMENTS = {
     "reenqueue": Reenqueue(NO_TIME), "fail": Fail("no", retry=False), "retry": Fail("no", delay=timedelta(0)),
     "poison": Poison("no"), "release": Release(), "park": Park("no handler"),
 }  # fmt: skip
-
-
 GONE: dict[str, Callable[[World, Lease], Any]] = {
     "running elsewhere": lambda world, lease: world.take_over(lease),
     "finished elsewhere": lambda world, lease: world.take_over(lease).complete("by the other"),
@@ -159,13 +155,6 @@ def test_a_stale_row_in_a_batch_does_not_hold_up_the_others(world: World) -> Non
     settled = settle.settle(world.session, [(lease, Complete()) for lease in leases])
     assert settled == {leases[0].id, leases[2].id}
     assert world.row(leases[1])["status"] == CREATED
-
-
-def test_an_expired_lease_nobody_took_over_still_settles(world: World) -> None:
-    lease = world.take()
-    world.age(10 * LEASE)
-    lease.complete()
-    assert world.row(lease)["status"] == COMPLETED
 
 
 def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
@@ -237,15 +226,12 @@ def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str)
     assert TaskHistory.objects.using(world.alias).count() == (4 if keep == "history" else 0)
 
 
-def test_a_delay_that_is_none_is_refused_where_it_is_written() -> None:
+def test_a_delay_or_an_outcome_that_is_none_is_refused(world: World) -> None:
     with pytest.raises(TypeError, match=r"delay=5.*needs a timedelta"):
         Reenqueue(5)  # type: ignore[arg-type]
     for delay in (timedelta(seconds=-1), timedelta.max):
         with pytest.raises(ValueError, match="from zero to a hundred years"):
             Reenqueue(delay)
-
-
-def test_something_that_is_no_outcome_is_refused(world: World) -> None:
     lease = world.take()
     with pytest.raises(TaskQueueError, match="is not an outcome"):
         world.settle(lease, "done")  # type: ignore[arg-type]

@@ -27,7 +27,6 @@ from tests.conformance.conftest import World, any_strategy
 from tests.support import Audit
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-
 RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "25"))
 CALM = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 CAPACITY = 12
@@ -45,7 +44,6 @@ OUTCOMES: dict[str, Callable[[int], Settlement]] = {
     "reenqueue": lambda delay: Reenqueue(timedelta(seconds=delay)),
     "release": lambda _: Release(),
 }
-
 delays = st.sampled_from([0, 0, 10, 20])
 
 

@@ -11,6 +11,7 @@ from django.db import transaction
 from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.operations import lookup
+from tests.flow.conftest import finish
 from tests.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -22,16 +23,10 @@ def _queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": SETTINGS}
 
 
-def complete(name: str, alias: str) -> None:
-    (lease,) = Task.objects.db_manager(alias).checkout(name, poller_instance="a", limit=1)
-    lease.complete()
-    assert not Task.objects.using(alias).exists()
-
-
 def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
     for name in SETTINGS:
         enqueue(name, "r1", using=alias)
-        complete(name, alias)
+        finish(alias, name)
     assert enqueue("usual", "r1", using=alias).pk
     for on_duplicate in ("error", "replace"):
         with pytest.raises(DuplicateTask, match="a task that has left the table"):
@@ -55,7 +50,7 @@ def test_a_task_in_the_table_is_a_duplicate_as_ever(alias: str) -> None:
 
 def test_many_at_once(alias: str) -> None:
     enqueue("once", "r1", using=alias)
-    complete("once", alias)
+    finish(alias, "once")
     items = [("r0", 0), ("r1", 1), ("r2", 2), (None, 3)]
     with pytest.raises(DuplicateTask, match=r"'r1'.*left the table"):
         enqueue_many("once", items, using=alias)
@@ -80,7 +75,7 @@ def test_only_an_operators_deletion_frees_it() -> None:
     assert Task.objects.purge() == 1
     enqueue("once", "r1")
     # By reference, when the task is gone
-    complete("once", "default")
+    finish("default", "once")
     assert lookup.delete("once", "r1") is True
     assert lookup.delete("once", "r1") is False
     assert enqueue("once", "r1").pk
@@ -104,5 +99,5 @@ def test_of_many_producers_at_once_one_has_it() -> None:
             return False
 
     assert at_once(6, try_it).count(True) == 1
-    complete("once", "default")
+    finish("default", "once")
     assert at_once(6, try_it).count(True) == 0
