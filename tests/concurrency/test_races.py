@@ -93,16 +93,6 @@ def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
         assert [lease.id for lease in theirs] == ids[3:]
 
 
-def test_what_a_checkout_rolled_back_had_taken_is_there_for_the_next(other: Actor) -> None:
-    make_task()
-    with transaction.atomic():
-        assert len(checkout()) == 1
-        assert other.do(checkout, 1, "second").result(PATIENCE) == []
-        transaction.set_rollback(True)
-    (lease,) = other.do(checkout, 1, "second").result(PATIENCE)
-    assert lease.total_attempt == 1
-
-
 def after_candidates(act: Callable[[], Any]) -> AbstractContextManager[None]:
     """Let others act, once, between an optimistic checkout's look and its grab."""
     acts = [act]

@@ -70,17 +70,10 @@ def test_what_many_writes_is_what_one_writes(alias: str) -> None:
 
 
 def test_twelve_thousand_from_a_generator(alias: str, django_assert_max_num_queries: Any) -> None:
-    read = 0
-
-    def items() -> Iterator[dict[str, Any]]:
-        nonlocal read
-        for number in range(12_000):
-            read += 1
-            yield {"reference": f"r-{number:05}", "payload": {"number": number}}
-
+    items = ({"reference": f"r-{number:05}", "payload": {"number": number}} for number in range(12_000))
     with django_assert_max_num_queries(10, using=alias):
-        assert enqueue_many("parcels", items(), using=alias) == EnqueueReport(enqueued=12_000)
-    assert read == Task.objects.using(alias).count() == 12_000
+        assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=12_000)
+    assert Task.objects.using(alias).count() == 12_000
     ids = Task.objects.using(alias).order_by("id").values_list("payload__number", flat=True)
     assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
 
