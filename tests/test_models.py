@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 from django.core.management import call_command
-from django.db import IntegrityError, connection, connections, transaction
+from django.db import DatabaseError, IntegrityError, connection, connections, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -125,6 +125,30 @@ def test_columns_out_of_range_are_refused(alias: str) -> None:
         *({"attempt": -1}, {"attempt": 1, "total_attempt": 0}, {"reenqueue_attempt": -1}, {"max_attempts": 0}),
     ]
     assert [columns for columns in wrong if not refused(alias, **columns)] == []
+
+
+FAR = "9999-12-31 23:59:59"
+HOSTILE: list[tuple[str, Any]] = [
+    *(("lease_seconds", value) for value in (1e300, -1.0, 0.0)),
+    *((column, FAR) for column in ("create_time", "ready_time", "next_process_time", "expire_time")),
+    *(("total_attempt", 2**63 - 1), ("reenqueue_attempt", 2**31 - 1)),
+]
+ONLY_POSTGRESQL = [
+    *(("lease_seconds", value) for value in ("NaN", "infinity")),
+    *(("ready_time", value) for value in ("-infinity", "0044-03-15 12:00:00+00 BC")),
+    *(("next_process_time", "infinity"), ("expire_time", "infinity"), ("expire_time", "10000-01-01 00:00:00+00")),
+]
+
+
+@both
+def test_the_database_refuses_what_would_stop_a_queue(alias: str) -> None:
+    """No poller could read such a row, which was written past the API."""
+    let_in = []
+    for column, value in HOSTILE + (ONLY_POSTGRESQL if alias == "default" else []):  # SQLite has no such values
+        with suppress(DatabaseError), transaction.atomic(using=alias), connections[alias].cursor() as cursor:
+            cursor.execute(f"INSERT INTO dbtaskqueue_task (queue_name, {column}) VALUES ('letters', %s)", [value])
+            let_in.append((column, value))
+    assert let_in == []
 
 
 @both
