@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, make_dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, NamedTuple, NewType, Optional, TypedDict, Union
 from uuid import UUID
@@ -73,42 +73,42 @@ class Node:
 @dataclass(kw_only=True)
 class Claim:
     kind: ClassVar[str] = "claim"
-    id: UserId
-    carrier: str
-    delay: float
-    late: bool
-    flown: dt.date
-    filed: dt.datetime
-    departs: dt.time
-    grace: dt.timedelta
-    amount: Decimal
-    key: UUID
-    scan: bytes
-    colour: Colour
-    level: Level
-    mixed: Mixed
-    mode: Literal["a", "b", 1, True, None]
-    origin: Airport
-    target: Airport | Airline
-    either: Union[int, str, None]  # noqa: UP007  # the old spelling must work as well
-    when: dt.date | dt.datetime | str | None
-    number: int | float
-    legs: list[Airport]
-    stops: tuple[str, ...]
-    pair: tuple[int, dt.date]
-    tags: set[str]
-    frozen: frozenset[int]
-    fares: dict[str, Decimal]
-    by_day: dict[dt.date, int]
-    by_number: dict[int, str]
-    by_pair: dict[tuple[int, str], bool]
-    point: Point
-    extra: Extra
-    anything: Any
-    names: Sequence[str]
-    lookup: Mapping[str, int]
-    bare: list  # type: ignore[type-arg]
-    shape: dict  # type: ignore[type-arg]
+    id: UserId = UserId(7)
+    carrier: str = "UA"
+    delay: float = 1.5
+    late: bool = True
+    flown: dt.date = dt.date(2013, 1, 31)
+    filed: dt.datetime = dt.datetime(2013, 2, 1, 5, 17, 0, 123456, dt.timezone(-dt.timedelta(hours=5)))
+    departs: dt.time = dt.time(5, 17)
+    grace: dt.timedelta = dt.timedelta(days=-1, microseconds=1)
+    amount: Decimal = Decimal("250.00")
+    key: UUID = field(default=UUID(int=1))
+    scan: bytes = b"\x00\xff"
+    colour: Colour = Colour.RED
+    level: Level = Level.HIGH
+    mixed: Mixed = Mixed.PAIR
+    mode: Literal["a", "b", 1, True, None] = 1
+    origin: Airport = Airport("EWR", 5.5)
+    target: Airport | Airline = Airline("UA")
+    either: Union[int, str, None] = "7"  # noqa: UP007  # the old spelling must work as well
+    when: dt.date | dt.datetime | str | None = dt.datetime(2013, 1, 1)
+    number: int | float = 1
+    legs: list[Airport] = field(default_factory=lambda: [Airport("JFK"), Airport("LGA")])
+    stops: tuple[str, ...] = ("a", "b", "c")
+    pair: tuple[int, dt.date] = (1, dt.date(2013, 1, 1))
+    tags: set[str] = field(default_factory=lambda: {"x", "y"})
+    frozen: frozenset[int] = frozenset({1, 2})
+    fares: dict[str, Decimal] = field(default_factory=lambda: {"eur": Decimal("1.10")})
+    by_day: dict[dt.date, int] = field(default_factory=lambda: {dt.date(2013, 1, 1): 3})
+    by_number: dict[int, str] = field(default_factory=lambda: {-1: "x"})
+    by_pair: dict[tuple[int, str], bool] = field(default_factory=lambda: {(1, "a"): True})
+    point: Point = field(default=Point(1, 2.5))
+    extra: Extra = field(default_factory=lambda: {"seat": "7A"})
+    anything: Any = field(default_factory=lambda: {"plain": [1, None]})
+    names: Sequence[str] = field(default_factory=lambda: ["a"])
+    lookup: Mapping[str, int] = field(default_factory=lambda: {"a": 1})
+    bare: list = field(default_factory=lambda: [1, "x"])  # type: ignore[type-arg]
+    shape: dict = field(default_factory=lambda: {"a": [1]})  # type: ignore[type-arg]
     note: str | None = None
     total: int = field(init=False, default=0)
 
@@ -116,53 +116,17 @@ class Claim:
         self.total = len(self.legs) + len(self.stops)
 
 
-def claim(**changes: Any) -> Claim:
-    values: dict[str, Any] = {
-        "id": UserId(7),
-        "carrier": "UA",
-        "delay": 1.5,
-        "late": True,
-        "flown": dt.date(2013, 1, 31),
-        "filed": dt.datetime(2013, 2, 1, 5, 17, 0, 123456, tzinfo=dt.timezone(-dt.timedelta(hours=5))),
-        "departs": dt.time(5, 17),
-        "grace": dt.timedelta(days=-1, microseconds=1),
-        "amount": Decimal("250.00"),
-        "key": UUID(int=1),
-        "scan": b"\x00\xff",
-        "colour": Colour.RED,
-        "level": Level.HIGH,
-        "mixed": Mixed.PAIR,
-        "mode": 1,
-        "origin": Airport("EWR", 5.5),
-        "target": Airline("UA"),
-        "either": "7",
-        "when": dt.datetime(2013, 1, 1),
-        "number": 1,
-        "legs": [Airport("JFK"), Airport("LGA")],
-        "stops": ("a", "b", "c"),
-        "pair": (1, dt.date(2013, 1, 1)),
-        "tags": {"x", "y"},
-        "frozen": frozenset({1, 2}),
-        "fares": {"eur": Decimal("1.10")},
-        "by_day": {dt.date(2013, 1, 1): 3},
-        "by_number": {-1: "x"},
-        "by_pair": {(1, "a"): True},
-        "point": Point(1, 2.5),
-        "extra": {"seat": "7A"},
-        "anything": {"plain": [1, None]},
-        "names": ["a"],
-        "lookup": {"a": 1},
-        "bare": [1, "x"],
-        "shape": {"a": [1]},
-    }
-    return Claim(**(values | changes))
-
-
 def through(cls: Any, value: Any) -> Any:
     """Encode, store as text, read and decode, as a task does."""
     name, plain = codecs.encode(value, cls)
     text = json.dumps(plain)
     return codecs.decode(cls if name is None else type(value), json.loads(text))  # a name stands for its class
+
+
+def refusal(call: Callable[..., object], *arguments: Any) -> PayloadError:
+    with pytest.raises(PayloadError) as caught:
+        call(*arguments)
+    return caught.value
 
 
 def typed(value: Any) -> Any:
@@ -181,13 +145,8 @@ def typed(value: Any) -> Any:
 # --- round trips ---
 
 
-def test_every_supported_field_comes_back_as_the_same_type_and_value() -> None:
-    back = through(Claim, claim())
-    assert back == claim()
-    assert typed(back) == typed(claim())
-
-
 VARIANTS: list[dict[str, Any]] = [
+    {},
     *({"mode": mode} for mode in ("a", "b", 1, True, None)),
     *({"target": target} for target in (Airport("EWR"), Airline("EWR"))),
     *({"either": value} for value in (None, 1, "1")),
@@ -199,23 +158,16 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-def test_variants_come_back_as_the_same_type_and_value() -> None:
-    for changes in VARIANTS:
-        value = claim(**changes)
-        assert typed(through(Claim, value)) == typed(value)
-
-
-def test_recursive_classes() -> None:
+def test_a_class_comes_back_as_the_same_types_and_values() -> None:
     tree = Node("root", [Node("a", [Node("b")]), Node("c", parent=Airport("EWR"))])
-    assert typed(through(Node, tree)) == typed(tree)
+    for value in (*(Claim(**changes) for changes in VARIANTS), tree):
+        assert typed(through(type(value), value)) == typed(value)
 
 
 def test_plain_json_stays_readable() -> None:
-    name, plain = codecs.encode(claim())
+    name, plain = codecs.encode(Claim())
     assert name == f"{__name__}.Claim"
-    assert isinstance(plain, dict)
-    assert "kind" not in plain
-    assert "total" not in plain
+    assert not {"kind", "total"} & plain.keys()
     expected = {
         "flown": "2013-01-31",
         "filed": "2013-02-01T05:17:00.123456-05:00",
@@ -297,9 +249,7 @@ def test_any_annotation_and_value_round_trips_or_is_refused_when_planned(data: s
         assert "two members of a union" in error.reason
         return
     value = data.draw(values)
-    back = through(hint, value)
-    assert back == value
-    assert typed(back) == typed(value)
+    assert typed(through(hint, value)) == typed(value)
 
 
 # --- what is plain ---
@@ -376,11 +326,8 @@ UNREADABLE: list[tuple[Any, Any, str, str]] = [
 
 def test_decoding_names_path_expectation_and_value() -> None:
     for cls, plain, path, reason in UNREADABLE:
-        with pytest.raises(PayloadError) as caught:
-            codecs.decode(cls, plain)
-        assert caught.value.path == path
-        assert reason in caught.value.reason
-        assert len(caught.value.reason) < 400
+        error = refusal(codecs.decode, cls, plain)
+        assert (error.path, reason in error.reason, len(error.reason) < 400) == (path, True, True), error
 
 
 UNWRITABLE: list[tuple[dict[str, Any], str, str]] = [
@@ -404,10 +351,8 @@ UNWRITABLE: list[tuple[dict[str, Any], str, str]] = [
 
 def test_encoding_refuses_what_could_not_be_read_back() -> None:
     for changes, path, reason in UNWRITABLE:
-        with pytest.raises(PayloadError) as caught:
-            codecs.encode(claim(**changes))
-        assert caught.value.path == path
-        assert reason in caught.value.reason
+        error = refusal(codecs.encode, Claim(**changes))
+        assert (error.path, reason in error.reason) == (path, True), error
 
 
 def test_a_subclass_in_a_field_of_its_base_is_refused_for_it_would_come_back_as_the_base() -> None:
@@ -415,8 +360,7 @@ def test_a_subclass_in_a_field_of_its_base_is_refused_for_it_would_come_back_as_
     class Heliport(Airport):
         pads: int = 1
 
-    with pytest.raises(PayloadError, match="expected Airport, got"):
-        codecs.encode(claim(origin=Heliport("x")))
+    assert "expected Airport, got" in refusal(codecs.encode, Claim(origin=Heliport("x"))).reason
 
 
 def test_a_constructor_that_refuses_is_a_payload_error_with_its_words() -> None:
@@ -428,35 +372,27 @@ def test_a_constructor_that_refuses_is_a_payload_error_with_its_words() -> None:
             if self.n < 0:
                 raise ValueError("n must not be negative")
 
-    with pytest.raises(PayloadError, match="n must not be negative"):
-        codecs.decode(list[Positive], [{"n": 1}, {"n": -1}])
+    assert "n must not be negative" in refusal(codecs.decode, list[Positive], [{"n": 1}, {"n": -1}]).reason
 
 
 def test_a_value_that_contains_itself_is_a_payload_error() -> None:
     node = Node("x")
     node.children.append(node)
-    with pytest.raises(PayloadError, match="contains itself"):
-        codecs.encode(node)
+    assert "contains itself" in refusal(codecs.encode, node).reason
 
 
 def test_keys_that_are_not_text_are_refused_where_no_type_is_declared() -> None:
     _, plain = codecs.encode({1: "one"}, dict[Any, str])
-    with pytest.raises(PayloadError, match="has the key 1 of type int"):
-        json.dumps(plain)
+    assert "has the key 1 of type int" in str(refusal(json.dumps, plain))
 
 
 # --- planning ---
 
-
-@dataclass
-class Inner:
-    z: complex
-
-
-@dataclass
-class Outer:
-    ok: int
-    inner: list[Inner]
+Inner = make_dataclass("Inner", [("z", complex)])
+Outer = make_dataclass("Outer", [("ok", int), ("inner", list[Inner])])
+Seeded = make_dataclass("Seeded", [("seed", InitVar[int])])
+Twin, OtherTwin = (make_dataclass("Twin", (), namespace={"payload_type": "twin"}) for _ in range(2))
+Twins = make_dataclass("Twins", [("twin", Twin | OtherTwin)])
 
 
 @dataclass
@@ -471,31 +407,8 @@ class Other:
 
 
 @dataclass
-class Seeded:
-    seed: InitVar[int]
-    n: int = 0
-
-
-@dataclass
 class Hidden:
     x: NotImported  # type: ignore[name-defined]  # noqa: F821  # what a TYPE_CHECKING import looks like
-
-
-class Twin1:
-    @dataclass
-    class Twin:
-        payload_type: ClassVar[str] = "twin"
-
-
-class Twin2:
-    @dataclass
-    class Twin:
-        payload_type: ClassVar[str] = "twin"
-
-
-@dataclass
-class Twins:
-    twin: Twin1.Twin | Twin2.Twin
 
 
 UNPLANNED: list[tuple[Any, str, str]] = [
@@ -508,21 +421,13 @@ UNPLANNED: list[tuple[Any, str, str]] = [
 ]
 
 
-def test_planning_names_class_and_field() -> None:
+def test_planning_names_class_and_field_and_leaves_no_half_plan_behind() -> None:
     for cls, path, reason in UNPLANNED:
         for _ in range(2):  # a failed plan is not kept
-            with pytest.raises(PayloadError) as caught:
-                codecs.prepare(cls)
-            assert caught.value.path == path
-            assert reason in caught.value.reason
-
-
-def test_a_failed_plan_leaves_no_half_plan_behind() -> None:
-    with pytest.raises(PayloadError):
-        codecs.prepare(Half)
-    with pytest.raises(PayloadError) as caught:
-        codecs.prepare(Other)
-    assert caught.value.path == "Half.bad"
+            error = refusal(codecs.prepare, cls)
+            assert (error.path, reason in error.reason) == (path, True), error
+    refusal(codecs.prepare, Half)
+    assert refusal(codecs.prepare, Other).path == "Half.bad"
 
 
 # --- pydantic ---
@@ -563,30 +468,20 @@ FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(m
 
 
 def test_pydantic_models_come_back_equal() -> None:
-    for value in [
-        FLIGHT,
-        Strict(when=dt.datetime(2013, 1, 1), pair=(1, 2)),
-        Codes([1]),
-        Booking(FLIGHT, Codes([2])),
-        Booking(FLIGHT),
-    ]:
+    strict = Strict(when=dt.datetime(2013, 1, 1), pair=(1, 2))
+    for value in (FLIGHT, strict, Codes([1]), Booking(FLIGHT, Codes([2])), Booking(FLIGHT)):
         name, plain = codecs.encode(value)
         assert name == f"{__name__}.{type(value).__name__}"
         back = codecs.decode(type(value), json.loads(json.dumps(plain)))
-        assert type(back) is type(value)
-        assert back == value
+        assert (type(back), back) == (type(value), value)
 
 
 def test_pydantic_refusals_are_payload_errors() -> None:
-    with pytest.raises(PayloadError, match="valid integer"):
-        codecs.decode(Flight, {"number": "x", "day": "2013-01-01"})
-    with pytest.raises(PayloadError, match="expected Flight"):
-        codecs.encode(Flight.model_construct(number="x", day=dt.date(2013, 1, 1)))
-    with pytest.raises(PayloadError) as caught:
-        codecs.decode(Booking, {"flight": {"number": 1}})
-    assert caught.value.path == "flight"
+    assert "valid integer" in refusal(codecs.decode, Flight, {"number": "x", "day": "2013-01-01"}).reason
+    unchecked = Flight.model_construct(number="x", day=dt.date(2013, 1, 1))
+    assert "expected Flight" in refusal(codecs.encode, unchecked).reason
+    assert refusal(codecs.decode, Booking, {"flight": {"number": 1}}).path == "flight"
 
 
 def test_a_row_that_cannot_be_read_says_so() -> None:
-    with pytest.raises(PayloadError, match=r"^Payload cannot be read: "):
-        codecs.decode(int, "five")
+    assert str(refusal(codecs.decode, int, "five")).startswith("Payload cannot be read: ")
