@@ -1,39 +1,21 @@
-"""A program that archives in child processes, each killed at a step that its parent reads from stdin.
-
-``python -m tests.pipeline.killed_archive DATABASE_URL LAKE``: for each line ``STEP`` a child runs ``archive`` and kills
-itself with SIGKILL as it comes to that step; the program then writes how the child ended.
-"""
+"""Archive until a step: ``python -m tests.pipeline.killed_archive DATABASE_URL LAKE``, for `tests.kills.killing`."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from tests.kills import serve
 from tests.pipeline.executors import ThisProcess
 
 
-def child(url: str, lake: str, last: str) -> int:
-    """Archive in a forked process until ``last``; return its signal or exit code."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    def progress(step: str, _done: int, _total: int) -> None:
-        if step == last:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    code = 1
+def archive(come_to: Callable[[str], None]) -> None:
     session: Any = ThisProcess()
-    try:
-        Archive().run(Archive.context(spark=session, database=url, lake=lake, older_than="0s", progress=progress))
-        code = 0
-    finally:
-        os._exit(code)
+    options = {"spark": session, "database": sys.argv[1], "lake": sys.argv[2], "older_than": "0s"}
+    Archive().run(Archive.context(progress=lambda step, _done, _total: come_to(step), **options))
 
 
 if __name__ == "__main__":
-    for line in sys.stdin:
-        print(child(*sys.argv[1:], line.strip()), flush=True)
+    serve(archive)

@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
-from subprocess import PIPE
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task
-from tests.conftest import REPOSITORY
+from django_dbtaskqueue.pipeline.database import Database
+from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.patience import PATIENCE
+from tests.kills import KILLED, killing
 from tests.pipeline.lakes import MEANWHILE, Bucket, Census, archive, counted, fill, ids, to_history
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from django_dbtaskqueue.pipeline.database import Database
-    from tests.conftest import ProcessDatabase
 
 STEPS = ("export", "verify", "delete", "publish", "close")
 
@@ -37,24 +28,15 @@ def test_a_run_killed_at_any_step_is_continued_by_the_next(
     fill()
     before = Census.of(lake)
     again = Task.objects.filter(status="ERROR").earliest("pk")
-    command = [sys.executable, "-m", "tests.pipeline.killed_archive", postgres_process_database.url, lake]
-    with subprocess.Popen(command, cwd=REPOSITORY, stdin=PIPE, stdout=PIPE, text=True) as program:
-
-        def run(step: str) -> int:
-            assert program.stdin and program.stdout
-            program.stdin.write(f"{step}\n")
-            program.stdin.flush()
-            return int(program.stdout.readline())
-
+    with killing("tests.pipeline.killed_archive", postgres_process_database.url, lake) as archive_until:
         for step in STEPS:
-            assert run(step) == -signal.SIGKILL, step
+            assert archive_until(step) == KILLED, step
             now = Census.of(lake)
             assert set(now.tasks) == set(before.tasks), step
             assert set(now.attempts) == set(before.attempts), step
             if step == "delete":
                 assert Task.objects.filter(pk=again.pk).reprocess() == 1
-        assert run("no step") == 0
-        program.communicate(timeout=PATIENCE)
+        assert archive_until("end") == 0
     assert Census.of(lake) == before
     assert [task.pk for task in Task.objects.all()] == [again.pk]
     assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed", "abandoned"}

@@ -1,0 +1,57 @@
+"""A program that acts in forked children, each killed at the place that the program's stdin names."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from subprocess import PIPE
+
+from tests.patience import PATIENCE
+
+KILLED = -signal.SIGKILL
+
+
+@contextmanager
+def killing(module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[Callable[..., int]]:
+    """Run a module that calls `serve`; yield what lets a child act until a place and returns its exit code.
+
+    The first word is the place; a number is the milliseconds after which the child is killed instead. ``serve`` gives
+    the other words to the child.
+    """
+    command = [sys.executable, "-m", module, *arguments]
+    folder = Path(__file__).parent.parent
+    with subprocess.Popen(command, env=env, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as program:
+        words_to, codes_of = program.stdin, program.stdout
+        assert words_to and codes_of
+
+        def act(*words: str | int) -> int:
+            print(*words, file=words_to, flush=True)
+            return int(codes_of.readline())
+
+        yield act
+        program.communicate(timeout=PATIENCE)
+
+
+def serve(act: Callable[..., object]) -> None:
+    """Obey stdin: ``act`` gets what a child calls with each place that it comes to, and the words of a line."""
+    for line in sys.stdin:
+        last, *words = line.split()
+        child = multiprocessing.get_context("fork").Process(target=act, args=(partial(_come_to, last), *words))
+        child.start()
+        if last.isdecimal():
+            child.join(int(last) / 1000)
+            child.kill()
+        child.join()
+        print(child.exitcode, flush=True)
+
+
+def _come_to(last: str, place: str) -> None:
+    if place == last:
+        os.kill(os.getpid(), signal.SIGKILL)
