@@ -89,13 +89,11 @@ def test_a_login_may_do_exactly_what_its_role_is_for(logins: dict[str, str]) -> 
 
 
 def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[str, str]) -> None:
-    # Given a queue with a row, a task, a count of calls, and a used reference
     Queue.objects.create(name="work")
     task = enqueue("work", "first")
     UsageCount.objects.create(queue="work", call="put", minute=task.create_time, count=1)
     UsedReference.objects.create(queue="work", reference="gone", expire_time=task.create_time)
 
-    # When a producer writes times that Python cannot read, wherever it may
     with psycopg.connect(logins["producer"], autocommit=True) as link:
         writable = link.execute(TIMES_IT_MAY_WRITE).fetchall()
         assert {table for table, _ in writable} >= {"dbtaskqueue_task", "dbtaskqueue_queue", "dbtaskqueue_usagecount"}
@@ -105,7 +103,6 @@ def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[st
                 with pytest.raises(psycopg.errors.CheckViolation):
                     link.execute(sql.SQL("UPDATE {} SET {} = {}").format(*names, sql.Literal(value)))
 
-    # Then pages answer, and the task is processed
     client = Client(raise_request_exception=False)
     client.force_login(User.objects.create_superuser("ada"))
     for address in ("", "task/", f"task/{task.pk}/change/", "queue/", "queue/work/change/"):

@@ -84,30 +84,27 @@ def roles(db: None) -> Iterator[None]:
         cursor.execute("RESET ROLE")
 
 
-def test_a_producer_enqueues_and_replaces_through_the_api(roles: None) -> None:
+def become(role: str) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL ROLE dbtaskqueue_producer")
+        cursor.execute(f"SET LOCAL ROLE dbtaskqueue_{role}")
+
+
+def test_a_producer_enqueues_replaces_and_counts_the_capacity_through_the_api(roles: None, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
+    become("producer")
     enqueue("work", "r", {"n": 1})
     enqueue("work", "r", {"n": 2}, on_duplicate="replace")
     enqueue("work", "g1", group="g")
     enqueue("work", "g2", group="g")
     enqueue_many("work", [("m1", 1), ("m2", 2)])
-
-
-def test_a_producer_counts_the_capacity_of_a_queue(roles: None, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL ROLE dbtaskqueue_producer")
     enqueue("narrow", "first")
     with pytest.raises(QueueFull):
         enqueue("narrow", "second")
 
 
 def test_a_poller_takes_and_settles_through_the_api(roles: None) -> None:
-    enqueue("work", "a")
-    enqueue("work", "b")
-    with connection.cursor() as cursor:
-        cursor.execute("SET LOCAL ROLE dbtaskqueue_poller")
+    enqueue_many("work", [("a", 1), ("b", 2)])
+    become("poller")
     first, second = Task.objects.checkout("work", poller_instance="p", limit=2)
     first.complete("done")
     second.fail("no")
@@ -120,7 +117,7 @@ def test_a_poller_writes_the_events_of_a_stream(roles: None) -> None:
     with connection.cursor() as cursor:
         for text in events.create_trigger("public", "dbtaskqueue.task"):
             cursor.execute(text)
-        cursor.execute("SET LOCAL ROLE dbtaskqueue_poller")
+    become("poller")
     Task.objects.checkout("work", poller_instance="p")[0].complete("done")
     assert list(FinishEvent.objects.values_list("location", "task_id")) == [("dbtaskqueue.task", task.pk)]
 

@@ -12,60 +12,46 @@ from django.db.utils import DatabaseError
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Options
-from tests.patience import PATIENCE
+from django_dbtaskqueue.testing import run_poller
 
 SHARDS = ("default", "sqlite")
+pytestmark = pytest.mark.django_db(databases=SHARDS)
 
 
 @pytest.fixture
-def sharded(settings: Any) -> Iterator[None]:
+def sharded(settings: Any, taskqueue_registry: None) -> None:
     """Spread the queue ``spread`` over both databases."""
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS}}}
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
+    spread(settings)
+
+
+def spread(settings: Any, *shards: str, **options: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": shards or SHARDS, **options}}}
 
 
 def by_shard() -> dict[str, set[str | None]]:
     return {alias: set(Task.objects.using(alias).values_list("reference", flat=True)) for alias in SHARDS}
 
 
-@pytest.mark.django_db(databases=SHARDS)
 def test_a_reference_always_goes_to_the_same_shard(sharded: None) -> None:
-    for _ in range(2):
-        for number in range(20):
-            enqueue("spread", f"r{number}", on_duplicate="ignore")
+    names = [f"r{number}" for number in range(20)]
+    enqueue_many("spread", ({"reference": name} for name in names))
     found = by_shard()
-    assert found["default"] | found["sqlite"] == {f"r{number}" for number in range(20)}
-    assert not found["default"] & found["sqlite"]
+    for name in names:
+        enqueue("spread", name, on_duplicate="ignore")
+    assert by_shard() == found
+    assert found["default"] | found["sqlite"] == set(names) and not found["default"] & found["sqlite"]
     assert all(len(references) >= 4 for references in found.values())
 
 
-@pytest.mark.django_db(databases=SHARDS)
-def test_enqueue_many_spreads_the_same_way(sharded: None) -> None:
-    enqueue_many("spread", ({"reference": f"r{number}"} for number in range(20)))
-    before = by_shard()
-    for number in range(20):
-        enqueue("spread", f"r{number}", on_duplicate="ignore")
-    assert by_shard() == before
-
-
-@pytest.mark.django_db(databases=SHARDS)
-def test_a_router_decides_by_payload(sharded: None, settings: Any) -> None:
-    def router(reference: str | None, payload: Any, shards: tuple[str, ...]) -> str:
-        return shards[payload["shard"]]
-
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS, "router": router}}}
+def test_a_router_decides_by_payload(settings: Any) -> None:
+    spread(settings, router=lambda _reference, payload, shards: shards[payload["shard"]])
     enqueue("spread", "a", {"shard": 0})
     enqueue_many("spread", [("b", {"shard": 1})])
     assert by_shard() == {"default": {"a"}, "sqlite": {"b"}}
 
 
-@pytest.mark.django_db(databases=SHARDS)
-def test_a_router_that_names_no_shard_is_told(sharded: None, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS, "router": lambda *_: "moon"}}}
+def test_a_router_that_names_no_shard_is_told(settings: Any) -> None:
+    spread(settings, router=lambda *_: "moon")
     with pytest.raises(EnqueueError, match=r"'moon'.*default, sqlite"):
         enqueue("spread", "a")
 
@@ -80,12 +66,8 @@ def down(settings: Any) -> Iterator[str]:
     del connections.settings[alias]
 
 
-@pytest.mark.django_db(databases=SHARDS)
 def test_a_producer_fails_over_to_the_next_shard(settings: Any, down: str, caplog: pytest.LogCaptureFixture) -> None:
-    def router(*_: Any) -> str:
-        return down
-
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": (down, "sqlite"), "router": router}}}
+    spread(settings, down, "sqlite", router=lambda *_: down)
     task = enqueue("spread", "a")
     assert task._state.db == "sqlite"
     assert "Shard down is down" in caplog.text
@@ -93,7 +75,7 @@ def test_a_producer_fails_over_to_the_next_shard(settings: Any, down: str, caplo
 
 @pytest.mark.django_db(databases=SHARDS, transaction=True)
 def test_inside_a_transaction_on_the_shard_there_is_no_fail_over(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS, "router": lambda *_: "default"}}}
+    spread(settings, router=lambda *_: "default")
     with pytest.raises(DatabaseError), transaction.atomic():
         connections["default"].connection.close()  # as when the server goes away in the middle of a transaction
         enqueue("spread", "a")
@@ -105,10 +87,8 @@ def test_one_poller_drains_all_shards(sharded: None) -> None:
     seen = []
     registry.register("spread", lambda task: seen.append(task.reference))
     enqueue_many("spread", ({"reference": f"r{number}"} for number in range(50)))
-    poller = Poller({"spread": 1}, Options(drain=True))
-    poller.start()
-    assert poller.wait(PATIENCE)
-    poller.close()
+    with run_poller("spread") as poller:
+        pass
     assert sorted(poller.queues) == ["spread@default", "spread@sqlite"]
     assert sorted(seen) == sorted(f"r{number}" for number in range(50))
     assert {t.status for alias in SHARDS for t in Task.objects.using(alias)} == {"COMPLETED"}

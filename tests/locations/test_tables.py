@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,29 +15,20 @@ from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, 
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import Attempt, Step, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
-from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Options
-from tests.patience import PATIENCE
+from django_dbtaskqueue.testing import run_poller
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
 
 @pytest.fixture(autouse=True)
-def own_table(settings: Any) -> Iterator[None]:
+def own_table(settings: Any, taskqueue_registry: None) -> None:
     """The queue ``parcels`` lives in ``Parcel``; ``fleeting`` is temporary."""
-    settings.DBTASKQUEUE = {
-        "QUEUES": {
-            "parcels": {"model": "testapp.Parcel"},
-            "archived": {"model": "testapp.Parcel", "keep": "history"},
-            "fleeting": {"temporary": True},
-            "usual": {},
-        }
-    }
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
+    own = {"model": "testapp.Parcel"}
+    queues = {"parcels": own, "archived": {**own, "keep": "history"}, "fleeting": {"temporary": True}, "usual": {}}
+    settings.DBTASKQUEUE = {"QUEUES": queues}
 
 
 def parcels(alias: str) -> Any:
@@ -46,14 +36,11 @@ def parcels(alias: str) -> Any:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
-    # When a task is enqueued, it stands in that table alone
     task = enqueue("parcels", "p1", {"to": "Berlin"}, using=alias)
     assert isinstance(task, Parcel)
     assert (task.reference, task.weight) == ("p1", 1)
     assert not Task.objects.using(alias).exists()
-    # And it is taken, fenced and settled there
     first = parcels(alias).checkout("parcels", poller_instance="a", lease=LEASE)[0]
     first.fail("dropped", delay=timedelta(0))
     second = parcels(alias).checkout("parcels", poller_instance="b", lease=LEASE)[0]
@@ -66,7 +53,6 @@ def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_verbs_groups_and_history_work_there(alias: str) -> None:
     enqueue_many("parcels", ({"reference": f"p{n}", "group": "van"} for n in range(3)), using=alias)
     with pytest.raises(DuplicateTask):
@@ -82,7 +68,6 @@ def test_verbs_groups_and_history_work_there(alias: str) -> None:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_completed_tasks_move_to_the_history_from_there(alias: str) -> None:
     task = enqueue("archived", "p1", {"n": 1}, using=alias)
     parcels(alias).checkout("archived", poller_instance="a")[0].complete("done")
@@ -91,7 +76,6 @@ def test_completed_tasks_move_to_the_history_from_there(alias: str) -> None:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_housekeeping_of_one_table_leaves_the_steps_of_another(alias: str) -> None:
     task = enqueue("usual", using=alias)
     [lease] = Task.objects.db_manager(alias).checkout("usual", poller_instance="a")
@@ -107,27 +91,20 @@ def test_one_poller_serves_queues_of_several_tables(alias: str) -> None:
     for queue in ("parcels", "fleeting", "usual"):
         registry.register(queue, lambda task: seen.append(task.queue))
         enqueue(queue, "r", using=alias)
-    poller = Poller({"parcels": 1, "fleeting": 1, "usual": 1}, Options(drain=True), using=alias)
-    poller.start()
-    assert poller.wait(PATIENCE)
-    poller.close()
+    with run_poller("parcels", "fleeting", "usual", using=alias):
+        pass
     assert sorted(map(str, seen)) == ["fleeting", "parcels", "usual"]
     assert parcels(alias).get().status == "COMPLETED"
     assert TemporaryTask.objects.using(alias).get().status == "COMPLETED"
 
 
-@pytest.mark.django_db
 def test_a_temporary_queue_is_unlogged_and_an_ordinary_one_is_not() -> None:
     enqueue("fleeting", "r")
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT relname, relpersistence FROM pg_class WHERE relname IN"
-            " ('dbtaskqueue_task', 'dbtaskqueue_temporarytask')"
-        )
+        cursor.execute("SELECT relname, relpersistence FROM pg_class WHERE relname ~ '^dbtaskqueue_(temporary)?task$'")
         assert dict(cursor.fetchall()) == {"dbtaskqueue_task": "p", "dbtaskqueue_temporarytask": "u"}
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])  # Django 6.1 checks the databases, too
 def test_a_table_that_is_none_is_refused_at_start(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Booking"}}}
     with pytest.raises(SystemCheckError, match=r"Queue 'parcels'.*AbstractTask.*E003|E003.*parcels"):
