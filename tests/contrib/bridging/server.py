@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import ssl
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
-from threading import Lock, Thread
-from wsgiref.simple_server import ServerHandler
+from threading import Lock
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 PEM = str(Path(__file__).with_name("localhost.pem"))
 
@@ -56,15 +55,12 @@ class Server(ThreadingHTTPServer):
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Server]:
     """A server on a thread, for the time of a ``with`` block."""
-    server = Server(handler)
-    thread = Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with Server(handler) as server, ThreadPoolExecutor(1) as thread:
+        thread.submit(server.serve_forever, 0.02)
+        try:
+            yield server
+        finally:
+            server.shutdown()
 
 
 def lossy(port: Future[int], share: float, lost: Counter[str]) -> type[Handler]:
@@ -100,24 +96,21 @@ def lossy(port: Future[int], share: float, lost: Counter[str]) -> type[Handler]:
     return Lossy
 
 
+class Site(Server, WSGIServer):
+    """A server of a WSGI application."""
+
+
+class SiteHandler(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
 def main() -> None:
     """Serve the site of the settings, and print the port."""
     from django.core.wsgi import get_wsgi_application
 
-    site = get_wsgi_application()
-
-    class Wsgi(Handler):
-        def do_POST(self) -> None:
-            environ = {
-                "REQUEST_METHOD": "POST", "PATH_INFO": self.path, "SCRIPT_NAME": "", "QUERY_STRING": "",
-                "SERVER_NAME": "127.0.0.1", "SERVER_PORT": "443", "SERVER_PROTOCOL": "HTTP/1.1",
-                "CONTENT_LENGTH": self.headers["Content-Length"], "CONTENT_TYPE": self.headers["Content-Type"],
-            }  # fmt: skip
-            environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in self.headers.items()}
-            ServerHandler(self.rfile, self.wfile, sys.stderr, environ, multithread=True).run(site)
-            self.close_connection = True
-
-    server = Server(Wsgi)
+    server = Site(SiteHandler)
+    server.set_app(get_wsgi_application())
     print(server.port, flush=True)
     server.serve_forever()
 
