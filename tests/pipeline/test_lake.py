@@ -71,41 +71,16 @@ def test_a_lake_of_an_older_version_gets_the_new_columns(tmp_path: Path) -> None
     assert (row["id"], row["finish_time"], row["priority"]) == (1, FINISHED, None)
 
 
-def test_a_change_is_made_once_and_never_after_it_was_revoked(tmp_path: Path) -> None:
-    lake = lake_of(tmp_path, rows(1))
-    token = f"{1:032x}"
-    again = Export(lake, token).write_day("tasks", DAY, pa.table(rows(1)), "1")
-    assert not lake.commit("tasks", [again], once=(token, 1))
-    lake.revoke(token)
-    lake.revoke(token)
-    assert lake.files("tasks") == []
-    assert not lake.commit("tasks", [again], once=(token, 1))
-
-
-def read(folder: Path, *columns: str) -> list[dict[str, Any]]:
+def read(where: str, *columns: str) -> list[dict[str, Any]]:
     """Return columns of the tasks that count, by id, read without our reader."""
-    table = DeltaTable(str(folder / "tasks")).to_pyarrow_table(columns=["id", *columns])
-    return table.sort_by("id").to_pylist()
-
-
-def test_compaction_keeps_every_row_and_column(tmp_path: Path) -> None:
-    lake = lake_of(tmp_path, rows(1), rows(2, 3), rows(4) | {"priority": pa.array([7], pa.int16())}, rows(5))
-    before = read(tmp_path, "priority", "finish_time", "queue_name", "payload")
-    assert compact(lake, [], without=[f"{4:032x}"], fewest=4) == 0
-    assert compact(lake, []) == 0
-    earlier = DeltaTable(str(tmp_path / "tasks"))
-    assert compact(lake, [], fewest=4) == 4
-    assert len(lake.files("tasks")) == 1
-    assert read(tmp_path, "priority", "finish_time", "queue_name", "payload") == before
-    assert earlier.to_pyarrow_table().num_rows == 5, "a reader of the version before is not disturbed"
-    assert compact(lake, [], fewest=2) == 0
+    return DeltaTable(f"{where}/tasks").to_pyarrow_table(columns=["id", *columns]).sort_by("id").to_pylist()
 
 
 def test_a_flipped_bit_is_never_returned_as_truth(tmp_path: Path) -> None:
     """Bits at many places: pages, their headers, the footer, the magic bytes."""
     chance = random.Random(1)
     lake = lake_of(tmp_path, *[rows(*range(number * 50, number * 50 + 50)) for number in range(3)])
-    sound = read(tmp_path, "payload")
+    sound = read(str(tmp_path), "payload")
     first, *others = lake.files("tasks")
     path = Path(lake.path(first))
     size, whole = path.stat().st_size, path.read_bytes()
@@ -126,7 +101,7 @@ def test_a_flipped_bit_is_never_returned_as_truth(tmp_path: Path) -> None:
     assert first in lake.files("tasks"), "a damaged file is kept"
     assert all(str(path) in one for one in damaged) and damaged
     path.write_bytes(whole)
-    assert read(tmp_path, "payload") == sound
+    assert read(str(tmp_path), "payload") == sound
 
 
 def test_other_readers_find_checksums_in_the_pages(tmp_path: Path) -> None:

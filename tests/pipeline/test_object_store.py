@@ -1,8 +1,9 @@
-"""A lake in S3: a server in a process of its own, and the promises of a lake in a folder."""
+"""A lake in S3, that is on a server in a process of its own, and the promises that it shares with one in a folder."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import duckdb
@@ -15,7 +16,7 @@ from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, FileReader, Lake
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
 from tests.pipeline.lakes import Bucket, ids
-from tests.pipeline.test_lake import DAY, lake_of, rows
+from tests.pipeline.test_lake import DAY, lake_of, read, rows
 
 TOKEN = "a" * 32
 
@@ -24,19 +25,35 @@ def written(lake: Lake, token: str, *numbers: int) -> DataFile:
     return Export(lake, token).write_day("tasks", DAY, pa.table(rows(*numbers)), "0")
 
 
-def test_a_lake_in_s3_keeps_what_one_in_a_folder_keeps(bucket: Bucket) -> None:
-    lake = lake_of(bucket.lake, rows(1), rows(2, 3), rows(4))
+@pytest.fixture(params=["tmp_path", "bucket"])
+def where(request: pytest.FixtureRequest) -> str:
+    """A folder, and a place in an object store: both keep the same promises."""
+    found: Path | Bucket = request.getfixturevalue(request.param)
+    return found.lake if isinstance(found, Bucket) else str(found)
+
+
+def test_a_change_is_made_once_and_never_after_it_was_revoked(where: str) -> None:
+    lake = lake_of(where, rows(1))
     token = f"{1:032x}"
-    assert not lake.commit("tasks", [written(lake, token, 1)], once=(token, 1))
+    again = Export(lake, token).write_day("tasks", DAY, pa.table(rows(1)), "1")
+    assert not lake.commit("tasks", [again], once=(token, 1))
     lake.revoke(token)
-    assert sorted(ids(bucket.lake, "tasks")) == [2, 3, 4]
-    earlier = DeltaTable(f"{bucket.lake}/tasks")
-    assert compact(lake, [], fewest=2) == 2
-    (file,) = lake.files("tasks")
-    assert sorted(ids(bucket.lake, "tasks")) == sorted(earlier.to_pyarrow_table()["id"].to_pylist()) == [2, 3, 4]
-    (found,) = FileReader(Lake.at(bucket.lake), (file,))([pa.record_batch({"id": [0]})])
-    assert found.schema.names == LAKE_TASKS.names
-    assert found.to_pylist()[0]["payload"] == '{"flight": 2}'
+    lake.revoke(token)
+    assert lake.files("tasks") == []
+    assert not lake.commit("tasks", [again], once=(token, 1))
+
+
+def test_compaction_keeps_every_row_and_column(where: str) -> None:
+    lake = lake_of(where, rows(1), rows(2, 3), rows(4) | {"priority": pa.array([7], pa.int16())}, rows(5))
+    before = read(where, "priority", "finish_time", "queue_name", "payload")
+    assert compact(lake, [], without=[f"{4:032x}"], fewest=4) == 0
+    assert compact(lake, []) == 0
+    earlier = DeltaTable(f"{where}/tasks")
+    assert compact(lake, [], fewest=4) == 4
+    assert len(lake.files("tasks")) == 1
+    assert read(where, "priority", "finish_time", "queue_name", "payload") == before
+    assert earlier.to_pyarrow_table().num_rows == 5, "a reader of the version before is not disturbed"
+    assert compact(lake, [], fewest=2) == 0
 
 
 def test_other_programs_read_it(bucket: Bucket) -> None:
@@ -46,6 +63,13 @@ def test_other_programs_read_it(bucket: Bucket) -> None:
     assert duckdb.sql("SELECT count(*), max(id) FROM tasks").fetchall() == [(3, 3)]
     assert tasks.count_rows() == len(DeltaTable(table).to_pandas()) == 3
     assert sorted(polars.scan_delta(table).select("id").collect()["id"].to_list()) == [1, 2, 3]
+
+
+def test_a_reader_of_spark_gets_all_columns_of_each_row(bucket: Bucket) -> None:
+    lake = lake_of(bucket.lake, rows(2, 3))
+    (found,) = FileReader(Lake.at(bucket.lake), tuple(lake.files("tasks")))([pa.record_batch({"id": [0]})])
+    assert found.schema.names == LAKE_TASKS.names
+    assert [row["payload"] for row in found.to_pylist()] == ['{"flight": 2}', '{"flight": 3}']
 
 
 def test_a_flipped_bit_of_an_object_is_named_and_its_file_left_out(bucket: Bucket) -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from django.db import connection
 from pyspark.sql import datasource
 
 from django_dbtaskqueue import enqueue_many
+from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, TASKS, arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import _conditions, few_tasks, open_snapshot
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskReader
 from tests.pipeline.executors import read
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.database import Database
 
 FIRST = 'a"quoted",\n\\.text'
 ODD = [
@@ -137,3 +136,5 @@ def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
         assert len(slices) == 4
         assert sorted([*first["id"].to_pylist(), *rest["id"].to_pylist()]) == sorted(before)
         assert read(reader(pg, "id")).num_rows == 99
+    with pytest.raises(PipelineError, match="is gone"):
+        read(found, slices[0])

@@ -226,9 +226,24 @@ def test_a_data_source_s_writer_leaves_out_what_is_taken_or_all(options: dict[st
         writer = TaskSource({**options, "on_duplicate": "ignore"}).writer(rows.schema, overwrite=False)
         writer.commit([writer.write(iter(rows.batches))])
         assert (Task.objects.count(), staging_tables()) == (count, [])
-    failed = TaskSource(options).writer(rows.schema, overwrite=False)
+    failed, taken = (TaskSource(options).writer(rows.schema, overwrite=False) for _ in range(2))
     failed.abort([failed.write(iter(rows.batches))])
+    with pytest.raises(DuplicateTask):
+        taken.commit([taken.write(iter(rows.batches))])
     assert (Task.objects.count(), staging_tables()) == (3, [])
+
+
+def test_wrong_options_of_a_data_source_are_named(options: dict[str, str]) -> None:
+    schema = StructType([StructField("id", IntegerType())])
+    for given, ask, answer in (
+        ({}, lambda source: source.database, "The option url is missing"),
+        ({**options, "tabel": "task"}, TaskSource.schema, "Unknown option 'tabel'"),
+        (options, lambda source: source.reader(schema), "of type bigint, not int"),
+        (options, lambda source: source.writer(schema, overwrite=True), "Tasks are never overwritten"),
+        (options, lambda source: source.streamWriter(schema, overwrite=False), "The option once is missing"),
+    ):
+        with pytest.raises(PipelineError, match=answer):
+            ask(TaskSource(given))
 
 
 def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:
@@ -244,8 +259,6 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -
     writer().abort([writer().write(iter(rows.batches))], 2)
     writer().commit([], 3)
     assert (Task.objects.count(), staging_tables()) == (10, [])
-    with pytest.raises(PipelineError, match="The option once is missing"):
-        TaskSource(options).streamWriter(rows.schema, overwrite=False)
 
 
 def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg: Database) -> None:
