@@ -6,27 +6,21 @@ import re
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.pipeline.database import Database
 from tests import templates
-from tests.conftest import _as_default, _postgres_copy
+from tests.conftest import ProcessDatabase, _as_default, _postgres_copy
 from tests.pipeline.lakes import Bucket
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from pytest_django import DjangoDbBlocker
-    from pytest_django.fixtures import SettingsWrapper
-
-    from tests.conftest import ProcessDatabase
 
 
 @pytest.fixture
@@ -63,7 +57,7 @@ def database(request: pytest.FixtureRequest) -> Database:
 
 
 @pytest.fixture
-def own(pg: Database, settings: SettingsWrapper) -> Database:
+def own(pg: Database, settings: Any) -> Database:
     """A table whose columns have other names, with three tasks, beside the common one."""
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
     enqueue_many("parcels", [(name, None) for name in "abc"])

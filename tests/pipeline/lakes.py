@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,23 +10,18 @@ from datetime import timedelta
 from http import HTTPStatus
 from http.client import HTTPConnection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, one_state
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
-
-if TYPE_CHECKING:
-    import os
-
-    from pyspark.sql import SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
 
 DAY = timedelta(days=1)
 MEANWHILE = {"create_time": -5 * DAY, "start_time": -4 * DAY}

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,13 +17,11 @@ from deltalake import DeltaTable
 
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.models import ArchiveBatch
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.convert import Convert
 from tests.pipeline.lakes import Bucket, flip, ids
 from tests.pipeline.test_lake import rows
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.database import Database
 
 DAY = "finished_date=2026-01-31/queue=claims"
 
@@ -84,23 +82,16 @@ def convert(database: Database, old: OldLake, lake: object, **options: Any) -> t
     return dict(Convert().run(context)), context.damaged
 
 
-@pytest.fixture
-def unfinished(database: Database, old: OldLake) -> Database:
+def test_an_old_lake_is_converted_once(database: Database, old: OldLake, folder: Path) -> None:
     batch("ae", "deleted", old.root, [("dbtaskqueue.task", 6)])
     batch("af", "open", old.root)
-    return database
-
-
-def test_an_old_lake_is_converted_once(unfinished: Database, old: OldLake, folder: Path) -> None:
-    done, damaged = convert(unfinished, old, folder)
+    done, damaged = convert(database, old, folder)
     assert done == {"files": 3, "rows": 6, "converted_before": 0, "left_out": 1, "withdrawn": 1} and not damaged
     assert sorted(ids(folder, "tasks")) == [1, 2, 3, 4, 5] and ids(folder, "attempts") == [31]
-    found = DeltaTable(str(folder / "tasks")).to_pyarrow_table().to_pylist()
-    assert {(row["payload"], row["finished_date"]) for row in found if row["id"] == 4} == {
-        ('{"flight": 4}', date(2026, 1, 31))
-    }
+    (row,) = DeltaTable(str(folder / "tasks")).to_pyarrow_table(filters=[("id", "=", 4)]).to_pylist()
+    assert (row["payload"], row["finished_date"]) == ('{"flight": 4}', date(2026, 1, 31))
     assert dict(ArchiveBatch.objects.values_list("token", "state")) == {"ae": "closed", "af": "abandoned"}
-    again, _ = convert(unfinished, old, folder)
+    again, _ = convert(database, old, folder)
     assert (again["files"], again["converted_before"], again["left_out"]) == (0, 3, 1)
     assert sorted(ids(folder, "tasks")) == [1, 2, 3, 4, 5]
     assert json.loads((old.root / "_dbtaskqueue" / "lake.json").read_text())["layout"] == 2, "the old program stops"
@@ -108,14 +99,11 @@ def test_an_old_lake_is_converted_once(unfinished: Database, old: OldLake, folde
 
 
 def test_a_conversion_killed_between_two_files_goes_on(sqlite: Database, old: OldLake, folder: Path) -> None:
-    class Killed(BaseException):
-        pass
-
     def step(_name: str, done: int, _total: int) -> None:
         if done == 2:
-            raise Killed
+            raise KeyboardInterrupt
 
-    with pytest.raises(Killed):
+    with pytest.raises(KeyboardInterrupt):
         convert(sqlite, old, folder, progress=step)
     done, _ = convert(sqlite, old, folder)
     assert done["converted_before"] == 2

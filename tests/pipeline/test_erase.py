@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,6 +26,7 @@ from django_dbtaskqueue.models import (
     TaskHistory,
     UsedReference,
 )
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
@@ -38,11 +39,6 @@ from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
 from tests.pipeline.test_lake import lake_of, rows
 from tests.testapp.models import Parcel
-
-if TYPE_CHECKING:
-    from pytest_django.fixtures import SettingsWrapper
-
-    from django_dbtaskqueue.pipeline.database import Database
 
 PLACES = (
     "tasks", "history", "attempts", "steps", "signals", "changes by operators", "used references",
@@ -57,15 +53,12 @@ class Killed(BaseException):
 def fill(database: Database, folder: Path) -> None:
     """Store tasks of Ada and of Bob in each place."""
     for name in ("ada", "bob"):
-        old = [make_task("ERROR", reference=name, queue=queue, **ended(3)) for queue in ("claims", "refunds")]
-        for task in old:
-            failed(task)
+        for queue in ("claims", "refunds"):
+            failed(name, queue, days=3)
     archive(database, folder)
     for name in ("ada", "bob"):
-        past = make_task("COMPLETED", reference=name, queue="refunds", **ended(2))
-        to_history(past)
-        task = make_task("ERROR", reference=name, queue="claims", payload={"email": f"{name}@example.org"}, **ended(1))
-        failed(task)
+        to_history(make_task("COMPLETED", reference=name, queue="refunds", **ended(2)))
+        task = failed(name, "claims", days=1, payload={"email": f"{name}@example.org"})
         about = {"task_id": task.pk, "task_time": task.create_time}
         Step.objects.create(position=1, name="charge", result={"email": name}, **about)
         Signal.objects.create(name="paid", data={"email": name}, **about)
@@ -73,23 +66,17 @@ def fill(database: Database, folder: Path) -> None:
     entry = AuditEntry.objects.create(actor="operator", verb="edit")
     ids = [*Task.objects.order_by("pk").values_list("pk", flat=True)]
     for some in (ids, ids[1:]):
-        TaskChange.objects.create(
-            audit=entry, first_task_id=some[0], last_task_id=some[-1], task_ids=some, before={"payload": ["..."]}
-        )
+        span = {"first_task_id": some[0], "last_task_id": some[-1], "task_ids": some}
+        TaskChange.objects.create(audit=entry, before={"payload": ["..."]}, **span)
     rows = few_tasks(database, TASKS.names, "task")
     assert rows is not None
     micro_batch: Any = ThisProcess(rows.to_batches())
-    LakeSink(Lake.at(folder).root, "a stream", database.location)(micro_batch, 1)
-    summed_up(Lake.at(folder), "ada", "bob")
-
-
-def summed_up(lake: Lake, *names: str) -> None:
-    """Store the summary of a day in which failures of these were."""
+    lake = Lake.at(folder)
+    LakeSink(lake.root, "a stream", database.location)(micro_batch, 1)
     files = [*lake.files("tasks"), *lake.files("attempts")]
-    day = files[0].day
-    export = Export(lake, key_of([one for one in files if one.day == day], "no options"))
-    rows = pa.table({"part": ["failures"] * len(names), "message": [f"no {name}" for name in names]})
-    remove_out_of_date(lake, [export.write_day("summaries", day, rows, "0")])
+    export = Export(lake, key_of([one for one in files if one.day == files[0].day], "no options"))
+    summary = pa.table({"part": ["failures"] * 2, "message": ["no ada", "no bob"]})
+    remove_out_of_date(lake, [export.write_day("summaries", files[0].day, summary, "0")])
     assert len(lake.files("summaries")) == 1
 
 
@@ -97,10 +84,10 @@ def ended(days: int) -> dict[str, Any]:
     return {"finish_time": -days * DAY, **MEANWHILE}
 
 
-def failed(task: Task) -> None:
-    Attempt.objects.create(
-        task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1, message=f"no {task.reference}"
-    )
+def failed(name: str, queue: str, *, days: int, **columns: Any) -> Task:
+    task = make_task("ERROR", reference=name, queue=queue, **columns, **ended(days))
+    Attempt.objects.create(task_id=task.pk, queue=queue, attempt=1, total_attempt=1, message=f"no {name}")
+    return task
 
 
 def erase(*words: object) -> str:
@@ -111,24 +98,21 @@ def erase(*words: object) -> str:
 
 def names_in(folder: Path) -> set[str]:
     """Return the references in all files of the lake, whether they count or not."""
-    files = [*folder.rglob("tasks/*/*.parquet"), *folder.rglob("finished/*/*.parquet")]
-    found = {name for file in files for name in pq.ParquetFile(file).read(["reference_number"])[0].to_pylist()}
-    files = [*folder.rglob("attempts/*/*.parquet"), *folder.rglob("summaries/*/*.parquet")]
-    messages = [pq.ParquetFile(file).read(["message"])[0].to_pylist() for file in files]
-    return found | {message.removeprefix("no ") for some in messages for message in some}
+    found = set[str]()
+    for tables, column in ((("tasks", "finished"), "reference_number"), (("attempts", "summaries"), "message")):
+        for file in (file for table in tables for file in folder.rglob(f"{table}/*/*.parquet")):
+            found |= {text.removeprefix("no ") for text in pq.ParquetFile(file).read([column])[0].to_pylist()}
+    return found
 
 
 def names_in_tables() -> set[str]:
-    found: set[str | None] = set()
-    for model in (Task, TaskHistory, UsedReference):
-        found |= set(model.objects.values_list("reference", flat=True))
-    found |= {message.removeprefix("no ") for message in Attempt.objects.values_list("message", flat=True)}
-    for values in (Step.objects.values_list("result", flat=True), Signal.objects.values_list("data", flat=True)):
-        found |= {value["email"] for value in values}
-    return {str(name) for name in found}
+    references = [model.objects.values_list("reference", flat=True) for model in (Task, TaskHistory, UsedReference)]
+    mails = [Step.objects.values_list("result__email", flat=True), Signal.objects.values_list("data__email", flat=True)]
+    messages = Attempt.objects.values_list("message", flat=True)
+    return {str(name).removeprefix("no ") for names in (*references, *mails, messages) for name in names}
 
 
-def test_each_task_table_has_a_run_of_its_own(database: Database, settings: SettingsWrapper) -> None:
+def test_each_task_table_has_a_run_of_its_own(database: Database, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}}}
     enqueue("parcels", "ada")
     Parcel.objects.checkout("parcels", poller_instance="p")[0].complete()
@@ -179,14 +163,18 @@ def test_a_person_s_tasks_leave_every_place_with_a_proof(database: Database, fol
 @pytest.mark.usefixtures("sqlite")
 def test_a_person_s_objects_leave_the_bucket(bucket: Bucket) -> None:
     lake_of(bucket.lake, {**rows(1, 2), "reference_number": pa.array(["ada", "bob"])})
-    (old,) = (uri.removeprefix(f"s3://{bucket.name}/") for uri in DeltaTable(f"{bucket.lake}/tasks").file_uris())
+
+    def only_file() -> str:
+        (uri,) = DeltaTable(f"{bucket.lake}/tasks").file_uris()
+        return uri.removeprefix(f"s3://{bucket.name}/")
+
+    old = only_file()
     assert bucket.get(old)
     proof = json.loads(erase("--reference", "ada", "--lake", bucket.lake, "--json", "-"))
     assert (proof["before"]["lake: tasks"], proof["after"]["lake: tasks"], proof["files_deleted"]) == (1, 0, 1)
     with pytest.raises(AssertionError, match=r"(?i)not found"):
         bucket.get(old)
-    (new,) = (uri.removeprefix(f"s3://{bucket.name}/") for uri in DeltaTable(f"{bucket.lake}/tasks").file_uris())
-    left = pq.read_table(io.BytesIO(bucket.get(new)), columns=["reference_number"])
+    left = pq.read_table(io.BytesIO(bucket.get(only_file())), columns=["reference_number"])
     assert left[0].to_pylist() == ["bob"]
 
 
@@ -200,10 +188,10 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
     Task.objects.filter(pk=running.pk).delete()
     parent = make_task("ERROR", reference="parent", **ended(1))
     enqueue("claims", "child", {}, after=[parent])
-    with pytest.raises(CommandError, match=r"have not run yet\. Cancel them first"):
-        erase("--reference", "child")
-    with pytest.raises(CommandError, match="are waited for by other tasks"):
-        erase("--reference", "parent")
+    wrong = {"child": r"have not run yet\. Cancel them first", "parent": "are waited for by other tasks"}
+    for name, reason in wrong.items():
+        with pytest.raises(CommandError, match=reason):
+            erase("--reference", name)
     assert Task.objects.count() == 3
     erase("--reference-file", names, "--queue", "nothing")
     assert Task.objects.count() == 3

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta, tzinfo
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +13,6 @@ from django_dbtaskqueue.pipeline.reports import forecast as f
 from django_dbtaskqueue.pipeline.reports.arrivals import Prediction
 from django_dbtaskqueue.pipeline.reports.forecast import Need, Service, Target, sentence
 from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
-
-if TYPE_CHECKING:
-    pass
 
 TARGET = Target(wait=30)
 
@@ -60,9 +56,11 @@ def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
     ]  # fmt: skip
 
 
-def odd(values: dict[datetime, float], threshold: float = 5.0) -> list[f.Anomaly]:
-    least = lambda hour, usual: math.sqrt(max(usual, 1))  # noqa: E731 -- as the job's
-    return list(f.anomalies("q", "arrivals", values, least=least, threshold=threshold))
+def odd(values: dict[datetime, float], zone: tzinfo = UTC) -> list[f.Anomaly]:
+    def least(_hour: datetime, usual: float) -> float:  # as the job's
+        return math.sqrt(max(usual, 1))
+
+    return list(f.anomalies("q", "arrivals", values, least=least, threshold=5.0, zone=zone))
 
 
 def test_one_wild_hour_is_named_and_hides_no_other() -> None:
@@ -74,21 +72,13 @@ def test_one_wild_hour_is_named_and_hides_no_other() -> None:
     ]  # fmt: skip
 
 
-def test_a_season_is_no_anomaly() -> None:
-    values = {MONDAY + HOUR * hour: 5_000.0 if hour % 24 == 9 else 10.0 for hour in range(24 * 4)}
-    assert not odd(values)
+def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
+    assert not odd({MONDAY + HOUR * hour: 5_000.0 if hour % 24 == 9 else 10.0 for hour in range(24 * 4)})
     assert not odd({MONDAY: 1.0, MONDAY + HOUR: 1e9})  # two hours say nothing
-
-
-def test_a_change_of_the_clock_is_no_anomaly() -> None:
     arrivals = office(datetime(2026, 3, 9), 30)
     hours = {min(arrivals) + HOUR * step: 0.0 for step in range(29 * 24)} | arrivals
-
-    def unusual(zone: tzinfo) -> list[f.Anomaly]:
-        return list(f.anomalies("q", "arrivals", hours, least=lambda *_: 1.0, threshold=5, zone=zone))
-
-    assert not unusual(BERLIN)
-    assert unusual(UTC)
+    assert not odd(hours, BERLIN)
+    assert odd(hours, UTC)
 
 
 def test_it_says_when_there_are_enough() -> None:

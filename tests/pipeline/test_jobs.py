@@ -8,7 +8,8 @@ import json
 import re
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -18,9 +19,6 @@ from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Objective, by_queue, complete, job, objective
 from django_dbtaskqueue.pipeline.spark import terminal
 from django_dbtaskqueue.pipeline.spark.terminal import shown_on
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_every_job_says_what_it_is() -> None:

@@ -8,7 +8,8 @@ import json
 import re
 from datetime import timedelta
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -19,9 +20,6 @@ from django_dbtaskqueue.operations.report_page import html_file, report_body
 from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, over_time
 from tests.pipeline.histories import HOUR, MONDAY
 from tests.report_figures import forecast_figures, report_figures, whatif_figures
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 
@@ -100,9 +98,8 @@ def test_a_page_has_the_figures_as_people_write_them() -> None:
     assert '<p class="quiet">None.</p>' in page
     assert '<time datetime="2026-01-05T01:00:00+00:00">2026-01-05 01:00</time>' in page
     assert re.search('<td class="number" data-value="2.4[0-9]*">2.4[0-9]* %</td>', page)
-    assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["ended", "wait", "backlog", "budget", "failures"], (
-        "none is empty"
-    )
+    charts = re.findall('id="dbtq-([a-z]+)-chart"', page)
+    assert charts == ["ended", "wait", "backlog", "budget", "failures"], "none is empty"
 
 
 def test_a_forecast_is_a_map_of_the_week() -> None:
@@ -138,29 +135,28 @@ def test_figures_of_another_kind_or_version_are_no_page() -> None:
 
 
 class Tags(HTMLParser):
-    """The elements of a page, its attributes, and its scripts."""
+    """The elements of a page, its attributes, its scripts, and what it lets run."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
         self.depth, self.attributes, self.names, self.scripts = 0, set[str](), set[str](), list[str]()
-        self.policy, self.inside = "", ""
+        self.policy = ""
         self.feed(page)
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.depth += tag != "meta"
-        self.inside = tag
         self.names.add(tag)
         self.attributes |= {name for name, _ in attributes}
-        if dict(attributes).get("http-equiv"):
+        if "http-equiv" in dict(attributes):
             self.policy = str(dict(attributes)["content"])
 
     def handle_data(self, data: str) -> None:
-        if self.inside == "script" and data.strip():
+        if self.lasttag == "script" and data.strip():
             self.scripts.append(data)
 
     def handle_endtag(self, tag: str) -> None:
         self.depth -= tag != "meta"
-        self.inside = ""
+        self.lasttag = ""
 
 
 def test_a_file_stands_alone_and_runs_no_script_but_its_own() -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline import spark as session
 from django_dbtaskqueue.pipeline.spark import ClassData
-
-if TYPE_CHECKING:
-    pass
 
 
 def test_workers_look_first_where_this_package_is() -> None:
@@ -39,14 +35,12 @@ def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_without_java_the_extra_is_named(no_java: Path) -> None:
+def test_without_java_the_extra_is_named_and_an_old_java_is_passed_over(
+    no_java: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PipelineError, match=r'pip install "django-dbtaskqueue\[spark\]"'):
         session.find_java(no_java)
-
-
-def test_an_old_java_is_passed_over(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = fake_java(no_java / "old", 'JAVA_VERSION="1.8.0_392"\n')
-    monkeypatch.setenv("JAVA_HOME", str(old))
+    monkeypatch.setenv("JAVA_HOME", str(fake_java(no_java / "old", 'JAVA_VERSION="1.8.0_392"\n')))
     with pytest.raises(PipelineError, match="JAVA_HOME is Java 8"):
         session.find_java(no_java)
     (no_java / "java").symlink_to(fake_java(no_java / "new", 'JAVA_VERSION="21.0.8"\n') / "bin" / "java")
@@ -71,31 +65,33 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
             session.spark_session()
 
 
-def test_class_data_is_kept_once_and_then_used(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def home(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home of a Java, which may keep class data."""
     home = fake_java(no_java / "jdk", 'JAVA_VERSION="21"\n')
-    (home / "lib" / "server").mkdir(parents=True)
-    (home / "lib" / "server" / "classes.jsa").touch()
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
-    ours = session.find_java(no_java)
-    first = ClassData.of(ours, no_java)
+    return home
+
+
+def test_class_data_is_kept_once_and_then_used(home: Path, tmp_path: Path) -> None:
+    (home / "lib" / "server").mkdir(parents=True)
+    (home / "lib" / "server" / "classes.jsa").touch()
+    ours = session.find_java(tmp_path)
+    first = ClassData.of(ours, tmp_path)
     assert first.archive is not None and first.part is not None
     assert f"-XX:ArchiveClassesAtExit={first.part}" in first.options
     assert str(os.getpid()) in first.part.name  # two processes at once write a file each
-    first.part.write_text("classes")
-    first.part.replace(first.archive)
-    second = ClassData.of(ours, no_java)
+    first.part.touch()
+    first.part.rename(first.archive)
+    second = ClassData.of(ours, tmp_path)
     assert (second.archive, second.part) == (first.archive, None)
     assert f"-XX:SharedArchiveFile={first.archive}" in second.options
 
 
-def test_class_data_never_fails_a_session(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Java that cannot make its base archive starts without."""
-    home = fake_java(no_java / "jdk", 'JAVA_VERSION="21"\n')
+def test_a_java_that_cannot_make_its_base_archive_starts_without_class_data(home: Path, tmp_path: Path) -> None:
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
-    monkeypatch.setenv("JAVA_HOME", str(home))
-    monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
-    assert ClassData.of(session.find_java(no_java), no_java).options == []
+    assert ClassData.of(session.find_java(tmp_path), tmp_path).options == []
 
 
 def test_files_go_where_the_settings_say_or_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

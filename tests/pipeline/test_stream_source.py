@@ -22,7 +22,7 @@ from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import register_stream, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from django_dbtaskqueue.pipeline.source.task_reader import Selection
-from tests.patience import Deadline
+from tests.patience import Deadline, eventually
 from tests.support import until
 from tests.testapp.models import Parcel
 
@@ -50,14 +50,8 @@ class Follower:
 
     def read_until_events_are_complete(self) -> None:
         """Pass the registration: a micro-batch before it compares all rows. Open transactions of others delay it."""
-        complete_from = self.reader._complete_from()
-        assert complete_from is not None
-
-        def passed() -> bool:
-            assert self.read() == []
-            return bool(self.offset["transaction"] >= complete_from)
-
-        until(passed)
+        complete_from: Any = self.reader._complete_from()
+        until(lambda: (self.read(), self.offset["transaction"] >= complete_from) == ([], True))
 
     def read(self) -> list[str]:
         """The references of the next micro-batch."""
@@ -79,11 +73,6 @@ def finish(database: Database, *references: str, more: str = "") -> Any:
     other.autocommit = False
     other.execute(f"{SETTLE} WHERE reference_number = ANY(%s){more}", [list(references)])
     return other
-
-
-def unregister_if_known(database: Database, name: str) -> None:
-    if StreamPosition.objects.filter(name=name).exists():
-        unregister_stream(database, name)
 
 
 def commit(*open_connections: Any) -> None:
@@ -139,12 +128,14 @@ def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> No
     follower.read_until(*(f"old {number}" for number in range(5_000)))
     follower.read_until_events_are_complete()
     commit(finish(pg, *"abc"))
-    found: list[str] = []
-    deadline = Deadline()
-    while not found and not deadline.passed:
+
+    def read() -> int:
+        """Return the blocks that were read for a micro-batch."""
         before = blocks_read()
-        found = follower.read()
-    assert (found, blocks_read() - before < 20) == (["a", "b", "c"], True)
+        assert follower.read() == ["a", "b", "c"]
+        return blocks_read() - before
+
+    assert eventually(read) < 20
 
 
 def test_a_micro_batch_that_is_read_again_after_a_kill(pg: Database, events: Follower) -> None:
@@ -176,7 +167,8 @@ def test_a_stream_that_is_registered_later_goes_on(
     """So does one whose events were deleted. Neither skips a task, or reads one twice."""
     commit(finish(pg, "a"))
     follower.read_until("a")
-    unregister_if_known(pg, "a stream")
+    if follower.reader.name:
+        unregister_stream(pg, follower.reader.name)
     commit(finish(pg, "b"))
     late = finish(pg, "c")
     with monkeypatch.context() as patch:
@@ -235,11 +227,7 @@ def test_a_stream_that_never_comes_back_keeps_no_events(pg: Database, events: Fo
     assert "Stream a stream of dbtaskqueue.task has not read for 8d" in absent.words
     assert "runtaskpipeline stream --unregister a stream --database default" in absent.remedy
 
-    def kept() -> int:
-        call_command("housekeeptasks", verbosity=0)
-        return FinishEvent.objects.count()
-
-    until(lambda: kept() == 0)
+    until(lambda: (call_command("housekeeptasks", verbosity=0), FinishEvent.objects.count()) == (None, 0))
     register_stream(pg, "a stream")  # it does come back
     commit(finish(pg, "c"))
     events.read_until("b", "c")

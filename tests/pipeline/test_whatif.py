@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,29 +12,19 @@ from hypothesis import strategies as st
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
 
-if TYPE_CHECKING:
-    pass
-
 
 def tenths(attempt: int) -> timedelta:
     return timedelta(seconds=10 * attempt)
-
-
-def never(attempt: int) -> None:
-    return None
 
 
 def waits(*arrivals: Arrival, slots: int = 1) -> list[float]:
     return [one.wait for one in replay(arrivals, slots=slots, back_off=tenths)]
 
 
-def test_tasks_wait_for_a_slot_in_their_order() -> None:
+def test_tasks_wait_for_a_slot_in_their_order_and_a_lower_number_goes_first() -> None:
     assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5)) == [0, 4, 8]
     assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5), slots=2) == [0, 0, 3]
     assert waits(Arrival(0, 5), Arrival(100, 5)) == [0, 0]
-
-
-def test_a_lower_number_goes_first() -> None:
     assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5, priority=-1)) == [0, 9, 3]
 
 
@@ -43,7 +32,7 @@ def test_a_failed_task_comes_back_after_its_delay_and_others_go_meanwhile() -> N
     first, other = replay([Arrival(0, 2, failures=2), Arrival(1, 1)], slots=1, back_off=tenths)
     assert (first.wait, first.lead) == (0, 2 + 10 + 2 + 20 + 2)
     assert (other.wait, other.lead) == (1, 2)
-    (given_up,) = replay([Arrival(0, 2, failures=2)], slots=1, back_off=never)
+    (given_up,) = replay([Arrival(0, 2, failures=2)], slots=1, back_off=lambda _attempt: None)
     assert given_up.lead == 2
 
 
