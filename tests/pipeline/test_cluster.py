@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
 import pyspark
@@ -25,22 +23,14 @@ from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
 from tests.contrib.test_spark_executor import POLLER, tasks
 from tests.patience import PATIENCE
-from tests.pipeline.commands import in_turn
+from tests.pipeline.commands import in_turn, job_process
+from tests.poller.processes import runtaskpoller
 from tests.support import until
 from tests.testapp.models import Booking
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"
 PAGE, PAGE_MASTER = REPOSITORY / "docs" / "howto" / "spark-cluster.md", "spark://spark-1:7077"
 PROGRAM = Path(django_dbtaskqueue.pipeline.__file__).with_name("__main__.py")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +49,9 @@ def workers_of_new_applications(folder: Path, seen: set[str]) -> set[str]:
 
 
 def confs(*settings: str) -> list[str]:
-    return [word for setting in settings for word in ("--conf", f"spark.{setting}")]
+    """Return options for a small driver on this machine, with these settings."""
+    found = (*SETTINGS, f"driver.{QUICK}", *settings)
+    return [word for setting in found for word in ("--conf", f"spark.{setting}")]
 
 
 @pytest.mark.slow
@@ -74,7 +66,7 @@ def test_spark_submit_s_master_does_the_work(
     paths = f"executorEnv.PYTHONPATH={REPOSITORY}"
     command = [
         *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", url),
-        *confs(*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", paths),
+        *confs(f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", paths),
         *(str(PROGRAM), "enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"),
         # Options of the job, which once put the session on this machine's cores.
         *("--memory", "700m", "--conf", "spark.sql.shuffle.partitions=3"),
@@ -94,24 +86,19 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
 ) -> None:
     """Each as it stands on the page, but for the names of what is elsewhere here, and what makes this cluster small."""
     url, folder = pair[0].url, pair[1]
-    (tmp_path / "orders.jsonl").write_text(
-        "".join(f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40))
-    )
+    orders = [f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40)]
+    (tmp_path / "orders.jsonl").write_text("".join(orders))
     text = PAGE.read_text().replace(PAGE_MASTER, url).replace("/mnt/", f"{tmp_path}/").replace("claims", "work")
     text = text.replace("--older-than 7d", "--older-than 0s").replace("spark.executor.memory=2g", "spark.ui.port=0")
-    jobs = [
-        shlex.split(line) for line in re.findall(r"^python (manage.py runtaskpipeline .* --master \S+)$", text, re.M)
-    ]
-    (poller,) = (shlex.split(line) for line in re.findall(r"^ExecStart=/srv/shop/venv/bin/python (.*)$", text, re.M))
+    jobs = [*map(shlex.split, re.findall(r"^python (manage.py runtaskpipeline .* --master \S+)$", text, re.M))]
+    (poller,) = map(shlex.split, re.findall(r"^ExecStart=/srv/shop/venv/bin/python (.*)$", text, re.M))
     assert [words[2] for words in jobs] == ["enqueue", "archive", "report"]
-    small, seen = confs(*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}"), set[str]()
+    small, seen = confs(f"executor.{QUICK}"), set[str]()
     said = []
     with in_turn(postgres_process_database, *small) as run:
         for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
-            if "runtaskpipeline" in words:
-                said.append(run(*words[2:])[1])
-            else:
-                said.append(postgres_process_database.run(*words[1:], *small).stdout)
+            is_job = "runtaskpipeline" in words
+            said.append(run(*words[2:])[1] if is_job else postgres_process_database.run(*words[1:], *small).stdout)
             assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
     assert "enqueued: 40" in said[0]
     assert "tasks: 40" in said[2]
@@ -133,24 +120,18 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
     for number in range(20):
         enqueue("work", f"ok-{number}", {"result": number})
     options = ["--master", cluster.url, "--worker-env", "DATABASE_URL"]
-    for setting in (*SETTINGS, f"driver.{QUICK}", f"executor.{QUICK}", "task.maxFailures=2"):
-        options += ["--conf", f"spark.{setting}"]
-    command = [sys.executable, str(REPOSITORY / "manage.py"), *POLLER, *options]
-    log = tmp_path / "poller"
-    with log.open("wb") as file:
-        poller = subprocess.Popen(
-            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT
-        )
-    try:
-        until(lambda: marks.exists() and len(_workers(marks)) == 2, timeout=LONG_S)
-        before = len(marks.read_text().splitlines())
+
+    def marked() -> list[str]:
+        return marks.read_text().splitlines() if marks.exists() else []
+
+    small = confs(f"executor.{QUICK}", "task.maxFailures=2")
+    with runtaskpoller(postgres_process_database, *POLLER, *options, *small) as poller:
+        until(lambda: len({line.split()[3] for line in marked()}) == 2, timeout=LONG_S)  # workers
+        before = len(marked())
         cluster.executors()[0].kill()
-        until(lambda: len(marks.read_text().splitlines()) > before, timeout=LONG_S)  # its task again, elsewhere
+        until(lambda: len(marked()) > before, timeout=LONG_S)  # its task again, elsewhere
         gate.touch()
-        assert poller.wait(PATIENCE) == 0, log.read_text()
-    finally:
-        poller.kill()
-        poller.wait()
+        poller.ended()
     atomic, work = tasks("atomic"), tasks("work")
     assert {(task.status, task.total_attempt) for task in atomic.values()} == {("COMPLETED", 1)}
     assert Counter(Booking.objects.values_list("reference", flat=True)) == Counter(list(atomic))
@@ -160,38 +141,24 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
     assert "Python worker exited unexpectedly" in Attempt.objects.get(task_id=work["deadly"].pk).message
 
 
-def _workers(marks: Path) -> set[str]:
-    return {line.split()[3] for line in marks.read_text().splitlines()}
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_job_on_a_busy_cluster_says_what_it_waits_for_and_ends_by_sigterm(
-    postgres_process_database: ProcessDatabase, stack: ExitStack, tmp_path: Path
+    postgres_process_database: ProcessDatabase, tmp_path: Path
 ) -> None:
-    cluster = Cluster(stack, tmp_path, workers=0)
-    orders = tmp_path / "orders.jsonl"
+    orders, log = tmp_path / "orders.jsonl", tmp_path / "job"
     orders.write_text('{"reference": "a"}\n')
-    command = [
-        *(sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "enqueue", "--input", str(orders)),
-        *("--queue", "claims", "--map", "reference=reference", "--master", cluster.url),
-        *confs(*SETTINGS, f"driver.{QUICK}", "starvation.timeout=1s"),
-    ]
-    log = tmp_path / "job"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, env=postgres_process_database.env, cwd=REPOSITORY, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
+    job = ["enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"]
+    with ExitStack() as stack:
+        cluster = Cluster(stack, tmp_path, workers=0)
+        options = ["--master", cluster.url, *confs("starvation.timeout=1s")]
+        process = stack.enter_context(job_process(postgres_process_database, *job, *options, output=log))
         until(lambda: "sufficient resources" in log.read_text(), timeout=200)
         started = psutil.Process(process.pid).children(recursive=True)
         assert started
         process.terminate()
         assert process.wait(PATIENCE) == 130
         assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
     said = log.read_text()
     assert "Interrupted. Finished work stays" in said
     assert "Traceback" not in said and "\tat " not in said

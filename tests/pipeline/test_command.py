@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -27,22 +27,16 @@ from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_a
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
 from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline.command_line import Face, perform
-from django_dbtaskqueue.pipeline.jobs import Argument
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.jobs import Argument, Context
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
-from tests.conftest import REPOSITORY
+from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.patience import PATIENCE
-from tests.pipeline.commands import CHEAP, in_turn
+from tests.pipeline.commands import CHEAP, in_turn, job_process
 from tests.pipeline.lakes import Bucket, flip
 from tests.support import until
-
-if TYPE_CHECKING:
-    from pytest_django.fixtures import SettingsWrapper
-
-    from django_dbtaskqueue.pipeline.database import Database
-    from django_dbtaskqueue.pipeline.jobs import Context
-    from tests.conftest import ProcessDatabase
 
 
 class Echo(jobs.Job):
@@ -87,11 +81,8 @@ def run(*words: str) -> tuple[int, str, str]:
 
 
 def test_a_result_is_lines_or_json(tmp_path: Path) -> None:
-    assert run("echo", "--text", "a", "--dry-run", "--lake", "l") == (
-        0,
-        "text: a\ndry run: yes\nlake: l\n",
-        "echoing\n",
-    )
+    said = run("echo", "--text", "a", "--dry-run", "--lake", "l")
+    assert said == (0, "text: a\ndry run: yes\nlake: l\n", "echoing\n")
     code, out, _ = run("echo", "--json", "-", "--quiet")
     assert (code, json.loads(out)) == (0, {"text": "hello", "dry_run": False, "lake": None})
     run("echo", "--json", str(tmp_path / "result.json"))
@@ -99,13 +90,9 @@ def test_a_result_is_lines_or_json(tmp_path: Path) -> None:
 
 
 def test_each_end_has_its_exit_code_and_one_paragraph() -> None:
-    for end, code, said in (
-        ("failed", 1, "It failed. Try again."),
-        ("broken", 1, "ZeroDivisionError: by zero."),
-        ("found", 3, "One fault."),
-        ("interrupted", 130, "Interrupted."),
-        ("cut off", 130, "Interrupted."),
-    ):
+    ends = {"failed": (1, "It failed. Try again."), "broken": (1, "ZeroDivisionError: by zero.")}
+    ends |= {"found": (3, "One fault."), "interrupted": (130, "Interrupted."), "cut off": (130, "Interrupted.")}
+    for end, (code, said) in ends.items():
         found, out, err = run("echo", "--end", end)
         assert (found, said in err, "Traceback" in err) == (code, True, False), end
         assert ("text: hello" in out) == (end == "found")
@@ -150,9 +137,7 @@ def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
 # -- manage.py ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_knows_the_project_s_database_queues_and_objectives(
-    pg: Database, settings: SettingsWrapper
-) -> None:
+def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Database, settings: Any) -> None:
     settings.DBTASKQUEUE = {
         "QUEUES": {"claims": {"max_attempts": 3, "priority": 4}, "parcels": {"model": "testapp.Parcel"}},
         "OBJECTIVES": {"claims": "50%/1h"},
@@ -189,9 +174,8 @@ def test_the_database_is_django_s(database: Database) -> None:
 def test_each_job_does_its_work(
     postgres_process_database: ProcessDatabase, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
-    place = request.getfixturevalue(where)
-    bucket = place if isinstance(place, Bucket) else None
-    root = bucket.lake if bucket else str(place)
+    bucket: Bucket | None = request.getfixturevalue("bucket") if where == "bucket" else None
+    root = bucket.lake if bucket else str(tmp_path / "lake")
     orders, kept = tmp_path / "orders.jsonl", ("--checkpoint", tmp_path / "checkpoint")
     orders.write_text('{"reference": "a", "payload": "{}"}\n')
     for number in range(3):
@@ -206,10 +190,8 @@ def test_each_job_does_its_work(
         assert (code, "rows: 3\n" in out, err) == (0, True, "")
         code, out, err = run("archive", "--lake", root)
         assert (code, "tasks: 3\n" in out, err) == (0, True, "")
-        for words, said in (
-            ("forecast --since 30d", "to keep 95 % of the waits"),
-            ("whatif --slots 2", "would have waited"),
-        ):
+        answers = {"forecast --since 30d": "to keep 95 % of the waits", "whatif --slots 2": "would have waited"}
+        for words, said in answers.items():
             code, out, err = run(*words.split(), "--lake", root, "--no-store")
             assert (code, said in out, err) == (0, True, ""), out
         found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]
@@ -232,47 +214,45 @@ def test_each_job_does_its_work(
     assert ArchiveBatch.objects.get().lake == root
 
 
+Reporting = tuple[subprocess.Popen[bytes], Path]
+
+
 @pytest.fixture
-def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[subprocess.Popen[str]]:
-    """A process that makes a report of one task, in a group of its own."""
+def reporting(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> Iterator[Reporting]:
+    """A process that makes a report of one task, and the file of what it says."""
     make_task("COMPLETED")
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", "report", "--no-store", *CHEAP]
-    process = subprocess.Popen(
-        command, env=sqlite_process_database.env, cwd=REPOSITORY, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    yield process
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+    with job_process(sqlite_process_database, "report", "--no-store", *CHEAP, output=tmp_path / "said") as process:
+        yield process, tmp_path / "said"
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: subprocess.Popen[str]) -> None:
-    assert reporting.stderr is not None
-    said = []
-    for line in reporting.stderr:  # to its end: no process that Spark has started may stay
-        said.append(line)
-        if line.startswith("reading tasks"):
-            os.killpg(reporting.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
-    assert reporting.wait(PATIENCE) == 130, "".join(said)
-    assert said[-1].startswith("Interrupted. Finished work stays"), "".join(said)
-    assert "Traceback" not in "".join(said)
-
-
-@pytest.mark.slow
-def test_sigterm_while_spark_starts_leaves_no_process(reporting: subprocess.Popen[str]) -> None:
-    def starts() -> bool:
-        children = psutil.Process(reporting.pid).children(recursive=True)
-        return any("org.apache.spark.deploy.SparkSubmit" in command_of(child) for child in children)
-
-    until(starts)
-    started = psutil.Process(reporting.pid).children(recursive=True)
-    reporting.terminate()  # as a service manager does that only knows this process
-    _, errors = reporting.communicate(timeout=PATIENCE)
-    assert (reporting.returncode, "Traceback" in errors) == (130, False), errors
-    assert "Interrupted. Finished work stays" in errors
+def interrupted(process: subprocess.Popen[bytes], started: Sequence[psutil.Process], said: Path) -> None:
+    """See that the job has ended well, without a stack trace or a process that stays."""
+    assert process.wait(PATIENCE) == 130, said.read_text()
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
+    assert said.read_text().splitlines()[-1].startswith("Interrupted. Finished work stays"), said.read_text()
+    assert "Traceback" not in said.read_text()
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Reporting) -> None:
+    process, said = reporting
+    until(lambda: "reading tasks" in said.read_text())
+    started = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
+    interrupted(process, started, said)
+
+
+@pytest.mark.slow
+def test_sigterm_while_spark_starts_leaves_no_process(reporting: Reporting) -> None:
+    process, said = reporting
+
+    def children() -> list[psutil.Process]:
+        return psutil.Process(process.pid).children(recursive=True)
+
+    until(lambda: any("org.apache.spark.deploy.SparkSubmit" in command_of(child) for child in children()))
+    started = children()
+    process.terminate()  # as a service manager does that only knows this process
+    interrupted(process, started, said)
 
 
 def command_of(process: psutil.Process) -> str:
@@ -323,15 +303,12 @@ def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:
 
 
 def test_only_the_main_thread_is_held() -> None:
-    def run() -> None:
+    def run() -> threading.Thread:
         with terminal.interrupts_delayed():
-            done.append(threading.current_thread())
+            return threading.current_thread()
 
-    done: list[threading.Thread] = []
-    other = threading.Thread(target=run)
-    other.start()
-    other.join()
-    assert done == [other]
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(run).result() is not threading.main_thread()
 
 
 def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) -> None:
