@@ -16,9 +16,11 @@ from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.queue_stats import overview
+from tests.test_admin import confirm
 from tests.testapp.models import Parcel
 
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 urlpatterns = [path("api/", include("django_dbtaskqueue.api.urls")), path("admin/", admin.site.urls)]
 
 
@@ -31,20 +33,16 @@ def _settings(settings: Any) -> None:
 # -- pages -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 def test_an_own_table_has_its_pages_without_a_line_of_the_project(admin_client: Client) -> None:
-    # Given a subclass of AbstractTask that nobody registered
+    """Nobody has registered this subclass of AbstractTask."""
     task = enqueue("parcels", "p1", {"to": "Berlin"}, columns={"weight": 7})
-    # Then the overview leads to its list, and the list to the page of the task, with its own columns
-    overview_page = admin_client.get("/admin/dbtaskqueue/overview/").content.decode()
-    assert "/admin/testapp/parcel/?q=queue%3Aparcels" in overview_page
-    rows = admin_client.get("/admin/testapp/parcel/?q=queue:parcels").content.decode()
-    assert f"/admin/testapp/parcel/{task.pk}/change/" in rows
-    page = admin_client.get(f"/admin/testapp/parcel/{task.pk}/change/").content.decode()
-    assert "p1" in page and "weight" in page and ">7<" in page
-    # And the verbs work there
-    done = admin_client.post("/admin/testapp/parcel/", {"action": "cancel", "_selected_action": [task.pk], "go": "1"})
-    assert done.status_code in (200, 302)
+    table, page = "/admin/testapp/parcel/", f"/admin/testapp/parcel/{task.pk}/change/"
+    assert f"{table}?q=queue%3Aparcels" in admin_client.get("/admin/dbtaskqueue/overview/").content.decode()
+    assert page in admin_client.get(f"{table}?q=queue:parcels").content.decode()
+    shown = admin_client.get(page).content.decode()
+    assert "p1" in shown and "weight" in shown and ">7<" in shown
+    confirm(admin_client, "cancel", [task], url=table)
+    assert Parcel.objects.get().status == "POISON"
 
 
 def test_a_page_of_the_projects_own_stays() -> None:
@@ -63,14 +61,12 @@ def test_a_page_of_the_projects_own_stays() -> None:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_values_of_own_columns_are_stored_with_the_task(alias: str) -> None:
     task = enqueue("parcels", "p1", columns={"weight": 3}, using=alias)
     assert isinstance(task, Parcel) and task.weight == 3
     stored = Parcel.objects.using(alias)
     assert stored.get(pk=task.pk).weight == 3
     assert enqueue("parcels", "p2", using=alias) and stored.get(reference="p2").weight == 1
-    # A replaced task gets the new ones, and a duplicate changes nothing
     enqueue("parcels", "p1", columns={"weight": 4}, on_duplicate="replace", using=alias)
     with pytest.raises(DuplicateTask):
         enqueue("parcels", "p1", columns={"weight": 5}, using=alias)
@@ -78,53 +74,45 @@ def test_values_of_own_columns_are_stored_with_the_task(alias: str) -> None:
 
 
 @BOTH
-@pytest.mark.django_db(databases=["default", "sqlite"])
 def test_many_tasks_with_and_without_own_values(alias: str) -> None:
     items = [{"reference": f"p{n}", "columns": {"weight": n}} if n % 2 else {"reference": f"p{n}"} for n in range(6)]
     report = enqueue_many("parcels", items, using=alias)
     assert report.enqueued == 6
     weights = dict(Parcel.objects.using(alias).values_list("reference", "weight"))
     assert weights == {"p0": 1, "p1": 1, "p2": 1, "p3": 3, "p4": 1, "p5": 5}
-    again = enqueue_many(
-        "parcels", [{"reference": "p3", "columns": {"weight": 9}}], on_duplicate="replace", using=alias
-    )
+    changed = [{"reference": "p3", "columns": {"weight": 9}}]
+    again = enqueue_many("parcels", changed, on_duplicate="replace", using=alias)
     assert (again.enqueued, again.replaced) == (0, 1)
     assert Parcel.objects.using(alias).get(reference="p3").weight == 9
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("name", "columns", "words"),
-    [
-        ("parcels", {"wieght": 1}, "Did you mean 'weight'?"),
-        ("parcels", {"status": "COMPLETED"}, "no own field 'status'"),
-        ("parcels", {"weight": "heavy"}, "weight='heavy' cannot be stored"),
-        ("parcels", ["weight"], "must be a mapping"),
-        ("usual", {"weight": 1}, "the setting model"),
-    ],
-)
-def test_what_is_no_own_column_is_refused(name: str, columns: Any, words: str) -> None:
-    with pytest.raises(EnqueueError) as refused:
-        enqueue(name, columns=columns)
-    assert words in str(refused.value)
-    assert not lookup.find("parcels", "p1")
+NO_COLUMNS: list[tuple[str, Any, str]] = [
+    ("parcels", {"wieght": 1}, r"Did you mean 'weight'\?"),
+    ("parcels", {"status": "COMPLETED"}, "no own field 'status'"),
+    ("parcels", {"weight": "heavy"}, "weight='heavy' cannot be stored"),
+    ("parcels", ["weight"], "must be a mapping"),
+    ("usual", {"weight": 1}, "the setting model"),
+]
+
+
+def test_what_is_no_own_column_is_refused() -> None:
+    for name, columns, words in NO_COLUMNS:
+        with pytest.raises(EnqueueError, match=words):
+            enqueue(name, columns=columns)
+    assert not Parcel.objects.exists()
 
 
 # -- queues made at runtime --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.django_db
 def test_a_queue_made_at_runtime_is_in_every_list(admin_client: Client) -> None:
-    # When a queue is made at runtime, without a task
     queue("fresh").create(lease=timedelta(minutes=2))
-    # Then functions, admin, API and command line know it
     assert lookup.count_by_status()["fresh"]["CREATED"] == 0
     assert "fresh" in [row.queue for row in overview().queues]
     out = io.StringIO()
     call_command("taskqueue", "status", stdout=out, no_color=True)
     assert "fresh" in out.getvalue()
-    listed = [one["queue"] for one in admin_client.get("/api/queues").json()["queues"]]
-    assert "fresh" in listed
+    assert "fresh" in [one["queue"] for one in admin_client.get("/api/queues").json()["queues"]]
     assert admin_client.get("/api/queues/fresh").status_code == 200
     for page in ("overview", "queue", "task"):
         assert "fresh" in admin_client.get(f"/admin/dbtaskqueue/{page}/").content.decode(), page
