@@ -1,17 +1,23 @@
-"""What a load needs, which hours are odd, and the job that says so."""
+"""Forecasts: what arrives next week, what a load needs, which hours are odd, and what queues would do otherwise."""
 
 from __future__ import annotations
 
 import math
+import random
 from datetime import UTC, datetime, timedelta, tzinfo
+from zoneinfo import ZoneInfo
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline.reports import forecast as f
-from django_dbtaskqueue.pipeline.reports.arrivals import Prediction
+from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, models, predict
 from django_dbtaskqueue.pipeline.reports.forecast import Need, Service, Target, sentence
+from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
+from tests.benchmarks.forecast import flights, judged
 from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
 
 TARGET = Target(wait=30)
@@ -88,3 +94,139 @@ def test_it_says_when_there_are_enough() -> None:
         "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )
     assert sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
+
+
+# -- arrivals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def departures() -> dict[datetime, int]:
+    return flights()
+
+
+@pytest.mark.parametrize(("weeks", "most"), [pytest.param(4, 1.45, marks=pytest.mark.slow), (26, 1.6)])
+def test_it_is_better_than_the_same_hour_last_week_on_real_flights(
+    departures: dict[datetime, int], weeks: int, most: float
+) -> None:
+    found = judged(departures, ZoneInfo("America/New_York"), weeks)
+    assert found.error < found.naive
+    assert found.error < most
+    assert 0.88 <= found.held <= 0.96  # of 90 %, in weeks that the model had not seen
+
+
+@pytest.mark.parametrize("monday", [datetime(2026, 3, 9), datetime(2026, 10, 5)])
+def test_a_change_of_the_clock_moves_no_hour(monday: datetime) -> None:
+    arrivals = office(monday, 30)
+    found = predict(arrivals, BERLIN)
+    assert {hour for hour, count in found.expected.items() if count == 100} == {day * 24 + 9 for day in range(7)}
+    assert (found.weeks, found.errors[NAIVE], found.coverage) == (4, 0, 1)
+    assert predict(arrivals, UTC).errors[NAIVE] > 1  # what an hour of UTC makes of it
+
+
+def test_an_hour_that_is_there_twice_counts_once_and_one_that_is_not_there_is_filled() -> None:
+    first = datetime(2026, 10, 12, tzinfo=BERLIN).astimezone(UTC)
+    even = {first + HOUR * step: 10 for step in range(24 * 22)}
+    assert set(predict(even, BERLIN).expected.values()) == {10}
+    spring = datetime(2026, 3, 16, tzinfo=BERLIN).astimezone(UTC)
+    assert set(predict({spring + HOUR * step: 10 for step in range(24 * 15)}, BERLIN).expected.values()) == {10}
+
+
+@settings(max_examples=15, deadline=None)
+@given(weeks=st.integers(2, 9), level=st.floats(0, 50), jump=st.floats(-0.9, 3), seed=st.integers(0, 99))
+def test_no_model_is_used_whose_backtest_is_worse_than_the_naive_one(
+    weeks: int, level: float, jump: float, seed: int
+) -> None:
+    chance = np.random.default_rng(seed)
+    first = datetime(2026, 1, 5, tzinfo=UTC)
+    rates = [level * (1 + (jump if step // 168 >= weeks // 2 else 0)) for step in range(weeks * 168)]
+    arrivals = {first + HOUR * step: int(chance.poisson(rate)) for step, rate in enumerate(rates)}
+    found = predict(arrivals, UTC)
+    assert found.errors[found.model] <= found.errors[NAIVE]
+    assert all(found.least[hour] <= found.most[hour] for hour in range(168))
+
+
+def test_a_short_history_says_what_it_saw() -> None:
+    first = datetime(2026, 1, 6, 22, tzinfo=UTC)
+    found = predict({first: 4, first + HOUR * 3: 9}, UTC)
+    assert found.expected == {46: 4, 47: 0, 48: 0, 49: 9}
+    assert (found.model, found.errors, found.coverage) == (NAIVE, {}, None)
+
+
+def test_the_library_s_model_is_compared_where_it_is_installed() -> None:
+    pytest.importorskip("statsforecast")
+    arrivals = office(datetime(2026, 3, 9), 29)
+    assert set(predict(arrivals, BERLIN).errors) == set(models())
+    assert "statsforecast" in models()
+
+
+# -- whatif ------------------------------------------------------------------------------------------------------------
+
+
+def tenths(attempt: int) -> timedelta:
+    return timedelta(seconds=10 * attempt)
+
+
+def waits(*arrivals: Arrival, slots: int = 1) -> list[float]:
+    return [one.wait for one in replay(arrivals, slots=slots, back_off=tenths)]
+
+
+def test_tasks_wait_for_a_slot_in_their_order_and_a_lower_number_goes_first() -> None:
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5)) == [0, 4, 8]
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5), slots=2) == [0, 0, 3]
+    assert waits(Arrival(0, 5), Arrival(100, 5)) == [0, 0]
+    assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5, priority=-1)) == [0, 9, 3]
+
+
+def test_a_failed_task_comes_back_after_its_delay_and_others_go_meanwhile() -> None:
+    first, other = replay([Arrival(0, 2, failures=2), Arrival(1, 1)], slots=1, back_off=tenths)
+    assert (first.wait, first.lead) == (0, 2 + 10 + 2 + 20 + 2)
+    assert (other.wait, other.lead) == (1, 2)
+    (given_up,) = replay([Arrival(0, 2, failures=2)], slots=1, back_off=lambda _attempt: None)
+    assert given_up.lead == 2
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    arrivals=st.lists(
+        st.builds(Arrival, st.floats(0, 100), st.floats(0.1, 20), st.integers(0, 2), st.integers(-1, 1)), max_size=30
+    ),
+    slots=st.integers(1, 4),
+)
+def test_no_task_is_lost_and_never_do_more_run_than_there_are_slots(arrivals: list[Arrival], slots: int) -> None:
+    served = replay(arrivals, slots=slots, back_off=tenths)
+    assert len(served) == len(arrivals)
+    for arrival, one in zip(arrivals, served, strict=True):
+        assert one.wait >= 0
+        ran, paused = arrival.run * (arrival.failures + 1), 10 * sum(range(1, arrival.failures + 1))
+        assert one.lead >= one.wait + ran + paused - 1e-6
+    once = [
+        (arrival.time + one.wait + 1e-9, arrival.time + one.lead)
+        for arrival, one in zip(arrivals, served, strict=True)
+        if not arrival.failures
+    ]
+    assert most_at_once(once) <= slots
+
+
+def test_it_agrees_with_the_queueing_formula() -> None:
+    """M/M/1 at half load: the mean wait is as long as the mean run."""
+    chance, time, arrivals = random.Random(7), 0.0, []
+    for _ in range(60_000):
+        time += chance.expovariate(0.5)
+        arrivals.append(Arrival(time, chance.expovariate(1.0)))
+    served = replay(arrivals, slots=1, back_off=tenths)
+    assert sum(one.wait for one in served) / len(served) == pytest.approx(1.0, rel=0.1)
+
+
+def test_the_most_at_once_counts_what_touches_as_apart() -> None:
+    assert most_at_once([(0, 1), (1, 2)]) == 1
+    assert most_at_once([(0, 2), (1, 3), (1, 4)]) == 3
+    assert most_at_once([]) == 1
+
+
+def test_what_is_to_be_other_must_be_said() -> None:
+    with pytest.raises(JobOptionError, match="Give --slots, --forecast, --priority or --back-off"):
+        WhatIf().run(WhatIf.context(lake="nowhere"))
+    with pytest.raises(JobOptionError, match="--priority: 'high' is not a whole number"):
+        WhatIf.context(priority="mails=high")
+    with pytest.raises(JobOptionError, match="--back-off: 'slow' is not a retry policy"):
+        WhatIf.context(back_off="slow")
