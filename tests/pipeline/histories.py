@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zoneinfo import ZoneInfo
+
+from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.reports.transforms import REPORT_COLUMNS
 from django_dbtaskqueue.pipeline.schema import TASKS, schema_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -25,9 +23,13 @@ BERLIN = ZoneInfo("Europe/Berlin")
 def office(first: datetime, days: int) -> dict[datetime, int]:
     """Return 100 arrivals at nine each day and one at ten, by the clocks of Berlin."""
     nine = [first.replace(tzinfo=BERLIN) + timedelta(days=day, hours=9) for day in range(days)]
-    return {
-        (one.astimezone(UTC) + HOUR * later): count for one in nine for later, count in ((0, 100), (1, 1))
-    }  # fmt: skip
+    return {one.astimezone(UTC) + HOUR * later: count for one in nine for later, count in ((0, 100), (1, 1))}
+
+
+def times(created: datetime, *, waited: float = 1, ran: float) -> dict[str, datetime]:
+    """Return the times of a task that was taken and ended so many seconds later."""
+    started = created + timedelta(seconds=waited)
+    return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
 
 
 @dataclass(frozen=True)

@@ -3,62 +3,42 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import PipelineReport, Poller, Task
 from django_dbtaskqueue.operations.report_page import report_body
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.whatif import WhatIf
 from tests.factories import make_task
-from tests.pipeline.histories import HOUR, MONDAY
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
+from tests.pipeline.histories import HOUR, MONDAY, times
 
 
 def busy_monday() -> None:
     """Store two weeks in which 400 tasks of 20 seconds arrive on Monday from nine to ten, and one at any other hour."""
-    one = make_task("COMPLETED", queue="claims", reference="first", **span(MONDAY, 20))
-    rows = []
-    for week in range(2):
-        for hour in range(7 * 24):
-            start = MONDAY + timedelta(days=7 * week) + HOUR * hour
-            rows += [span(start + timedelta(seconds=9 * n), 20) for n in range(400 if hour == 9 else 1)]
-    values = {
-        field.attname: getattr(one, field.attname)
-        for field in Task._meta.concrete_fields
-        if field.attname not in ("id", "reference", "create_time", "start_time", "finish_time")
-    }
-    Task.objects.bulk_create([Task(**values, **times) for times in rows[1:]], batch_size=500)
-
-
-def span(created: datetime, ran: float) -> dict[str, datetime]:
-    started = created + timedelta(seconds=1)
-    return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
+    hours = [(MONDAY + HOUR * hour, 400 if hour % 168 == 9 else 1) for hour in range(2 * 168)]
+    like = {"queue": "claims", "status": "COMPLETED", "ready_time": None, "final_status": "COMPLETED"}
+    like |= {"attempt": 1, "total_attempt": 1}
+    made = [times(start + timedelta(seconds=9 * number), ran=20) for start, count in hours for number in range(count)]
+    Task.objects.bulk_create([Task(**like, **one) for one in made], batch_size=500)
 
 
 def test_it_says_in_one_sentence_where_pollers_are_missing(spark: SparkSession, pg: Database) -> None:
     busy_monday()
     Poller.objects.create(instance="a", slots=2, state="RUNNING")
-    context = Forecast.context(spark=spark, database=pg, until="2026-01-19")
-    found = Forecast().run(context)
-    assert (found["pollers"], found["slots"]) == (1, 2)
-    assert found["run_seconds"] == pytest.approx(20)
-    assert found["summary"].startswith(
-        "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30s: it needs 2"
-    )
+    found = Forecast().run(Forecast.context(spark=spark, database=pg, until="2026-01-19"))
+    assert (found["pollers"], found["slots"], found["run_seconds"]) == (1, 2, pytest.approx(20))
+    said = "Add 1 poller Monday 09-10 UTC, to keep 95 % of the waits within 30s: it needs 2"
+    assert found["summary"].startswith(said)
     assert {one["when"] for one in found["stretches"]} == {"Monday 09-10"}
     row = PipelineReport.objects.get()
-    assert ">Pollers needed<" in str(report_body(row.kind, row.data))
-    assert "How good the forecast is" in str(report_body(row.kind, row.data))
+    page = str(report_body(row.kind, row.data))
+    assert ">Pollers needed<" in page and "How good the forecast is" in page
     text = Forecast().as_text(found)
     assert text.startswith(found["summary"])
     assert "mean error 0 an hour (same hour last week: 0); weeks tested: 1; hours in the 90 % interval: not" in text
@@ -72,10 +52,7 @@ def test_without_a_run_nothing_can_be_said(spark: SparkSession, sqlite: Database
 
 def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSession, database: Database) -> None:
     for number in range(6):
-        start = MONDAY + timedelta(seconds=10 * number)
-        make_task(
-            "COMPLETED", queue="claims", create_time=MONDAY, start_time=start, finish_time=start + timedelta(seconds=10)
-        )
+        make_task("COMPLETED", queue="claims", **times(MONDAY, waited=10 * number, ran=10))
     found = WhatIf().run(WhatIf.context(spark=spark, database=database, slots=2))
     assert (found["tasks"], found["slots_now"], found["slots_then"]) == (6, 1, 2)
     assert found["recorded"] == {**found["now"], "mean_lead": 0.0}
@@ -92,11 +69,9 @@ def test_the_pollers_that_a_forecast_advises_are_replayed_hour_by_hour(
     spark: SparkSession, sqlite: Database, tmp_path: Path
 ) -> None:
     """Ten tasks of five minutes come at ten o'clock in Berlin: one slot until then, ten from then on."""
-    ten = MONDAY + timedelta(hours=9)
-    for early, count in ((timedelta(minutes=10), 2), (timedelta(0), 10)):
-        for _ in range(count):
-            at = ten - early
-            make_task("COMPLETED", create_time=at, start_time=at, finish_time=at + timedelta(minutes=5))
+    ten = MONDAY + 9 * HOUR
+    for at in [ten - timedelta(minutes=10)] * 2 + [ten] * 10:
+        make_task("COMPLETED", **times(at, waited=0, ran=300))
     hours = [{"hour": hour, "servers": 10 if hour == 10 else 0} for hour in range(168)]
     figures = {"slots": 1, "hours": hours, "time_zone": "Europe/Berlin", "target_wait": 30.0, "share": 0.95}
     file = tmp_path / "forecast.json"

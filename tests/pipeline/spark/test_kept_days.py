@@ -7,13 +7,15 @@ import random
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Objective
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.erase_job import purge
 from django_dbtaskqueue.pipeline.lake.export import Export
@@ -22,16 +24,10 @@ from django_dbtaskqueue.pipeline.reports import MAX_FEW_LAKE_BYTES
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.schema import arrow_schema
+from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn
 from tests.pipeline.lakes import Bucket, flip
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
-    from django_dbtaskqueue.pipeline.jobs import Job
-    from tests.conftest import ProcessDatabase
 
 FIRST = datetime(2026, 1, 5, tzinfo=UTC)
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
@@ -97,25 +93,21 @@ def figures(job: type[Job], spark: SparkSession, lake: Path | str, **options: An
 
 def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether two results have the same figures; sums of floats may differ in their last digits."""
-    assert {**found, **ASIDE}.keys() == {**expected, **ASIDE}.keys()
-    return _rounded({**found, **ASIDE}) == _rounded({**expected, **ASIDE})
+    one, other = (
+        json.loads(as_json({**figures, **ASIDE}), parse_float=lambda digits: f"{float(digits):.9g}")
+        for figures in (found, expected)
+    )
+    return bool(one == other)
 
 
-def _rounded(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _rounded(one) for name, one in value.items()}
-        case list() | tuple():
-            return [_rounded(one) for one in value]
-        case float():
-            return float(f"{value:.9g}")
-    return value
+@pytest.fixture
+def lake(folder: Path) -> Lake:
+    return fill(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("job", [Report, pytest.param(Forecast, marks=pytest.mark.soak)])
-def test_a_day_that_is_kept_is_not_read_again(spark: SparkSession, folder: Path, job: type[Job]) -> None:
-    lake = fill(folder)
+def test_a_day_that_is_kept_is_not_read_again(spark: SparkSession, lake: Lake, folder: Path, job: type[Job]) -> None:
     whole = figures(job, spark, folder, dry_run=True)
     assert whole["days_kept"] == 0, "a dry run writes nothing"
     first = figures(job, spark, folder)
@@ -125,21 +117,17 @@ def test_a_day_that_is_kept_is_not_read_again(spark: SparkSession, folder: Path,
     assert same(figures(job, spark, folder), whole)
 
 
+MAILS = {"objective": (Objective("mails", 0.9, timedelta(minutes=30)), Objective("*", 0.5))}
+PERIOD = {"since": FIRST + 1.4 * DAY, "until": FIRST + 3.2 * DAY}
+ALL = {"since": FIRST + DAY, "queue": ("claims",), "objective": (Objective("*", 0.9, HOUR),)}
+
+
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"since": FIRST + 1.4 * DAY, "until": FIRST + 3.2 * DAY},
-        {"queue": ("mails",)},
-        {"objective": (Objective("mails", 0.9, timedelta(minutes=30)), Objective("*", 0.5))},
-        {"since": FIRST + DAY, "queue": ("claims",), "objective": (Objective("*", 0.9, HOUR),)},
-    ],
-    ids=["period", "queue", "objective", "all"],
-)
+@pytest.mark.usefixtures("lake")
+@pytest.mark.parametrize("options", [PERIOD, {"queue": ("mails",)}, MAILS, ALL])
 def test_options_choose_the_same_figures(
     spark: SparkSession, folder: Path, tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    fill(folder)
     shutil.copytree(folder, tmp_path / "plain")
     figures(Report, spark, folder, **{name: one for name, one in options.items() if name == "objective"})
     found = figures(Report, spark, folder, **options)
@@ -148,8 +136,7 @@ def test_options_choose_the_same_figures(
 
 
 @pytest.mark.slow
-def test_a_day_that_changed_or_is_damaged_is_read_again(spark: SparkSession, folder: Path) -> None:
-    lake = fill(folder)
+def test_a_day_that_changed_or_is_damaged_is_read_again(spark: SparkSession, lake: Lake, folder: Path) -> None:
     figures(Report, spark, folder)
     kept = {one.day: one for one in lake.files("summaries")}
     assert [*kept] == [*DAYS]
@@ -171,8 +158,8 @@ def test_a_day_that_changed_or_is_damaged_is_read_again(spark: SparkSession, fol
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("lake")
 def test_a_day_with_a_task_in_the_database_is_read(spark: SparkSession, pg: Database, folder: Path) -> None:
-    fill(folder)
     ended = FIRST + 2 * DAY + HOUR
     make_task("COMPLETED", queue="claims", create_time=ended - HOUR, start_time=ended - 2 * SECOND, finish_time=ended)
     expected = figures(Report, spark, folder, database=pg, dry_run=True)
@@ -182,10 +169,10 @@ def test_a_day_with_a_task_in_the_database_is_read(spark: SparkSession, pg: Data
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("lake")
 @pytest.mark.parametrize("place", ["summaries", f"summaries/finished_date={DAYS[0]}"], ids=["table", "files"])
 def test_a_lake_that_cannot_be_written_to_is_read_whole(spark: SparkSession, folder: Path, place: str) -> None:
     """Also if only Spark's tasks notice it: the table is there, and its files cannot be written."""
-    fill(folder)
     whole = figures(Report, spark, folder, dry_run=True)
     shutil.rmtree(folder / place, ignore_errors=True)
     (folder / place).write_text("no folder")

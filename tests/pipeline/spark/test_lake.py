@@ -1,23 +1,27 @@
-"""What Spark reads of a lake."""
+"""``archive`` on Spark's workers, and what Spark reads of a lake."""
 
 from __future__ import annotations
 
-from datetime import date
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
+from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.export import Export
-from tests.pipeline.lakes import flip
+from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
+from django_dbtaskqueue.pipeline.schema import TASKS
+from tests.factories import make_task
+from tests.pipeline.lakes import Census, archive, fill, flip
 from tests.pipeline.test_lake import DAY, FINISHED, lake_of, rows
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def test_it_reads_what_counts_and_columns_younger_than_a_file_are_null(spark: SparkSession, tmp_path: Path) -> None:
@@ -59,3 +63,51 @@ def test_a_damaged_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path
     damaged: list[str] = []
     (row,) = read_lake(spark, tmp_path, damaged=damaged).collect()
     assert row.id in (1, 2) and [str(path) in one for one in damaged] == [True]
+
+
+@pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)], indirect=True)
+def test_finished_tasks_and_their_attempts_move_to_the_lake(
+    spark: SparkSession, database: Database, folder: Path
+) -> None:
+    fill()
+    waiting = make_task("CREATED")
+    before = Census.of(folder)
+    done = archive(database, folder, spark=spark)
+    assert Census.of(folder) == before
+    assert [task.pk for task in Task.objects.all()] == [waiting.pk]
+    assert not TaskHistory.objects.exists()
+    assert not Attempt.objects.exists()
+    assert (done["tasks"], done["attempts"]) == (12, 3)
+    assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
+    rows = read_lake(spark, folder, database=database).orderBy("id").collect()
+    errors = [row for row in rows if row.status == "ERROR"]
+    assert {row.location for row in rows} == {"dbtaskqueue.task"}
+    assert {row.queue_name for row in rows} == {"parcels", "a/b=c %d"}
+    assert all(row.finished_date == row.finish_time.date() for row in rows)
+    assert {row.payload for row in errors} == {'{"city": "Kyiv"}'}
+    attempts = read_lake(spark, folder, table="attempts").collect()
+    assert {row.task_id for row in attempts} == {row.id for row in errors}
+
+
+@pytest.mark.slow
+def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
+    """The session gives each task a second try; both write, and only what the second one wrote is named."""
+    export = Export(Lake.at(folder, create=True), "ab")
+    writer = RowWriter(export, "dbtaskqueue.task")
+    tried = folder / "finished" / "tried"
+
+    def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from writer(batches)
+        context = TaskContext.get()
+        if context is not None and context.attemptNumber() == 0:
+            tried.touch()
+            raise RuntimeError("the first try fails after it has written")
+
+    row = [None] * len(TASKS)
+    rows = spark.createDataFrame([[7, "q", "r", "ERROR", *row[4:]]], TASKS)
+    rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
+    (file,) = export.files_of(rows, fail_once)
+    assert tried.exists()
+    assert len(list(folder.glob("finished/*/*.parquet"))) == 2
+    export.lake.commit("finished", [file])
+    assert read_lake(spark, folder, table="finished").count() == file.rows == 1

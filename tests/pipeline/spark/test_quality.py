@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.models import Task, TaskHistory
-from django_dbtaskqueue.pipeline.reports.quality import (
-    DUPLICATE_ID,
-    Check,
-    daily,
-    drift,
-    gaps,
-    rule_breaks,
-    twice,
-    violations,
-)
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.reports import quality
+from django_dbtaskqueue.pipeline.reports.quality import Check
 from tests.factories import make_task
-from tests.pipeline.lakes import archive, fill, flip
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from django_dbtaskqueue.pipeline.database import Database
-
+from tests.pipeline.lakes import DAY, archive, fill, flip
 
 T = datetime(2026, 1, 31, 8, tzinfo=UTC)
 PLACED = (
@@ -40,79 +27,53 @@ PLACED = (
 )
 
 
-def placed(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
-    return spark.createDataFrame([(place, "l", *rest, T) for place, *rest in rows], PLACED)
+def check(spark: SparkSession, database: Database, lake: Path | None = None, **options: Any) -> Mapping[str, Any]:
+    return Check().run(Check.context(spark=spark, database=database, lake=lake, **options))
 
 
-def days(spark: SparkSession, **numbers: list[int]) -> DataFrame:
-    """Return the numbers of the days of January, by queue."""
+def test_broken_rules_doubles_and_the_tasks_of_a_day_are_counted(spark: SparkSession) -> None:
     rows = [
-        (queue, date(2026, 1, 1) + timedelta(days=index), number)
-        for queue, counts in numbers.items()
-        for index, number in enumerate(counts)
-        if number
-    ]
-    return spark.createDataFrame(rows, "queue_name string, day date, tasks long").coalesce(1)
-
-
-def test_rows_that_break_rules_are_counted(spark: SparkSession) -> None:
-    tasks = placed(
-        spark,
         ("task", 1, "q", "COMPLETED", T, T),
         ("task", 2, "q", "COMPLETED", T, T - timedelta(seconds=1)),
         ("lake", 3, "q", "DONE", T, T),
         ("lake", 4, "q", None, None, None),
         ("lake", 5, "", "ERROR", None, T),
         ("lake", None, "q", "ERROR", None, T),
-    )
-    found = {(row.check, row.place, row.queue_name): row.rows for row in violations(tasks).collect()}
+        ("task", 6, "q", "CREATED", None, None),
+        ("task", 7, "q", "POISON", T, None),
+        ("lake", 7, "q", "POISON", T, T),
+    ]
+    tasks = spark.createDataFrame([(place, "l", *rest, T) for place, *rest in rows], PLACED)
+    found = {(row.check, row.place, row.queue_name): row.rows for row in quality.violations(tasks).collect()}
     assert found == {
         ("finished before it started", "task", "q"): 1,
         ("unknown status", "lake", "q"): 2,
         ("no queue", "lake", ""): 1,
         ("no id", "lake", "q"): 1,
     }
-    expected: Counter[str] = Counter()
+    expected = Counter({quality.DUPLICATE_ID: 2})
     for (name, _place, _queue), number in found.items():
         expected[name] += number
-    assert {name: pc.sum(rows).as_py() for name, rows in rule_breaks(tasks.toArrow()).items()} == expected
+    breaks = quality.rule_breaks(tasks.toArrow())
+    assert {name: pc.sum(broken).as_py() for name, broken in breaks.items()} == expected
+    assert [tuple(row) for row in quality.twice(tasks).collect()] == [("l", 7, 2, ["lake", "task"])]
+    assert {tuple(row) for row in quality.daily(tasks).collect()} == {("q", T.date(), 5), ("", T.date(), 1)}
 
 
-def test_an_id_in_two_places_is_found(spark: SparkSession) -> None:
-    tasks = placed(spark, *[(place, 7, "q", "ERROR", T, T) for place in ("lake", "task")], ("task", 8, "q", "X", T, T))
-    assert [tuple(row) for row in twice(tasks).collect()] == [("l", 7, 2, ["lake", "task"])]
-    assert rule_breaks(tasks.toArrow())[DUPLICATE_ID].to_pylist() == [True, True, False]
-
-
-def test_days_without_a_task_are_gaps(spark: SparkSession) -> None:
-    found = gaps(days(spark, q=[5, 5, 0, 0, 0, 0, 5, 0, 0, 0, 5]), longest=3).collect()
-    assert [tuple(row) for row in found] == [("q", date(2026, 1, 2), date(2026, 1, 7), 4)]
-
-
-def test_days_far_from_the_usual_are_found(spark: SparkSession) -> None:
-    numbers = days(
-        spark,
-        more=[100] * 8 + [1000],
-        fewer=[100, 120, 80, 110, 90, 100, 105, 95, 4],
-        usual=[100, 120, 80, 110, 90, 100, 105, 95, 112],
-        short=[100] * 6 + [1000],  # six days say too little
-    )
-    found = drift(numbers, threshold=6.0).collect()
-    assert sorted((row.queue_name, row.day.day) for row in found) == [("fewer", 9), ("more", 9)]
-
-
-def test_only_finished_tasks_make_a_day(spark: SparkSession) -> None:
-    tasks = placed(
-        spark,
-        ("task", 1, "q", "ERROR", T, T),
-        ("task", 2, "q", "CREATED", None, None),
-        ("task", 3, "q", "POISON", T, None),
-    )
-    assert [tuple(row) for row in daily(tasks).collect()] == [("q", T.date(), 2)]
-
-
-def check(spark: SparkSession, database: Database, lake: Path | None = None, **options: Any) -> Mapping[str, Any]:
-    return Check().run(Check.context(spark=spark, database=database, lake=lake, **options))
+def test_gaps_and_days_far_from_the_usual_are_found(spark: SparkSession) -> None:
+    january = {
+        "gap": [5, 5, 0, 0, 0, 0, 5, 0, 0, 0, 5],
+        "more": [100] * 8 + [1000],
+        "fewer": [100, 120, 80, 110, 90, 100, 105, 95, 4],
+        "usual": [100, 120, 80, 110, 90, 100, 105, 95, 112],
+        "short": [100] * 6 + [1000],  # six days say too little
+    }
+    rows = [(queue, date(2026, 1, day), n) for queue, counts in january.items() for day, n in enumerate(counts, 1) if n]
+    days = spark.createDataFrame(rows, "queue_name string, day date, tasks long").coalesce(1)
+    found = quality.gaps(days, longest=3).collect()
+    assert [tuple(row) for row in found] == [("gap", date(2026, 1, 2), date(2026, 1, 7), 4)]
+    unusual = quality.drift(days, threshold=6.0).collect()
+    assert sorted((row.queue_name, row.day.day) for row in unusual) == [("fewer", 9), ("more", 9)]
 
 
 @pytest.mark.slow
@@ -125,27 +86,22 @@ def test_sound_data_pass(spark: SparkSession, database: Database, folder: Path) 
     assert Check().as_text(found) == f"{number} tasks checked\nno findings"
 
 
-def test_gaps_are_reported_and_fail_only_when_asked_and_faults_fail(spark: SparkSession, pg: Database) -> None:
+def test_gaps_are_reported_and_fail_only_when_asked_and_faults_and_damaged_files_fail(
+    spark: SparkSession, pg: Database, folder: Path
+) -> None:
     for day in (9, 1):
-        make_task("COMPLETED", start_time=-timedelta(days=10), finish_time=-timedelta(days=day))
+        make_task("COMPLETED", start_time=-10 * DAY, finish_time=-day * DAY)
     found = check(spark, pg)
-    assert found["faults"] == 0
-    assert [one["check"] for one in found["findings"]] == ["days without a task"]
-    make_task("COMPLETED", start_time=timedelta(hours=2))
-    with pytest.raises(CheckFailed, match=r"finished before it started +task +parcels +1[^$]*7 days between") as caught:
-        check(spark, pg, strict=True)
-    assert caught.value.result["faults"] == 2
-
-
-def test_damaged_files_are_named_and_the_others_are_checked(spark: SparkSession, pg: Database, folder: Path) -> None:
+    assert (found["faults"], [one["check"] for one in found["findings"]]) == (0, ["days without a task"])
     fill()
-    archive(pg, folder, source="task")
-    damaged = [next(folder.glob(f"{table}/*/*.parquet")) for table in ("tasks", "attempts")]
+    archive(pg, folder, source="task", status="ERROR")
+    damaged = [*folder.glob("*/*/*.parquet")]
     for path in damaged:
         flip(path, path.stat().st_size // 3)
-    with pytest.raises(CheckFailed) as caught:
-        check(spark, pg, folder)
-    found = caught.value.result
-    assert found["rows"] > 0
-    assert [one["check"] for one in found["findings"]] == ["damaged file"] * 2
-    assert all(str(path) in str(found) for path in damaged)
+    make_task("COMPLETED", start_time=timedelta(hours=2))
+    with pytest.raises(CheckFailed, match=r"finished before it started +task +parcels +1[^$]*5 days between") as caught:
+        check(spark, pg, folder, strict=True)
+    checks = Counter(one["check"] for one in caught.value.result["findings"])
+    assert checks == {"damaged file": 2, "finished before it started": 1, "days without a task": 1}
+    assert (caught.value.result["faults"], caught.value.result["rows"]) == (4, 12)
+    assert all(str(path) in str(caught.value.result) for path in damaged)
