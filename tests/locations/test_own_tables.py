@@ -16,7 +16,7 @@ from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.queue_stats import overview
-from tests.test_admin import confirm
+from tests.test_admin import confirm, post
 from tests.testapp.models import Parcel
 
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
@@ -41,6 +41,7 @@ def test_an_own_table_has_its_pages_without_a_line_of_the_project(admin_client: 
     assert page in admin_client.get(f"{table}?q=queue:parcels").content.decode()
     shown = admin_client.get(page).content.decode()
     assert "p1" in shown and "weight" in shown and ">7<" in shown
+    assert post(admin_client, "cancel", [task], url=table).status_code == 200, "it asks"
     confirm(admin_client, "cancel", [task], url=table)
     assert Parcel.objects.get().status == "POISON"
 

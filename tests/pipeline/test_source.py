@@ -6,14 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, models
 from pyspark.sql import datasource
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, TASKS, arrow_schema, schema_of
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, SCHEMAS, TASKS, arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import _conditions, few_tasks, open_snapshot
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskReader
 from tests.pipeline.executors import read
@@ -138,3 +138,32 @@ def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
         assert read(reader(pg, "id")).num_rows == 99
     with pytest.raises(PipelineError, match="is gone"):
         read(found, slices[0])
+
+
+# -- the columns that Spark sees are the database's --------------------------------------------------------------------
+
+KINDS = {
+    models.CharField: "string",
+    models.TextField: "string",
+    models.JSONField: "string",
+    models.DateTimeField: "timestamp",
+    models.BigAutoField: "bigint",
+    models.BigIntegerField: "bigint",
+    models.IntegerField: "int",
+    models.SmallIntegerField: "smallint",
+    models.FloatField: "double",
+    models.BooleanField: "boolean",
+}
+
+
+@pytest.mark.parametrize(("table", "model"), [("task", Task), ("history", TaskHistory), ("attempt", Attempt)])
+def test_every_column_is_one_of_the_model_s_and_of_its_type(table: str, model: type[models.Model]) -> None:
+    columns = {field.column: KINDS[type(field)] for field in model._meta.concrete_fields}
+    for field in SCHEMAS[table]:
+        assert field.dataType.simpleString() == columns[field.name], field.name
+
+
+def test_a_schema_of_some_columns_keeps_their_order() -> None:
+    assert schema_of("task", iter(["status", "id"])).simpleString() == "struct<status:string,id:bigint>"
+    with pytest.raises(PipelineError, match="Did you mean 'queue_name'"):
+        schema_of("task", ["queue_nam"])

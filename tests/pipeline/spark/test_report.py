@@ -100,12 +100,12 @@ def test_a_dry_run_leaves_out_other_times_and_damaged_files_and_writes_nothing(
     lost = {time.hour for one in (flipped, gone) for time in pq.read_table(one)["finish_time"].to_pylist()}
     gone.unlink()
     flip(flipped, flipped.stat().st_size // 2)
-    period = {"since": "2026-01-05T02:00", "until": "2026-01-05T05:00"}
+    period = {"since": "2026-01-05T01:00", "until": "2026-01-05T10:00"}
     options = {"lake": folder, "out": str(tmp_path / "out"), "dry_run": True, **period}
     context = Report.context(spark=spark, database=sqlite, **options)
     found = Report().run(context)
-    assert found["everything"]["ended"] == len({2, 3, 4} - lost)
-    assert found["since"] == MONDAY + timedelta(hours=2)
+    assert found["everything"]["ended"] == len({*range(1, 10)} - lost)
+    assert found["since"] == MONDAY + HOUR
     assert found["summary"].endswith("Damaged files of the lake were left out: 2.")
     said = "\n".join(context.damaged)
     assert len(context.damaged) == 2 and str(flipped) in said and str(gone) in said

@@ -1,8 +1,9 @@
-"""Reading tasks with Spark: which rows, which columns, which state of the database."""
+"""The session, and reading tasks with it: which rows, which columns, which state of the database."""
 
 from __future__ import annotations
 
 import re
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,20 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import TASKS
 from django_dbtaskqueue.pipeline.source import few_tasks, open_snapshot, read_tasks
+from django_dbtaskqueue.pipeline.spark import spark_session
+
+
+def test_the_running_session_is_the_session_and_its_workers_are_this_python_with_this_package(
+    spark: SparkSession,
+) -> None:
+    def where(_row: object) -> tuple[str, str]:
+        import django_dbtaskqueue
+
+        return sys.executable, django_dbtaskqueue.__file__
+
+    assert spark_session(master="local[7]") is spark
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert spark.sparkContext.parallelize([1]).map(where).collect() == [where(None)]
 
 
 def test_rows_are_those_of_the_database_and_it_takes_the_filters_of_a_query(
