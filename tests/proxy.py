@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal
 from urllib.parse import urlsplit
 
 from tests.patience import PATIENCE
@@ -15,15 +15,6 @@ from tests.patience import PATIENCE
 SILENT_S = 10.0  # after which tcp_user_timeout ends a silent connection for its client
 ENCRYPTION = {80877103, 80877104}  # what a client asks before anything else: SSL, GSSAPI
 Loss = Literal["request", "reply"]
-Message = tuple[bytes, bytes]
-
-
-class Trap(NamedTuple):
-    """Where to break a connection."""
-
-    statement: str
-    after: str
-    loss: Loss
 
 
 class Wire(threading.Thread):
@@ -31,8 +22,7 @@ class Wire(threading.Thread):
 
     def __init__(self, proxy: Proxy, client: socket.socket) -> None:
         super().__init__(daemon=True)
-        self._proxy = proxy
-        self._client = client
+        self._proxy, self._client = proxy, client
         self._server = socket.create_connection(proxy.address)
         self._statements: dict[bytes, str] = {}  # prepared ones, by their names
         self._seen = ""  # the statements of the present transaction
@@ -46,12 +36,10 @@ class Wire(threading.Thread):
                 side.shutdown(socket.SHUT_RDWR)
 
     def half_close(self) -> None:
-        """Close the client's direction; the server's stays open."""
         with suppress(OSError):
             self._server.shutdown(socket.SHUT_WR)
 
     def run(self) -> None:
-        """Forward until one side ends."""
         down = threading.Thread(target=self._down, daemon=True)
         with self._client, self._server:
             down.start()
@@ -121,7 +109,7 @@ class Proxy:
         self._server = urlsplit(url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._wires: list[Wire] = []
-        self._trap: Trap | None = None
+        self._trap: tuple[str, str, Loss] | None = None  # a statement, what came before it, and what is lost of it
         self._commits_to_lose = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
@@ -130,6 +118,7 @@ class Proxy:
         self.flows.set()
         self.silent = False  # also for connections made from now on
         self.connections = 0  # ever made
+        self._thread.start()
 
     def swallow(self) -> None:
         """Forward nothing more on the present connections, nor on new ones while ``silent``. None of them breaks."""
@@ -167,7 +156,6 @@ class Proxy:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return where the server is."""
         return str(self._server.hostname), int(self._server.port or 5432)
 
     @property
@@ -182,7 +170,7 @@ class Proxy:
         ``loss="request"``: the server never sees it. ``"reply"``: it is executed, committed too if that is what it
         does, but nobody is told.
         """
-        self._trap = Trap(statement, after, loss)
+        self._trap = statement, after, loss
 
     def strikes(self, text: str, seen: str) -> Loss | None:
         """Return what is lost of a statement; its transaction has ``seen`` others."""
@@ -190,16 +178,11 @@ class Proxy:
             if text == "COMMIT" and self._commits_to_lose:
                 self._commits_to_lose -= 1
                 return "reply"
-            trap = self._trap
-            if trap is None or trap.statement not in text or trap.after not in seen:
+            if self._trap is None or self._trap[0] not in text or self._trap[1] not in seen:
                 return None
-            self._trap = None
+            (_, _, loss), self._trap = self._trap, None
             self.struck.set()
-            return trap.loss
-
-    def start(self) -> None:
-        """Serve until ``stop``."""
-        self._thread.start()
+            return loss
 
     def _serve(self) -> None:
         with suppress(OSError):
@@ -220,7 +203,7 @@ class Proxy:
             wire.cut()
 
     def stop(self) -> None:
-        """End, once, and break what is connected: from now on the server cannot be reached this way."""
+        """End, and break what is connected: from now on the server cannot be reached this way."""
         self.flows.set()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -231,7 +214,7 @@ class Proxy:
             wire.join(PATIENCE)
 
 
-def _message(stream: BinaryIO) -> Message:
+def _message(stream: BinaryIO) -> tuple[bytes, bytes]:
     head = _exactly(stream, 5)
     return head[:1], _exactly(stream, int.from_bytes(head[1:]) - 4)
 
@@ -251,7 +234,6 @@ def _packed(kind: bytes, body: bytes) -> bytes:
 def proxied(url: str) -> Iterator[Proxy]:
     """A proxy before a server, for the time of a ``with`` block."""
     proxy = Proxy(url)
-    proxy.start()
     try:
         yield proxy
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from tests.chaos import QUEUES
 from tests.chaos.processes import PollerProcess
 from tests.conftest import ProcessDatabase
 from tests.forks import ForkServer, fork_server
+from tests.proxy import Proxy, proxied
+from tests.support import Audit
 
 # No lease runs out by itself: ``expire`` and ``until_all`` of processes.py let it.
 QUEUE: dict[str, Any] = {
@@ -21,6 +24,31 @@ QUEUE: dict[str, Any] = {
 }  # fmt: skip
 Start = Callable[..., PollerProcess]
 Configure = Callable[..., None]
+
+
+def on(*databases: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("database", databases, indirect=True)
+
+
+@pytest.fixture
+def database(request: pytest.FixtureRequest) -> ProcessDatabase:
+    """PostgreSQL's, unless a test says ``on``."""
+    found: ProcessDatabase = request.getfixturevalue(getattr(request, "param", "postgres_process_database"))
+    return found
+
+
+@pytest.fixture
+def audited(database: ProcessDatabase) -> Iterator[None]:
+    watched = Audit()
+    watched.install()
+    yield
+    assert watched.problems() == []
+
+
+@pytest.fixture
+def proxy(database: ProcessDatabase) -> Iterator[Proxy]:
+    with proxied(database.url) as found:
+        yield found
 
 
 @pytest.fixture
@@ -31,8 +59,8 @@ def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
     """
     values: dict[str, Any] = {"QUEUES": {name: dict(QUEUE) for name in QUEUES}}
 
-    def configure(*, heartbeat: str = "500ms", **changes: Any) -> None:
-        values["HEARTBEAT"] = heartbeat
+    def configure(*, heartbeat: str = "500ms", listeners: tuple[str, ...] = (), **changes: Any) -> None:
+        values.update(HEARTBEAT=heartbeat, LISTENERS=listeners)
         for name, queue in values["QUEUES"].items():
             queue.update({key: value for key, value in changes.items() if key not in values["QUEUES"]})
             queue.update(changes.get(name, {}))
@@ -50,15 +78,16 @@ def server() -> Iterator[ForkServer]:
 
 
 @pytest.fixture
-def start(queues: Configure, server: ForkServer, tmp_path: Path) -> Iterator[Start]:
-    """Start a ``runtaskpoller`` on a database; whatever still runs at the end is killed, and the logs are shown.
+def start(database: ProcessDatabase, queues: Configure, server: ForkServer, tmp_path: Path) -> Iterator[Start]:
+    """Start a ``runtaskpoller``; whatever still runs at the end is killed, and the logs are shown.
 
-    ``die``: the point of ``crashing.py`` where it kills itself.
+    ``url``: its way to the database. ``die``: the point of ``crashing.py`` where it kills itself.
     """
     processes: list[PollerProcess] = []
 
-    def begin(database: ProcessDatabase, *options: str, queue: str = "chaos,ledger", die: str = "") -> PollerProcess:
-        env = {**database.env, "DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "CHAOS_KILL": die}
+    def begin(*options: str, queue: str = "chaos,ledger", die: str = "", url: str = "") -> PollerProcess:
+        env = replace(database, url=url or database.url).env
+        env |= {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "CHAOS_KILL": die}
         log = tmp_path / f"poller-{len(processes)}.log"
         processes.append(PollerProcess(server, ["runtaskpoller", "--queue", queue, *options], env, log))
         return processes[-1]

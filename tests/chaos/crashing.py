@@ -6,35 +6,54 @@ is open ("before" a commit, "in" something) or after it has committed.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.signals import Listener
 
-# The point -> the statements watched, the name of the thread they run on, and whether they have committed by then.
-POINTS: dict[str, tuple[set[str], str, bool]] = {
-    "before checkout's commit": ({"checkout"}, "fetch", False),
-    "after checkout's commit": ({"checkout"}, "fetch", True),
-    "in the handler": (set(), "", False),
-    "before the outcome's commit": ({"outcome"}, "fetch", False),
-    "after the outcome's commit": ({"outcome"}, "fetch", True),
-    "in renewal": ({"renew"}, "renew", False),
-    "in rescue": ({"write"}, "heartbeat", False),
+# The point -> the kind of the statements watched, the name of their thread, and whether they have committed by then.
+POINTS = {
+    "before checkout's commit": ("checkout", "fetch", False),
+    "after checkout's commit": ("checkout", "fetch", True),
+    "in the handler": ("", "", False),
+    "before the outcome's commit": ("outcome", "fetch", False),
+    "after the outcome's commit": ("outcome", "fetch", True),
+    "in renewal": ("renew", "renew", False),
+    "in rescue": ("write", "heartbeat", False),
 }
-NOWHERE: tuple[set[str], str, bool] = (set(), "no thread", False)
+NOWHERE = ("", "no thread", False)
+
+
+class LeavesOnce(Listener):
+    """Ends the fetch thread after the first tasks it took, as code does whose error's text raises SystemExit."""
+
+    def poller_executed(self, poller: Any, tasks: int) -> None:
+        flag = Path(os.environ["CHAOS_FLAG"])
+        if not flag.exists():
+            flag.touch()
+            sys.exit(4)
+
+
+def overflow() -> None:
+    """Call itself, in C, until there is no stack left."""
+    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
+    sys.setrecursionlimit(2**31 - 1)
+    deeper()
 
 
 def die() -> NoReturn:
-    """End this process without a word to anybody."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("a process survived SIGKILL")
 
 
 def in_handler() -> None:
-    """A processor has begun."""
     if os.environ.get("CHAOS_KILL") == "in the handler":
         die()
 
@@ -47,8 +66,8 @@ def install() -> None:
 
 def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, Any], Any]:
     def run_and_die(self: Session, sql: str, params: Any) -> Any:
-        kinds, thread, committed = POINTS.get(os.environ.get("CHAOS_KILL", ""), NOWHERE)
-        if thread not in threading.current_thread().name or _kind(self, sql) not in kinds:
+        kind, thread, committed = POINTS.get(os.environ.get("CHAOS_KILL", ""), NOWHERE)
+        if thread not in threading.current_thread().name or not kind or _kind(self, sql) != kind:
             return run(self, sql, params)
         if committed:
             rows = run(self, sql, params)

@@ -18,51 +18,34 @@ from django_dbtaskqueue.models import Task
 from tests.factories import age
 from tests.forks import Fork
 from tests.patience import DEFAULT_S
-from tests.support import Audit, eventually, until
+from tests.support import eventually, until
 
 
 class PollerProcess(Fork):
-    """One ``runtaskpoller``."""
-
     def end(self) -> None:
-        """Ask it to drain, and see that it ends well."""
         self.signal(signal.SIGTERM)
         self.ended()
 
     def ended(self, code: int = 0) -> None:
-        """Wait for the end with this exit code."""
-
-        def over() -> None:
-            assert self.code is not None, f"{self.command} still runs"
-
-        eventually(over)
+        until(lambda: self.code is not None)
         assert self.code == code, self.log[-4000:]
 
     def until_logged(self, text: str, *, times: int = 1) -> None:
-        """Wait until the log holds ``text``."""
-
         def logged() -> None:
             assert self.log.count(text) >= times, f"{text!r} is not in the log:\n{self.log[-4000:]}"
 
         eventually(logged)
 
-    def ready(self, *, state: str = "RUNNING") -> PollerProcess:
+    def ready(self) -> PollerProcess:
         """Wait until it reports that it polls."""
 
         def reports() -> None:
             if self.code is not None:
                 pytest.fail(f"it ended with {self.code}:\n{self.log[-4000:]}")
-            assert models.Poller.objects.filter(pid=self.pid, state=state).exists()
+            assert models.Poller.objects.filter(pid=self.pid, state="RUNNING").exists()
 
         eventually(reports)
         return self
-
-
-def audit() -> Audit:
-    """Watch every change of status from now on."""
-    watched = Audit()
-    watched.install()
-    return watched
 
 
 def statuses(**selection: Any) -> dict[str, int]:
@@ -75,32 +58,24 @@ def statuses(**selection: Any) -> dict[str, int]:
         raise AssertionError(f"the database did not answer: {error}") from error
 
 
-def until_all(status: str, *, timeout: float = DEFAULT_S, **selection: Any) -> None:
-    """Wait until every task has this status, while the leases of dead pollers run out."""
+def until_all(*ends: str, timeout: float = DEFAULT_S, **selection: Any) -> None:
+    """Wait until every task has one of these statuses, while the leases of dead pollers run out."""
 
     def all_of_them() -> None:
         found = statuses(**selection)
         if found.get("PROCESSING"):
             expire_orphans()
-        assert set(found) == {status}, found
+        assert found and found.keys() <= {*ends}, found
 
     eventually(all_of_them, timeout=timeout)
 
 
 def until_over() -> None:
     """Wait until no task is left to be done, while the leases of dead pollers run out."""
-
-    def over() -> None:
-        found = statuses()
-        if found.get("PROCESSING"):
-            expire_orphans()
-        assert not found.keys() & {"CREATED", "PROCESSING"}, found
-
-    eventually(over)
+    until_all("COMPLETED", "ERROR", "POISON")
 
 
 def expire(**selection: Any) -> None:
-    """Let the leases of these tasks run out."""
     age(timedelta(hours=1), status="PROCESSING", next_process_time__gt=Now(), **selection)
 
 
@@ -120,7 +95,5 @@ def _has_died(pid: int) -> bool:
 
 
 def until_dead(*processes: PollerProcess) -> None:
-    """Wait until each of them was killed by SIGKILL."""
     for process in processes:
-        until(lambda process=process: process.code is not None)
-        assert process.code == -signal.SIGKILL, process.log[-4000:]
+        process.ended(-signal.SIGKILL)

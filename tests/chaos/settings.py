@@ -7,5 +7,5 @@ import os
 
 from tests.settings import *  # noqa: F403 -- settings are made to be imported whole
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos.apps.ChaosConfig"]  # noqa: F405 -- from the import above
+INSTALLED_APPS = [*INSTALLED_APPS, "tests.chaos"]  # noqa: F405 -- from the import above
 DBTASKQUEUE = json.loads(os.environ.get("CHAOS_DBTASKQUEUE", "{}"))

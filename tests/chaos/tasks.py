@@ -1,25 +1,13 @@
 """Processors of the child processes. A payload is an object ``{"do": VERB, …}``; those of ``tests/testapp`` and these:
 
-============ =========================================================================================================
-hold         completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``,
-             as soon as ``until`` with ".<total_attempt>" behind it does; ``bump`` as below; ``fail``: only the first
-             checkout fails
-count        counts the bookings, once the file ``until`` exists, and then takes ``seconds``
-bump         adds 1 to ``Booking.amount`` of the task's reference
-segfault     reads address 0
-overflow     calls itself, in C, until there is no stack left
-recursion    calls itself, in Python, until Python stops it
-leave        ``sys.exit(5)``
-steps        takes three steps that each write a booking, and waits for a signal; ends its process once, at the point
-             ``die``, and leaves the file ``mark``
-============ =========================================================================================================
+hold    completes, with the attempt's number as its result, as soon as the file ``until`` exists; with ``each``, as soon
+        as ``until`` with ".<total_attempt>" behind it does; ``bump`` as below; ``fail``: only the first checkout fails
+count   counts the bookings, once the file ``until`` exists, and then takes ``seconds``
+bump    adds 1 to ``Booking.amount`` of the task's reference
+steps   takes three steps that each write a booking, and waits for a signal; ends its process once, at the point
+        ``die``, and leaves the file ``mark``
 
-======== ====================================================
-queue    processor
-======== ====================================================
-chaos    sync; each of ``ALONE`` has the same
-ledger   sync, ``mode="atomic"``
-======== ====================================================
+All queues have the same; that of ``ledger`` has ``mode="atomic"``.
 """
 
 from __future__ import annotations
@@ -40,7 +28,6 @@ from tests.testapp.models import Booking
 
 
 def run(task: Lease) -> Any:
-    """Do what the payload says."""
     payload = task.payload or {}
     testapp.mark(task, payload)
     crashing.in_handler()
@@ -71,24 +58,6 @@ def _bump(task: Lease, payload: dict[str, Any]) -> Complete:
     return Complete()
 
 
-def _segfault(task: Lease, payload: dict[str, Any]) -> None:
-    ctypes.string_at(0)
-
-
-def _overflow(task: Lease, payload: dict[str, Any]) -> None:
-    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
-    sys.setrecursionlimit(2**31 - 1)
-    deeper()
-
-
-def _recursion(task: Lease, payload: dict[str, Any]) -> None:
-    _recursion(task, payload)
-
-
-def _leave(task: Lease, payload: dict[str, Any]) -> None:
-    sys.exit(5)
-
-
 def _steps(task: Lease, payload: dict[str, Any]) -> Complete:
     mark = Path(payload["mark"])
 
@@ -115,30 +84,23 @@ def _steps(task: Lease, payload: dict[str, Any]) -> Complete:
     return Complete(answer)
 
 
+def _recursion(task: Lease, payload: dict[str, Any]) -> None:
+    _recursion(task, payload)
+
+
 VERBS = {
     **testapp.VERBS,
     "hold": _hold,
     "bump": _bump,
     "count": _count,
-    "segfault": _segfault,
-    "overflow": _overflow,
+    "segfault": lambda task, payload: ctypes.string_at(0),
+    "overflow": lambda task, payload: crashing.overflow(),
     "recursion": _recursion,
-    "leave": _leave,
+    "leave": lambda task, payload: sys.exit(5),
     "steps": _steps,
 }
 
-
-@processor("chaos")
-def chaos(task: Lease) -> Any:
-    """The usual one."""
-    return run(task)
-
-
-for alone in ALONE:
-    processor(alone)(run)
-
-
-@processor("ledger", mode="atomic")
-def ledger(task: Lease) -> Any:
-    """Its writes and its outcome commit together."""
-    return run(task)
+for queue in ("chaos", *ALONE):
+    processor(queue)(run)
+processor("ledger", mode="atomic")(run)
+crashing.install()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
@@ -12,19 +10,16 @@ from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
 from tests.chaos.conftest import Configure, Start
 from tests.chaos.processes import until_all
-from tests.conftest import ProcessDatabase
 
 
 @pytest.fixture(autouse=True)
 def leaves_once(queues: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    queues(heartbeat="10s")
-    values = {**json.loads(os.environ["CHAOS_DBTASKQUEUE"]), "LISTENERS": ["tests.chaos.listeners.LeavesOnce"]}
-    monkeypatch.setenv("CHAOS_DBTASKQUEUE", json.dumps(values))
+    queues(heartbeat="10s", listeners=("tests.chaos.crashing.LeavesOnce",))
     monkeypatch.setenv("CHAOS_FLAG", str(tmp_path / "left"))
 
 
-def test_a_child_without_its_fetch_thread_is_replaced(postgres_process_database: ProcessDatabase, start: Start) -> None:
-    parent = start(postgres_process_database, "--processes", "1")
+def test_a_child_without_its_fetch_thread_is_replaced(start: Start) -> None:
+    parent = start("--processes", "1")
     enqueue_many("chaos", [{}] * 3)
     parent.until_logged("Thread dbtaskqueue-fetch-0 ended")
     parent.until_logged("Starting another one")
@@ -33,18 +28,13 @@ def test_a_child_without_its_fetch_thread_is_replaced(postgres_process_database:
     parent.end()
 
 
-def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(
-    postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path
-) -> None:
-    # Given a task that runs when the thread ends
+def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(start: Start, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     enqueue("chaos", None, {"do": "hold", "until": str(gate)})
-    poller = start(postgres_process_database)
+    poller = start()
     poller.until_logged("Thread dbtaskqueue-fetch-0 ended")
     gate.touch()
-
-    # Then its outcome is stored by the other thread, and the process ends
-    poller.ended(1)
+    poller.ended(1)  # once the other thread has stored the outcome
     assert "SystemExit: 4" in poller.log
     assert "its poller ends" in poller.log
     assert Task.objects.get().status == "COMPLETED"

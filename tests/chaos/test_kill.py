@@ -12,10 +12,9 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from tests import factories
 from tests.chaos import ALONE
-from tests.chaos.conftest import Configure, Start
+from tests.chaos.conftest import Configure, Start, on
 from tests.chaos.crashing import POINTS
-from tests.chaos.processes import audit, expire_orphans, until_all, until_dead, until_over
-from tests.conftest import ProcessDatabase
+from tests.chaos.processes import expire_orphans, until_all, until_dead, until_over
 from tests.poller.processes import lines
 from tests.support import until
 
@@ -25,7 +24,7 @@ SPENT = {"attempt": 3, "max_attempts": 3, "next_process_time": timedelta(seconds
 
 
 def feed(point: str, gate: Path) -> None:
-    """Give the poller that is to die at the point what leads it there."""
+    """Enqueue what leads the poller to the point."""
     if point == "in rescue":
         factories.make_task("PROCESSING", queue=QUEUES[point], **SPENT)
     else:
@@ -33,17 +32,13 @@ def feed(point: str, gate: Path) -> None:
         enqueue_many(QUEUES[point], [{"payload": payload}] * TASKS)
 
 
-def test_nothing_is_lost_wherever_a_poller_dies(
-    process_database: ProcessDatabase, start: Start, queues: Configure, tmp_path: Path
-) -> None:
-    # Given pollers that each die at one of the points
+@on("postgres_process_database", "sqlite_process_database")
+def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, queues: Configure, tmp_path: Path) -> None:
     queues(**{QUEUES["in renewal"]: {"lease": "6s"}})  # it renews soon; nobody else polls the queue meanwhile
-    watched, gate = audit(), tmp_path / "gate"
+    gate = tmp_path / "gate"
     for point in POINTS:
         feed(point, gate)
-    until_dead(*[start(process_database, queue=QUEUES[point], die=point) for point in POINTS])
-
-    # Then each has left what is to be expected of its point
+    until_dead(*[start(queue=QUEUES[point], die=point) for point in POINTS])
     orphans, settled = holds("PROCESSING"), holds("COMPLETED")
     assert orphans.keys() == {*POINTS} - {"before checkout's commit", "after the outcome's commit"} | (
         orphans.keys() & {"after the outcome's commit"}
@@ -54,7 +49,7 @@ def test_nothing_is_lost_wherever_a_poller_dies(
 
     # When another poller does what was never taken, and then the leases run out
     gate.touch()
-    heir = start(process_database, queue=",".join(QUEUES.values())).ready()
+    heir = start(queue=",".join(QUEUES.values())).ready()
     rest = Task.objects.filter(status="CREATED")
     until(lambda: not rest.exists())
     until_over()
@@ -67,28 +62,23 @@ def test_nothing_is_lost_wherever_a_poller_dies(
     assert set(others.values_list("status", flat=True)) == {"COMPLETED"}
     assert set(others.filter(total_attempt=2, attempt=2).values_list("pk", flat=True)) == held
     assert others.filter(total_attempt=1, attempt=1).count() == TASKS * (len(POINTS) - 1) - len(held)
-    assert watched.problems() == []
     heir.end()
 
 
 def holds(status: str) -> dict[str, int]:
-    """Return how many tasks in a status the poller of each point has left."""
     counted = Task.objects.filter(status=status).values_list("queue").annotate(Count("pk")).order_by()
     points = {queue: point for point, queue in QUEUES.items()}
     return {points[queue]: number for queue, number in counted}
 
 
-def test_what_killed_pollers_held_runs_at_the_same_time_and_holds_nobody_up(
-    postgres_process_database: ProcessDatabase, start: Start, tmp_path: Path
-) -> None:
-    # Given two pollers that are killed while they run many tasks
+def test_what_killed_pollers_held_runs_at_the_same_time_and_holds_nobody_up(start: Start, tmp_path: Path) -> None:
     mark, gate, orphans = tmp_path / "mark", tmp_path / "gate", 2 * TASKS
     payload = {"do": "hold", "until": str(gate), "each": True, "mark": str(mark)}
     held = Task.objects.exclude(queue="ledger")
     for queue in ALONE[:2]:
         enqueue_many(queue, [{"payload": payload}] * TASKS)
     options = ("--name", "same", "--threads", str(TASKS))
-    victims = [start(postgres_process_database, *options, queue=queue) for queue in ALONE[:2]]
+    victims = [start(*options, queue=queue) for queue in ALONE[:2]]
     until(lambda: len(lines(mark)) == orphans)
     for victim in victims:
         victim.signal(signal.SIGKILL)
@@ -97,7 +87,7 @@ def test_what_killed_pollers_held_runs_at_the_same_time_and_holds_nobody_up(
     # When another one takes them, then all of them run at the same time, though it has four threads
     Poller.objects.get(pid=victims[0].pid).delete()  # so that nobody remembers it
     expire_orphans()
-    heir = start(postgres_process_database, "--name", "same", "--threads", "4", queue=",".join((*ALONE[:2], "ledger")))
+    heir = start("--name", "same", "--threads", "4", queue=",".join((*ALONE[:2], "ledger")))
     until(lambda: len(lines(mark)) == 2 * orphans)
 
     # ... and other tasks do not wait for them

@@ -13,7 +13,6 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.models import Task
 from tests.chaos.conftest import Configure, Start
 from tests.chaos.processes import PollerProcess, expire_orphans, until_all
-from tests.conftest import ProcessDatabase
 from tests.support import until
 
 POLLERS = 3
@@ -58,37 +57,32 @@ END $$;
 CREATE TRIGGER see_groups AFTER UPDATE ON dbtaskqueue_task REFERENCING NEW TABLE AS new_rows
     FOR EACH STATEMENT EXECUTE FUNCTION see_groups();
 """
+SEEN = "SELECT extract(epoch FROM begin), extract(epoch FROM time), running, started FROM queue_seen ORDER BY time, id"
+STARTS = """
+SELECT extract(epoch FROM time), extract(epoch FROM committed), 1 FROM groups_seen WHERE group_key = '{}' ORDER BY time
+"""
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
-def test_limits_hold_whatever_is_killed(
-    kills: int, postgres_process_database: ProcessDatabase, start: Start, queues: Configure
-) -> None:
+def test_limits_hold_whatever_is_killed(kills: int, start: Start, queues: Configure) -> None:
     # Given pollers with many more threads than the limits allow tasks
     of_groups = {"rate_per_group": f"{GROUP_RATE}/s", "burst_per_group": GROUP_BURST, "max_running_per_group": 4}
     queues(chaos={**POLLS, "max_running": MAX_RUNNING, "rate": f"{RATE}/s", "burst": BURST}, ledger=POLLS | of_groups)
     ask(WATCH_QUEUE)
     ask(WATCH_GROUPS)
-    pollers = [start(postgres_process_database, "--threads", "8") for _ in range(POLLERS)]
-
-    # When one after the other is killed while it runs tasks
+    pollers = [start("--threads", "8") for _ in range(POLLERS)]
     for _ in range(kills):
         kill_one_that_runs(pollers)
-        pollers.append(start(postgres_process_database, "--threads", "8"))
+        pollers.append(start("--threads", "8"))
     until_all("COMPLETED")
 
     # Then at no time more of the queue ran than the limit, but as many as it
-    seen = ask(
-        "SELECT extract(epoch FROM begin), extract(epoch FROM time), running, started FROM queue_seen ORDER BY time, id"
-    )
+    seen = ask(SEEN)
     assert max(running for _, _, running, _ in seen) == MAX_RUNNING
     # ... and no more started in any time than the rates allow
     assert_rate([(begin, time, started) for begin, time, _, started in seen if started], RATE, BURST)
     for group in GROUPS:
-        starts = ask(
-            "SELECT extract(epoch FROM time), extract(epoch FROM committed), 1 FROM groups_seen"
-            f" WHERE group_key = '{group}' ORDER BY time"
-        )
+        starts = ask(STARTS.format(group))
         assert len(starts) >= GROUP_TASKS * kills
         assert_rate(starts, GROUP_RATE, GROUP_BURST)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,23 +16,15 @@ from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from example_project.database import database_from_url
 from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import audit, until_all
-from tests.conftest import ProcessDatabase
+from tests.chaos.processes import until_all
 from tests.poller.processes import lines
-from tests.proxy import Loss, Proxy, proxied
+from tests.proxy import Loss, Proxy
 from tests.support import until
 from tests.testapp.models import Booking
 
 
-@pytest.fixture
-def proxy(postgres_process_database: ProcessDatabase) -> Iterator[Proxy]:
-    with proxied(postgres_process_database.url) as found:
-        yield found
-
-
 @contextmanager
 def far_alias(url: str) -> Iterator[str]:
-    """An alias for a database in this process."""
     connections.settings["far"] = connections.configure_settings({"default": database_from_url(url)})["default"]
     try:
         yield "far"
@@ -47,28 +38,23 @@ def test_enqueue(proxy: Proxy, queues: Configure) -> None:
     losses: list[Loss] = ["request", "reply"]
     with far_alias(proxy.url) as far:
         for statement, loss in product(["INSERT", "COMMIT"], losses):
-            # Given a caller whose connection breaks while it enqueues
             reference = f"{loss} of {statement}"
+
+            def file(reference: str = reference, in_transaction: bool = statement == "COMMIT") -> Task:
+                with transaction.atomic(using=far) if in_transaction else nullcontext():
+                    return enqueue("chaos", reference, on_duplicate="ignore", using=far)
+
             connections[far].ensure_connection()
             proxy.arm(statement, loss)
             with pytest.raises(OperationalError):
-                file(reference, far, in_transaction=statement == "COMMIT")
+                file()
             connections[far].close()
 
-            # Then the task is there exactly if the server had it all
+            # Then the task is there exactly if the server had it all, and asking again is safe whichever it was
             rows = Task.objects.filter(reference=reference)
             assert rows.count() == (loss == "reply"), reference
-
-            # ... and asking again, under the same reference, is safe whichever it was
-            task = file(reference, far, in_transaction=statement == "COMMIT")
+            task = file()
             assert [row.pk for row in rows.all()] == [task.pk]
-
-
-def file(reference: str, alias: str, *, in_transaction: bool) -> Task:
-    if not in_transaction:
-        return enqueue("chaos", reference, on_duplicate="ignore", using=alias)
-    with transaction.atomic(using=alias):
-        return enqueue("chaos", reference, on_duplicate="ignore", using=alias)
 
 
 class Case(NamedTuple):
@@ -103,17 +89,12 @@ CASES = (
 )
 
 
-def test_a_pollers_statements(
-    postgres_process_database: ProcessDatabase, proxy: Proxy, start: Start, queues: Configure, tmp_path: Path
-) -> None:
+def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues: Configure, tmp_path: Path) -> None:
     """A poller's connection breaks at one statement after the other. What is done at last was done once."""
     queues(**{HISTORY: {"keep": "history"}, DELETED: {"keep": "delete"}, RENEWED: {"lease": "6s"}})
-    watched = audit()
-    far = replace(postgres_process_database, url=proxy.url)
-    poller = start(far, queue=f"chaos,ledger,{HISTORY},{DELETED},{RENEWED}").ready()
+    poller = start(queue=f"chaos,ledger,{HISTORY},{DELETED},{RENEWED}", url=proxy.url).ready()
     for number, case in enumerate(CASES):
         mark, gate = tmp_path / f"mark{number}", tmp_path / f"gate{number}"
-        # When the connection breaks
         proxy.struck.clear()
         proxy.arm(case.statement, case.loss, after=case.after)
         with transaction.atomic():
@@ -136,7 +117,6 @@ def test_a_pollers_statements(
         assert len(lines(mark)) == case.starts, case
         assert Attempt.objects.filter(task_id=task.pk).count() == case.starts - 1, case
         assert Booking.objects.get(reference=str(number)).amount == (case.do == "bump"), case
-    assert watched.problems() == []
     assert "gone" not in poller.log, "outcomes were stored, not lost"
     poller.ready().end()
     failed = sum(case.starts - 1 for case in CASES)

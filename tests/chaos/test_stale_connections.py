@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections
+from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue_many, queue, registry
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
@@ -28,16 +29,13 @@ from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
-from tests.chaos.conftest import Configure, Start
+from tests.chaos.conftest import Configure, Start, on
 from tests.chaos.processes import until_all
 from tests.conftest import ProcessDatabase, _as_default
 from tests.patience import PATIENCE
 from tests.poller.processes import lines
-from tests.proxy import Proxy, proxied
+from tests.proxy import Proxy
 from tests.support import at_once, until
-
-if TYPE_CHECKING:
-    from pytest_django import DjangoDbBlocker
 
 TASKS = 12
 
@@ -48,12 +46,12 @@ def restart(pg_server: EmbeddedPostgres) -> None:
     connections["default"].close()
 
 
+@on("crash_database")
 def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault(
-    crash_database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, queues: Configure, tmp_path: Path
+    pg_server: EmbeddedPostgres, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
-    # Given threads that have a connection each
     queues(max_attempts=1)
-    poller = start(crash_database, "--threads", "4").ready()
+    poller = start("--threads", "4").ready()
     enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * TASKS)
     until_all("COMPLETED")
 
@@ -76,12 +74,17 @@ def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault
 
 
 @pytest.fixture
-def wire(postgres_process_database: ProcessDatabase, django_db_blocker: DjangoDbBlocker) -> Iterator[Proxy]:
-    """The way to the default database. Without it the server cannot be reached."""
-    with proxied(postgres_process_database.url) as found:
-        database = replace(postgres_process_database, url=found.url)
-        with _as_default(database, django_db_blocker):
-            yield found
+def wire(database: ProcessDatabase, proxy: Proxy, django_db_blocker: DjangoDbBlocker) -> Iterator[Proxy]:
+    """The way to the default database. Without it the server cannot be reached, in no thread."""
+
+    async def disconnect() -> None:
+        """Forget what an earlier test left in Django's thread for the statements of coroutines."""
+        await sync_to_async(lambda: connections["default"].close())()
+        await sync_to_async(connections.__delitem__)("default")
+
+    with _as_default(replace(database, url=proxy.url), django_db_blocker):
+        asyncio.run(disconnect())
+        yield proxy
 
 
 EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
@@ -93,18 +96,14 @@ EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
 
 
 class OneThread(ThreadPoolExecutor):
-    """An executor of a site."""
-
     slots = 1
 
 
 def count(task: Lease) -> None:
-    """Use the task's database first."""
     Task.objects.using(task.port.alias).count()
 
 
 def count_elsewhere(task: Lease) -> None:
-    """Use another database first."""
     Task.objects.using("elsewhere").count()
 
 
@@ -116,12 +115,24 @@ def raise_own(task: Lease) -> None:
         raise OperationalError("of the processor") from None
 
 
-SYNC = (
-    ("atomic", None, count, Release),
-    ("separate", None, count, Release),
-    ("separate", 2, lambda tasks: count(tasks[0]), Release),
-    ("separate", None, count_elsewhere, Failed),
-    ("separate", None, raise_own, Failed),
+async def acount(task: Lease) -> None:
+    await Task.objects.using(task.port.alias).acount()
+
+
+async def acount_all(tasks: list[Lease]) -> None:
+    await acount(tasks[0])
+
+
+THREADS, LOOP = ("a thread of the poller", "another executor"), ("the event loop",)
+CASES: tuple[tuple[tuple[str, ...], Callable[..., Any], dict[str, Any], type], ...] = (
+    (THREADS, count, {"mode": "atomic"}, Release),
+    (THREADS, count, {}, Release),
+    (THREADS, lambda tasks: count(tasks[0]), {"batch": 2}, Release),
+    (THREADS, count_elsewhere, {}, Failed),
+    (THREADS, raise_own, {}, Failed),
+    (LOOP, acount, {"is_async": True}, Release),
+    (LOOP, acount_all, {"is_async": True, "batch": 2}, Release),
+    (("the process for tasks whose process died",), acount, {"is_async": True}, Release),
 )
 
 
@@ -129,75 +140,24 @@ def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_c
     wire: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given tasks that were taken before the server went away
-    cases = [
-        Case(where, Processor("work", function, mode=mode, batch=batch), taken(batch or 1), end)
-        for mode, batch, function, end in SYNC
-        for where in ("a thread of the poller", "another executor")
-    ]
+    monkeypatch.setenv("DATABASE_URL", wire.url)
     monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
+    calls = [
+        (where, Processor("work", function, **options), taken(options.get("batch", 1)), end)
+        for places, function, options, end in CASES
+        for where in places
+    ]
     wire.stop()
 
-    # When they run, then they are given back, or have failed by their own fault
-    assert_ends(cases)
+    def run(index: int) -> list[type]:
+        where, processor, leases, _ = calls[index]
+        return [type(one) for one in ended(leases, processor, where)]
 
-
-class Case(NamedTuple):
-    """A call, and what is to be written of each of its tasks."""
-
-    where: str
-    processor: Processor
-    leases: list[Lease]
-    end: type
-
-
-def assert_ends(cases: list[Case]) -> None:
-    """Run the calls, all at once, and see how they end."""
-    found = at_once(len(cases), lambda index: ended(cases[index].leases, cases[index].processor, cases[index].where))
-    for case, settlements in zip(cases, found, strict=True):
-        assert [type(one) for one in settlements] == [case.end] * len(case.leases), case
-
-
-@pytest.fixture
-def coroutines_wire(wire: Proxy) -> Proxy:
-    """The same, in Django's thread for the statements of coroutines, too, which an earlier test may have used."""
-
-    async def disconnect() -> None:
-        await sync_to_async(lambda: connections["default"].close())()
-        await sync_to_async(connections.__delitem__)("default")
-
-    asyncio.run(disconnect())
-    return wire
-
-
-async def acount(task: Lease) -> None:
-    """Use the task's database first, in a coroutine."""
-    await Task.objects.using(task.port.alias).acount()
-
-
-async def acount_all(tasks: list[Lease]) -> None:
-    """The same, for a batch."""
-    await acount(tasks[0])
-
-
-def test_a_coroutine_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    coroutines_wire: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given tasks that were taken before the server went away
-    monkeypatch.setenv("DATABASE_URL", coroutines_wire.url)
-    one, all_of_them = Processor("work", acount, is_async=True), Processor("work", acount_all, is_async=True, batch=2)
-    cases = [
-        Case("the event loop", one, taken(1), Release),
-        Case("the event loop", all_of_them, taken(2), Release),
-        Case("the process for tasks whose process died", one, taken(1), Release),
-    ]
-    coroutines_wire.stop()
-
-    # When they run, then they are given back
-    assert_ends(cases)
+    assert at_once(len(calls), run) == [[end] * len(leases) for _, _, leases, end in calls]
 
 
 def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_their_first_statement(
-    coroutines_wire: Proxy,
+    wire: Proxy,
 ) -> None:
     # Given three coroutines on one connection, two of which have not used it yet
     began, gate = SimpleQueue[None](), Event()
@@ -219,7 +179,7 @@ def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_t
         began.get(timeout=PATIENCE)
 
     # When the connection is cut, then those are given back, or found a new connection
-    coroutines_wire.cut()
+    wire.cut()
     gate.set()
     ends = {one.lease.id: type(one.settlement) for one in (done.get(timeout=PATIENCE) for _ in leases)}
     assert {ends[lease.id] for lease in leases[1:]} <= {Release, Complete}
@@ -233,7 +193,6 @@ def test_a_task_on_a_worker_of_spark_is_not_charged_for_a_connection_that_died_b
         wire.stop()
         count(task)
 
-    # Given a task whose connection dies as it begins, in what a worker runs
     leases = taken(1)
     before = registry.snapshot()
     registry.unregister("work")
@@ -242,10 +201,8 @@ def test_a_task_on_a_worker_of_spark_is_not_charged_for_a_connection_that_died_b
         (row,) = perform_rows([{"number": 1, "leases": pickle.dumps(leases)}], again=False, places={})
     finally:
         registry.restore(before)
-
-    # Then the poller, to which the outcome is left, gives it back
     (answer,) = pickle.loads(row["answers"])  # noqa: S301 -- our own
-    assert answer.outcome == Release()
+    assert answer.outcome == Release()  # as the poller will give it back
 
 
 def test_a_task_that_loses_its_server_after_a_statement_is_charged(wire: Proxy) -> None:
@@ -260,13 +217,11 @@ def test_a_task_that_loses_its_server_after_a_statement_is_charged(wire: Proxy) 
 
 
 def taken(number: int) -> list[Lease]:
-    """Enqueue tasks, and take them."""
     enqueue_many("work", [{"payload": 1}] * number)
     return [lease for _ in range(number) if (lease := queue("work").take())]
 
 
 def ended(leases: list[Lease], processor: Processor, where: str = "a thread of the poller") -> list[Any]:
-    """Run one call, and return what is to be written."""
     done: SimpleQueue[Done] = SimpleQueue()
     executor = EXECUTORS[where](lambda one, *, idle: done.put(one))
     executor.submit([Job(leases[0], processor, tuple(leases[1:]))], fast=False)

@@ -10,16 +10,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
 from django.db import InterfaceError, OperationalError, connection
+from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.models import Task
-from tests.chaos.conftest import Start
+from tests.chaos.conftest import Start, on
 from tests.chaos.processes import statuses
 from tests.conftest import ProcessDatabase, _as_default
 from tests.factories import make_task
@@ -29,9 +30,6 @@ from tests.patience import PATIENCE
 from tests.poller.processes import lines
 from tests.support import actors, eventually, until
 from tests.testapp.models import Booking
-
-if TYPE_CHECKING:
-    from pytest_django import DjangoDbBlocker
 
 QUEUES = ("work", "atomic", "aio")
 
@@ -92,8 +90,9 @@ def until_replayed(primary: EmbeddedPostgres, standby: EmbeddedPostgres) -> None
         until(lambda: connected.execute(query, [written]).fetchall())
 
 
+@on("crash_database")
 def test_pages_say_how_far_a_standby_is_behind(
-    standby: Standby, pg_server: EmbeddedPostgres, crash_database: ProcessDatabase, settings: Any
+    standby: Standby, pg_server: EmbeddedPostgres, database: ProcessDatabase, settings: Any
 ) -> None:
     make_task("ERROR", reference="before")
     client = logged_in()
@@ -124,14 +123,15 @@ def test_pages_say_how_far_a_standby_is_behind(
         eventually(lambda: reads("Read from standby replica, 0s behind.", "beforeafter"))
 
 
+@on("crash_database")
 @pytest.mark.parametrize(("tasks", "kills"), [(60, 0), pytest.param(6000, 24, marks=pytest.mark.soak)])
 def test_pollers_and_producers_follow_a_promoted_standby(
-    standbys: list[Standby], standby: Standby, pg_server: EmbeddedPostgres, crash_database: ProcessDatabase,
+    standbys: list[Standby], standby: Standby, pg_server: EmbeddedPostgres, database: ProcessDatabase,
     django_db_blocker: DjangoDbBlocker, start: Start, tmp_path: Path, tasks: int, kills: int,
 ) -> None:  # fmt: skip
     """The address has both hosts. Replication is synchronous, so nothing that was answered may be lost."""
     ours, theirs = (f"127.0.0.1:{server.port}" for server in (pg_server, standby.server))
-    url = crash_database.url.replace(ours, f"{ours},{theirs}")
+    url = database.url.replace(ours, f"{ours},{theirs}")
     both = ProcessDatabase("postgresql", f"{url}?target_session_attrs=read-write&connect_timeout=3")
     marks, made = tmp_path / "marks", list[str]()
 
@@ -155,7 +155,7 @@ def test_pollers_and_producers_follow_a_promoted_standby(
 
     with ExitStack() as stack:
         stack.enter_context(_as_default(both, django_db_blocker))
-        pollers = [start(both, queue=",".join(QUEUES)) for _ in range(2)]
+        pollers = [start(url=both.url, queue=",".join(QUEUES)) for _ in range(2)]
         [producer] = stack.enter_context(actors(1))
         producing = producer.do(produce)
 
@@ -164,7 +164,7 @@ def test_pollers_and_producers_follow_a_promoted_standby(
                 before = starts()
                 until(lambda before=before: starts() > before or len(lines(marks)) >= tasks)
                 pollers.pop(0).signal(signal.SIGKILL)
-                pollers.append(start(both, queue=",".join(QUEUES)))
+                pollers.append(start(url=both.url, queue=",".join(QUEUES)))
 
         until(lambda: starts() > 0)
         kill_pollers(kills // 2)

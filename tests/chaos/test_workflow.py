@@ -1,35 +1,37 @@
-"""A workflow whose pollers are killed: each task has its effect once, and the callback of the batch runs once."""
+"""Steps and workflows whose pollers are killed: each step and each task has its effect once."""
 
 from __future__ import annotations
 
 import os
 import random
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
-from django_dbtaskqueue import batch, enqueue
-from django_dbtaskqueue.models import Hold, Task
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import audit, expire_orphans
-from tests.conftest import ProcessDatabase
+from django_dbtaskqueue import batch, enqueue, signal
+from django_dbtaskqueue.models import Attempt, Hold, Signal, Task
+from tests.chaos.conftest import Configure, Start, on
+from tests.chaos.processes import expire_orphans
 from tests.support import until
 from tests.testapp.models import Booking
 
+POINTS = ("before", "inside reserve", "between", "inside charge", "wait", "inside letter", "after")
+USUAL = ("postgres_process_database", ("inside charge", "wait"))
+SOAKED = [pytest.param(f"{kind}_process_database", POINTS, marks=pytest.mark.soak) for kind in ("postgres", "sqlite")]
+STEPS = ("reserve", "charge", "letter")
 TASKS = int(os.environ.get("WORKFLOW_TASKS", "10000"))
 WIDTH = 20  # tasks of a layer, each of which waits for some of the layer before
 BOOK = {"do": "book"}  # in a queue whose processor and outcome are one transaction
 
 
 def build(number: int) -> None:
-    """Enqueue layers of tasks that each book once, and a callback that books, too."""
     with batch("killed", on_complete={"queue": "ledger", "reference": "end", "payload": BOOK}):
         before: list[Task] = []
         for start in range(0, number, WIDTH):
-            before = [
-                enqueue("ledger", f"t{n}", BOOK, after=random.sample(before, min(3, len(before))) or None)
-                for n in range(start, min(start + WIDTH, number))
-            ]
+            numbers = range(start, min(start + WIDTH, number))
+            behind = [random.sample(before, min(3, len(before))) or None for _ in numbers]
+            before = [enqueue("ledger", f"t{n}", BOOK, after=after) for n, after in zip(numbers, behind, strict=True)]
 
 
 def done(**selection: str) -> int:
@@ -38,33 +40,58 @@ def done(**selection: str) -> int:
     return Task.objects.filter(status="COMPLETED", **selection).count()
 
 
-def run_under_kills(database: ProcessDatabase, start: Start, number: int, kills: int) -> None:
+@on("postgres_process_database", "sqlite_process_database")
+def test_a_small_workflow_survives_kills(audited: None, start: Start, queues: Configure) -> None:
+    run_under_kills(start, queues, 60, kills=2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_large_workflow_survives_kills(audited: None, start: Start, queues: Configure) -> None:
+    """WORKFLOW_TASKS says how many tasks."""
+    run_under_kills(start, queues, TASKS, kills=30)
+
+
+def run_under_kills(start: Start, queues: Configure, number: int, kills: int) -> None:
     """Run a workflow with two pollers; kill one each time that another part of the tasks is done."""
-    watched = audit()
+    queues(max_attempts=100)
     build(number)
-    pollers = [start(database), start(database)]
+    pollers = [start(), start()]
     for kill in range(kills):
         until(lambda kill=kill: done() > number * kill // kills, timeout=120)
         pollers[kill % 2].kill()
-        pollers[kill % 2] = start(database)
+        pollers[kill % 2] = start()
     until(lambda: done(reference="end"), timeout=600)
-    assert watched.problems() == []
     booked = Counter(Booking.objects.values_list("reference", flat=True))
     assert set(booked.values()) == {1}
     assert len(booked) == done() == number + 1
     assert not Hold.objects.exists()
 
 
-def test_a_small_workflow_survives_kills(process_database: ProcessDatabase, start: Start, queues: Configure) -> None:
-    queues(max_attempts=20)
-    run_under_kills(process_database, start, 60, kills=2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_large_workflow_survives_kills(
-    postgres_process_database: ProcessDatabase, start: Start, queues: Configure
+@pytest.mark.parametrize(("database", "points"), [USUAL, *SOAKED], indirect=["database"])
+def test_each_step_has_its_effect_once_wherever_the_poller_dies(
+    points: tuple[str, ...], audited: None, start: Start, queues: Configure, tmp_path: Path
 ) -> None:
-    """WORKFLOW_TASKS says how many tasks."""
-    queues(max_attempts=100)
-    run_under_kills(postgres_process_database, start, TASKS, kills=30)
+    queues(max_attempts=20)
+    marks = {point: tmp_path / point.replace(" ", "-") for point in points}
+    for point in points:
+        enqueue("chaos", point, {"do": "steps", "die": point, "mark": str(marks[point])})
+
+    # When pollers come again and again, and each wait is answered
+    unfinished, waiting = Task.objects.exclude(status="COMPLETED"), Task.objects.filter(parked_by="signal")
+    pollers = [start()]
+    while unfinished.exists():
+        expire_orphans()
+        until(lambda: pollers[-1].code is not None or waiting.exists() or not unfinished.exists())
+        for task in waiting.all():
+            signal(task, "approved", task.reference)
+        if pollers[-1].code is not None:
+            pollers.append(start())
+
+    # Then each has died once, each step has its effect once, and each signal was received once
+    assert all(mark.exists() for mark in marks.values())
+    wanted = sorted(f"{point} {step}" for point in points for step in STEPS)
+    assert sorted(Booking.objects.values_list("reference", flat=True)) == wanted
+    assert not Attempt.objects.filter(error_type__contains="IntegrityError").exists()
+    assert {(task.reference, task.result) for task in Task.objects.all()} == {(point, point) for point in points}
+    assert Signal.objects.filter(position__isnull=True).count() == 0

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.faults.mutations import NAMES
@@ -23,14 +23,7 @@ SHARES = 0.4, 1.0  # of the size of a run with a mutation: the second one only i
 
 def scaled(size: Size, share: float) -> Size:
     """Return a part of a size. What it has none of stays out of it."""
-    counts = {field.name: getattr(size, field.name) for field in fields(Size)}
-    return Size(**{name: count and max(1, round(count * share)) for name, count in counts.items()})
-
-
-def size_of(options: argparse.Namespace) -> Size:
-    """Return the size that the command line asks for."""
-    soak = None if options.minutes is None else replace(SOAK, seconds=60 * options.minutes)
-    return scaled(MUTATED if options.mutation else SHORT if options.short else soak or CI, options.share)
+    return Size(**{name: count and max(1, round(count * share)) for name, count in asdict(size).items()})
 
 
 def noticed(name: str, options: list[str]) -> list[str]:
@@ -59,7 +52,6 @@ def survivors(options: list[str]) -> list[str]:
 
 
 def main() -> int:
-    """Run, print the table, write the JSON."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--minutes", type=float, help="Length of a soak. Default: the size that CI runs.")
     parser.add_argument("--share", type=float, default=1.0, help="Part of the size (1.0).")
@@ -72,10 +64,12 @@ def main() -> int:
     if options.mutations:
         return len(survivors([f"--seed={options.seed}"]))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with it
-    report = Run(size_of(options), options.seed, mutation=options.mutation).run()
+    soak = None if options.minutes is None else replace(SOAK, seconds=60 * options.minutes)
+    size = MUTATED if options.mutation else SHORT if options.short else soak or CI
+    report = Run(scaled(size, options.share), options.seed, options.mutation).run()
     print(report.table())
     if options.json is not None:
-        options.json.write_text(report.json())
+        options.json.write_text(json.dumps(asdict(report), indent=1))
     return 1 if report.found else 0
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import median
 from typing import NamedTuple
 
@@ -14,7 +15,9 @@ from tests.faults.history import Change
 from tests.faults.ledger import Event
 from tests.faults.sizes import LEASE_S
 
-LEGAL = {(str(source), edge.target and str(edge.target)) for edge in EDGES for source in edge.sources}
+# No operator acts in a run; but rows that have ended may leave.
+USED = [edge for edge in EDGES if edge.actor != "operator" or edge.target is None]
+LEGAL = {(str(source), edge.target and str(edge.target)) for edge in USED for source in edge.sources}
 ENDED = {str(status) for status in TERMINAL}
 LIVE = {"CREATED", "PROCESSING"}
 RETURN_S = 3.0  # from the return of the database to the next checkout
@@ -56,8 +59,6 @@ class Needs(NamedTuple):
 
 @dataclass
 class Evidence:
-    """All that a run left behind."""
-
     history: Sequence[Change] = ()
     events: Sequence[Event] = ()
     rows: Sequence[Row] = ()
@@ -76,7 +77,6 @@ class Evidence:
 
     @cached_property
     def transactions(self) -> dict[str, tuple[list[str], str]]:
-        """The references of each producer's transaction, and its answer."""
         found = {event.values["transaction"]: (event.values["references"], "unknown") for event in self.of("invoked")}
         for kind in ("ok", "rolled back"):
             for event in self.of(kind):
@@ -86,18 +86,16 @@ class Evidence:
 
     @cached_property
     def inserted(self) -> Counter[tuple[str, str | None]]:
-        """How often each (queue, reference) was inserted."""
         return Counter((change.queue, change.reference) for change in self.history if change.old_status is None)
 
     @cached_property
     def references(self) -> set[str | None]:
-        """What was ever committed."""
         return {reference for _, reference in self.inserted}
 
     @cached_property
-    def starts(self) -> dict[tuple[int, int], float]:
+    def starts(self) -> dict[tuple[int, int], Event]:
         """When a processor began, by task and fence."""
-        return {(event.values["task"], event.values["fence"]): event.clock for event in self.of("start")}
+        return {(event.values["task"], event.values["fence"]): event for event in self.of("start")}
 
     @cached_property
     def ends(self) -> dict[tuple[int, int], float]:
@@ -106,14 +104,12 @@ class Evidence:
 
     @cached_property
     def by_task(self) -> dict[int, list[Change]]:
-        """The history of each task."""
         found: dict[int, list[Change]] = defaultdict(list)
         for change in self.history:
             found[change.task].append(change)
         return found
 
     def of(self, kind: str) -> Iterator[Event]:
-        """Return the events of one kind."""
         return (event for event in self.events if event.kind == kind)
 
 
@@ -136,6 +132,36 @@ def check(evidence: Evidence) -> dict[str, list[str]]:
     return {promise: list(function(evidence)) for promise, function in CHECKERS.items()}
 
 
+# What a single change of a task may not be, and how that is said.
+WRONG_CHANGES: tuple[tuple[str, Callable[[Change], bool], str], ...] = (
+    ("lease overlap", lambda one: one.old_status == "PROCESSING" and one.early > 0, "taken {0.early:.3f} s too early"),
+    ("early start", lambda one: one.old_status == "CREATED" and one.early > 0, "taken {0.early:.3f} s before its time"),
+    # The fence rises by one with each checkout, and changes at no other time.
+    ("fence", lambda one: one.step not in (None, 0, 1), "fence {0.old_fence} -> {0.new_fence}"),
+    ("fence", lambda one: one.step == 1 and one.new_status != "PROCESSING", "a new fence at {0.new_status}"),
+    ("fence", lambda one: one.step == 0 and one.edge == ("CREATED", "PROCESSING"), "taken without a new fence"),
+    # The status changes only in the documented ways; a task that has ended stays as it is, or leaves.
+    ("illegal edge", lambda one: one.edge[0] not in (None, one.edge[1]) and one.edge not in LEGAL, "{0.edge}"),
+    # A checkout charges one attempt, within the budget; only a task that goes back into the queue is given one.
+    ("attempts", lambda one: one.is_checkout and one.charge != 1, "a checkout charged {0.charge} attempts"),
+    ("attempts", lambda one: one.is_checkout and one.new_attempt > one.budget, "attempt {0.new_attempt} of {0.budget}"),
+    ("attempts", lambda one: not one.is_checkout and one.charge > 0, "charged {0.charge} without a checkout"),
+    ("attempts", lambda one: one.charge < 0 and one.new_status != "CREATED", "given {0.charge}, became {0.new_status}"),
+)
+
+
+def wrong_changes(evidence: Evidence, promise: str) -> Iterator[str]:
+    rules = [(broken, words) for name, broken, words in WRONG_CHANGES if name == promise]
+    for change in evidence.history:
+        for broken, words in rules:
+            if broken(change):
+                yield f"task {change.task}: {words.format(change)} ({change.seq})"
+
+
+for name in dict.fromkeys(name for name, *_ in WRONG_CHANGES):
+    CHECKERS[name] = partial(wrong_changes, promise=name)
+
+
 @checker("lost")
 def lost(evidence: Evidence) -> Iterator[str]:
     """What a producer was told is committed is there."""
@@ -148,12 +174,8 @@ def lost(evidence: Evidence) -> Iterator[str]:
 @checker("phantom")
 def phantom(evidence: Evidence) -> Iterator[str]:
     """Nothing is there that nobody enqueued, or that was rolled back."""
-    invoked = {
-        reference
-        for references, answer in evidence.transactions.values()
-        if answer != "rolled back"
-        for reference in references
-    }
+    known = [references for references, answer in evidence.transactions.values() if answer != "rolled back"]
+    invoked = {reference for references in known for reference in references}
     for reference in sorted(evidence.references - invoked, key=str):
         yield f"{reference} was enqueued by nobody, or rolled back"
     started = {event.values["reference"] for event in evidence.of("start")}
@@ -177,23 +199,6 @@ def duplicate(evidence: Evidence) -> Iterator[str]:
     for (queue, reference), number in evidence.inserted.items():
         if number > 1:
             yield f"{reference} was inserted {number} times into {queue}"
-
-
-@checker("lease overlap")
-def lease_overlap(evidence: Evidence) -> Iterator[str]:
-    """A task that a poller holds is taken by another one only after the lease has ended."""
-    for change in evidence.history:
-        if change.is_checkout and change.old_status == "PROCESSING" and change.due and change.due > change.clock:
-            early = change.due - change.clock
-            yield f"task {change.task} was taken {early:.3f} s before its lease ended ({change.seq})"
-
-
-@checker("early start")
-def early_start(evidence: Evidence) -> Iterator[str]:
-    """A task is not taken before it is due."""
-    for change in evidence.history:
-        if change.is_checkout and change.old_status == "CREATED" and change.due and change.due > change.clock:
-            yield f"task {change.task} was taken {change.due - change.clock:.3f} s before it was due ({change.seq})"
 
 
 @checker("stale write accepted")
@@ -221,60 +226,6 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
                 f"task {change.task} of {change.queue} became {change.new_status or 'deleted'} under fence "
                 f"{change.fence}, whose processor had not ended ({change.seq}, error: {errors.get(key)})"
             )
-
-
-@checker("fence")
-def fence(evidence: Evidence) -> Iterator[str]:
-    """The fence of a task rises by one with each checkout, and changes at no other time."""
-    for task, changes in evidence.by_task.items():
-        for change in changes:
-            if change.old_fence is None or change.new_fence is None:
-                continue
-            step = change.new_fence - change.old_fence
-            if step not in (0, 1) or (step == 1 and change.new_status != "PROCESSING"):
-                yield f"task {task}: fence {change.old_fence} -> {change.new_fence} at {change.new_status}"
-
-
-@checker("checkout without a fence")
-def unfenced(evidence: Evidence) -> Iterator[str]:
-    """A task is never taken without a new fence."""
-    for change in evidence.history:
-        if change.old_status == "CREATED" and change.new_status == "PROCESSING" and not change.is_checkout:
-            yield f"task {change.task} was taken, and its fence stayed {change.old_fence}"
-
-
-@checker("terminal flip")
-def terminal_flip(evidence: Evidence) -> Iterator[str]:
-    """A task that has ended stays as it is: no operator acts in a run."""
-    for change in evidence.history:
-        if change.old_status in ENDED and change.new_status not in (None, change.old_status):
-            yield f"task {change.task} went from {change.old_status} to {change.new_status}"
-
-
-@checker("illegal edge")
-def illegal_edge(evidence: Evidence) -> Iterator[str]:
-    """A task changes its status only in the documented ways."""
-    for change in evidence.history:
-        edge = (change.old_status, change.new_status)
-        if change.old_status is not None and change.old_status != change.new_status and edge not in LEGAL:
-            yield f"task {change.task} went from {change.old_status} to {change.new_status}"
-
-
-@checker("attempts")
-def attempts(evidence: Evidence) -> Iterator[str]:
-    """Each checkout charges one attempt, within the budget; only a task that goes back into the queue is given one."""
-    for change in evidence.history:
-        if change.old_attempt is None or change.new_attempt is None:
-            continue
-        step = change.new_attempt - change.old_attempt
-        if change.is_checkout and step != 1:
-            yield f"task {change.task}: a checkout charged {step} attempts"
-        if change.is_checkout and change.new_attempt > change.budget:
-            yield f"task {change.task}: attempt {change.new_attempt} of {change.budget}"
-        if not change.is_checkout and step > 0:
-            yield f"task {change.task}: charged {step} attempts without a checkout"
-        if step < 0 and change.new_status != "CREATED":
-            yield f"task {change.task}: given {-step} attempts back, and it became {change.new_status}"
 
 
 @checker("attempt charged for an outage")
@@ -323,14 +274,12 @@ def capacity(evidence: Evidence) -> Iterator[str]:
 @checker("FIFO inversion")
 def fifo(evidence: Evidence) -> Iterator[str]:
     """In a group a task starts only when all that were enqueued before it have ended."""
-    waiting: dict[str, dict[int, None]] = defaultdict(dict)
-    # Order of insertion within a group: one producer at a time writes to it.
-    groups: dict[str, list[int]] = defaultdict(list)
+    waiting: dict[str, dict[int, None]] = defaultdict(
+        dict
+    )  # by group, as inserted: one producer at a time writes to it
     for task, changes in sorted(evidence.by_task.items()):
         if changes[0].group is not None:
-            groups[changes[0].group].append(task)
-    for group, tasks in groups.items():
-        waiting[group] = dict.fromkeys(tasks)
+            waiting[changes[0].group][task] = None
     for change in evidence.history:
         if change.group is None:
             continue
@@ -375,13 +324,18 @@ def budget(evidence: Evidence) -> Iterator[str]:
 @checker("slow return")
 def slow_return(evidence: Evidence) -> Iterator[str]:
     """When the database is back, the next task is taken soon, unless the next outage comes first."""
-    checkouts = sorted(change.clock for change in evidence.history if change.is_checkout)
     limit = RETURN_S * evidence.slowness
-    for moment in evidence.back:
-        first = next((clock for clock in checkouts if clock >= moment), None)
+    for moment, waited in first_checkouts(evidence).items():
         cut_short = any(moment <= began <= moment + limit for began, _ in evidence.outages)
-        if first is not None and first - moment > limit and not cut_short:
-            yield f"the first checkout came {first - moment:.1f} s after the database, more than {limit:.1f} s"
+        if waited > limit and not cut_short:
+            yield f"the first checkout came {waited:.1f} s after the database, more than {limit:.1f} s"
+
+
+def first_checkouts(evidence: Evidence) -> dict[float, float]:
+    """Return how long after each return of the database the next task was taken, if one was."""
+    clocks = sorted(change.clock for change in evidence.history if change.is_checkout)
+    places = {moment: bisect_left(clocks, moment) for moment in evidence.back}
+    return {moment: clocks[place] - moment for moment, place in places.items() if place < len(clocks)}
 
 
 @checker("slow drain")
@@ -448,19 +402,18 @@ def end_ratios(evidence: Evidence) -> list[float]:
     for change, died in _taken_again(evidence):
         run = change.task, change.new_fence
         if run in evidence.starts and run in evidence.ends:
-            must = LEASE_S + evidence.ends[run] - evidence.starts[run]
+            must = LEASE_S + evidence.ends[run] - evidence.starts[run].clock
             ratios.append(_seconds(evidence, died, evidence.ends[run]) / must)
     return ratios
 
 
 def _taken_again(evidence: Evidence) -> Iterator[tuple[Change, float]]:
     """Yield the checkouts of what dead processes left, with the time of the death."""
-    starts = {(event.values["task"], event.values["fence"]): event for event in evidence.of("start")}
     for change in evidence.history:
-        if change.is_checkout and change.old_status == "PROCESSING":
-            start = starts.get((change.task, change.fence))
-            deaths = [] if start is None else [one for one in evidence.died.get(start.pid, ()) if one >= start.clock]
-            if deaths and change.clock > min(deaths):
+        start = evidence.starts.get((change.task, change.fence))
+        if change.is_checkout and change.old_status == "PROCESSING" and start is not None:
+            deaths = [died for died in evidence.died.get(start.pid, ()) if start.clock <= died < change.clock]
+            if deaths:
                 yield change, min(deaths)
 
 

@@ -45,7 +45,6 @@ time_t time(time_t *found) {
 
 
 def library(folder: Path) -> Path | None:
-    """Build the library; None where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None

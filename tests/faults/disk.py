@@ -31,7 +31,6 @@ class Disk:
         raise OSError(f"{self._mount} grew faster than its size could be set")
 
     def free(self) -> None:
-        """Leave room again."""
         self._resize(SIZE_BYTES)
 
     def _resize(self, size: int) -> bool:
@@ -49,7 +48,6 @@ class Disk:
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Disk | None]:
-    """A new disk for the time of a ``with`` block; None where mounting is not allowed."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_BYTES},mode=755", "tmpfs", folder]
     try:

@@ -1,58 +1,39 @@
-"""The history of every task, written by triggers in the transaction of each change."""
+"""The history of every task, written by a trigger in the transaction of each change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django.db import connections
+from django.db import connection
 
 BATCH_ROWS = 20_000  # of the history, per read
-
-COLUMNS = {
-    "seq": "bigserial PRIMARY KEY",
-    "clock": "timestamptz DEFAULT clock_timestamp()",  # later than the statement that tested a time
-    "txid": "bigint DEFAULT txid_current()",
-    "task": "bigint",
-    "queue": "text",
-    "reference": "text",
-    "group_key": "text",
-    "old_status": "text",
-    "new_status": "text",
-    "old_fence": "bigint",
-    "new_fence": "bigint",
-    "old_attempt": "int",
-    "new_attempt": "int",
-    "budget": "int",
-    "due": "timestamptz",  # when the old row could be taken: the end of its lease, or the time it was delayed to
-    "old_poller": "text",
-    "new_poller": "text",
+DUE = """
+CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time ELSE greatest(OLD.ready_time, OLD.next_process_time) END
+"""
+# Of each column its type and its value; OLD and NEW are NULL where there is no such row.
+WRITTEN = {
+    "task": ("bigint", "coalesce(NEW.id, OLD.id)"),
+    "queue": ("text", "coalesce(NEW.queue_name, OLD.queue_name)"),
+    "reference": ("text", "coalesce(NEW.reference_number, OLD.reference_number)"),
+    "group_key": ("text", "coalesce(NEW.group_key, OLD.group_key)"),
+    "old_status": ("text", "OLD.status"),
+    "new_status": ("text", "NEW.status"),
+    "old_fence": ("bigint", "OLD.total_attempt"),
+    "new_fence": ("bigint", "NEW.total_attempt"),
+    "old_attempt": ("int", "OLD.attempt"),
+    "new_attempt": ("int", "NEW.attempt"),
+    "budget": ("int", "coalesce(NEW.max_attempts, OLD.max_attempts)"),
+    "due": ("timestamptz", DUE),
+    "new_poller": ("text", "NEW.poller_instance"),
 }
-WRITTEN = [name for name, kind in COLUMNS.items() if "DEFAULT" not in kind and "serial" not in kind]
-OLD, NEW = (
-    (
-        f"{side}.id, {side}.queue_name, {side}.reference_number, {side}.group_key",
-        f"{side}.status",
-        f"{side}.total_attempt",
-        f"{side}.attempt",
-        f"{side}.poller_instance",
-    )
-    for side in ("OLD", "NEW")
-)
-DUE = (
-    "CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time"
-    " ELSE greatest(OLD.ready_time, OLD.next_process_time) END"
-)
-INTO = f"INSERT INTO faults_history ({', '.join(WRITTEN)}) VALUES "
+# The clock is later than the statement that tested a time.
 STATEMENTS = (
-    f"CREATE TABLE faults_history ({', '.join(f'{name} {kind}' for name, kind in COLUMNS.items())})",
-    "CREATE FUNCTION faults_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-    f"IF TG_OP = 'INSERT' THEN {INTO} ({NEW[0]}, NULL, {NEW[1]}, NULL, {NEW[2]}, NULL, {NEW[3]}, NEW.max_attempts,"
-    f" NULL, NULL, {NEW[4]}); "
-    f"ELSIF TG_OP = 'DELETE' THEN {INTO} ({OLD[0]}, {OLD[1]}, NULL, {OLD[2]}, NULL, {OLD[3]}, NULL, OLD.max_attempts,"
-    f" {DUE}, {OLD[4]}, NULL); "
-    f"ELSE {INTO} ({NEW[0]}, {OLD[1]}, {NEW[1]}, {OLD[2]}, {NEW[2]}, {OLD[3]}, {NEW[3]}, NEW.max_attempts,"
-    f" {DUE}, {OLD[4]}, {NEW[4]}); END IF; RETURN NULL; END $$",
+    "CREATE TABLE faults_history (seq bigserial PRIMARY KEY, clock timestamptz DEFAULT clock_timestamp(),"
+    f" {', '.join(f'{name} {kind}' for name, (kind, _) in WRITTEN.items())})",
+    "CREATE FUNCTION faults_write() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+    f" INSERT INTO faults_history ({', '.join(WRITTEN)})"
+    f" VALUES ({', '.join(value for _, value in WRITTEN.values())}); RETURN NULL; END $$",
     "CREATE TRIGGER faults_insert AFTER INSERT OR DELETE ON dbtaskqueue_task FOR EACH ROW"
     " EXECUTE FUNCTION faults_write()",
     "CREATE TRIGGER faults_update AFTER UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.status <> NEW.status"
@@ -65,7 +46,6 @@ class Change(NamedTuple):
 
     seq: int
     clock: float  # seconds since 1970, by the database
-    txid: int
     task: int
     queue: str
     reference: str | None
@@ -77,14 +57,31 @@ class Change(NamedTuple):
     old_attempt: int | None
     new_attempt: int | None
     budget: int
-    due: float | None
-    old_poller: str | None
+    due: float | None  # when the old row could be taken: the end of its lease, or the time it was delayed to
     new_poller: str | None
 
     @property
+    def edge(self) -> tuple[str | None, str | None]:
+        return self.old_status, self.new_status
+
+    @property
+    def step(self) -> int | None:
+        """By how much the fence rose; None where the row came or went."""
+        return None if self.old_fence is None or self.new_fence is None else self.new_fence - self.old_fence
+
+    @property
+    def charge(self) -> int:
+        """How many attempts were charged."""
+        return 0 if self.old_attempt is None or self.new_attempt is None else self.new_attempt - self.old_attempt
+
+    @property
+    def early(self) -> float:
+        """By how many seconds a checkout came too early."""
+        return max(0.0, (self.due or 0.0) - self.clock) if self.is_checkout else 0.0
+
+    @property
     def is_checkout(self) -> bool:
-        """Whether a poller took the task."""
-        return self.old_fence is not None and self.new_fence is not None and self.new_fence > self.old_fence
+        return (self.step or 0) > 0
 
     @property
     def fence(self) -> int:
@@ -92,24 +89,22 @@ class Change(NamedTuple):
         return self.old_fence or 0
 
 
-def install(using: str = "default") -> None:
-    """Create the table and the triggers."""
-    with connections[using].cursor() as cursor:
+def install() -> None:
+    with connection.cursor() as cursor:
         for statement in STATEMENTS:
             cursor.execute(statement)
 
 
-def read(using: str = "default") -> Iterator[Change]:
-    """Return all changes, in the order in which they were written."""
-    names = [f"extract(epoch FROM {name})::float8" if "timestamptz" in kind else name for name, kind in COLUMNS.items()]
+def read() -> Iterator[Change]:
+    columns = ("seq", "clock", *WRITTEN)
+    names = [f"extract(epoch FROM {name})::float8" if name in ("clock", "due") else name for name in columns]
+    sql = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT {BATCH_ROWS}"
     last = 0
-    while True:
-        with connections[using].cursor() as cursor:
-            cursor.execute(
-                f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT {BATCH_ROWS}", [last]
-            )
+    with connection.cursor() as cursor:
+        while True:
+            cursor.execute(sql, [last])
             rows = cursor.fetchall()
-        if not rows:
-            return
-        yield from map(Change._make, rows)
-        last = rows[-1][0]
+            if not rows:
+                return
+            yield from map(Change._make, rows)
+            last = rows[-1][0]

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-FOLDER_VARIABLE = "FAULTS_LEDGER"
-
 
 class Event(NamedTuple):
     """One line of a ledger."""
@@ -27,14 +25,13 @@ class Event(NamedTuple):
 
 
 class Ledger:
-    """The file of one process. A forked child begins a file of its own."""
+    """The file of this process. A forked child begins a file of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._pid, self._file = folder, 0, -1
+    def __init__(self) -> None:
+        self._folder, self._pid, self._file = Path(os.environ["FAULTS_LEDGER"]), 0, -1
         self._opening = threading.Lock()
 
     def write(self, kind: str, **values: Any) -> None:
-        """Append an event."""
         with self._opening:
             if self._pid != os.getpid():
                 file = self._folder / f"{os.getpid()}.jsonl"
@@ -42,11 +39,6 @@ class Ledger:
                 self._pid = os.getpid()
         line = json.dumps([kind, time.monotonic(), self._pid, values], separators=(",", ":"))
         os.write(self._file, f"{line}\n".encode())
-
-
-def of_environment() -> Ledger:
-    """Return the ledger of this process."""
-    return Ledger(Path(os.environ[FOLDER_VARIABLE]))
 
 
 def read(folder: Path) -> Iterator[Event]:

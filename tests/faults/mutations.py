@@ -12,66 +12,56 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
-from tests.faults.ledger import of_environment
+from tests.faults.ledger import Ledger
 
-FENCE = r"AND t\.total_attempt = u\.token\b"
-DUE = r"AND (t\.)?next_process_time <= statement_timestamp\(\)"
+FENCE, RETRY = r"AND t\.total_attempt = u\.token\b", "SET status = u.new_status"
+DUE, NOW = r"AND (t\.)?next_process_time <= statement_timestamp\(\)", "next_process_time <= statement_timestamp()"
+READY = r"AND ready_time <= statement_timestamp\(\)\s+"
+CHARGED = r"THEN least\(t\.attempt \+ u\.attempts_added, t\.max_attempts - 1\)"
 CHECKOUT = "attempt = attempt + 1"  # only in statements that check out
+FAILED_AS_COMPLETED = "SET status = CASE u.new_status WHEN 'ERROR' THEN 'COMPLETED' ELSE u.new_status END"
 
 # Name -> (what a statement holds if it is meant, what is replaced in it, by what).
 STATEMENTS: dict[str, tuple[str, str, str]] = {
     "complete without a fence": ("SET status = 'COMPLETED'", FENCE, ""),
-    "fail or retry without a fence": ("SET status = u.new_status", FENCE, ""),
+    "fail or retry without a fence": (RETRY, FENCE, ""),
     "delete without a fence": ("DELETE", FENCE, ""),
     "settle whatever status and fence": ("SET status = ", FENCE + r"\s+AND t\.status IN \('PROCESSING'\)", ""),
     "the fence does not rise": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt"),
     "the fence rises by two": (CHECKOUT, r"total_attempt = total_attempt \+ 1", "total_attempt = total_attempt + 2"),
-    "the fence falls at a retry": ("SET status = u.new_status", "SET status", "SET total_attempt = 0, status"),
+    "the fence falls at a retry": (RETRY, "SET status", "SET total_attempt = 0, status"),
     "no attempt is charged": (CHECKOUT, r"\battempt = attempt \+ 1", "attempt = attempt"),
     "two attempts are charged": (CHECKOUT, r"\battempt = attempt \+ 1", "attempt = attempt + 2"),
     "the budget is not looked at": (CHECKOUT, "AND attempt < max_attempts", ""),
     "a live lease is taken": (CHECKOUT, DUE, ""),
-    "a lease is taken half a second early": (
-        CHECKOUT,
-        DUE,
-        "AND next_process_time <= statement_timestamp() + interval '0.5 s'",
-    ),
-    "a retry starts before its time": (
-        CHECKOUT,
-        r"AND ready_time <= statement_timestamp\(\)\s+" + DUE,
-        "AND (status = 'CREATED' OR next_process_time <= statement_timestamp())",
-    ),
+    "a lease is taken half a second early": (CHECKOUT, DUE, f"AND {NOW} + interval '0.5 s'"),
+    "a retry starts before its time": (CHECKOUT, READY + DUE, f"AND (status = 'CREATED' OR {NOW})"),
     "a live last attempt is rescued": ("t.attempt >= t.max_attempts", DUE, ""),
     "deletions are not counted": ("dbtaskqueue_deletedtasks", "FOR NO KEY UPDATE OF t", "AND false"),
     "the history gets nothing": ('INSERT INTO "dbtaskqueue_taskhistory"', "FOR NO KEY UPDATE OF t", "AND false"),
-    "a retry keeps its charge and gets one back": (
-        "SET status = u.new_status",
-        r"THEN least\(t\.attempt \+ u\.attempts_added, t\.max_attempts - 1\)",
-        "THEN 0",
-    ),
-    "a failure is written as COMPLETED": (
-        "SET status = u.new_status",
-        "SET status = u.new_status",
-        "SET status = CASE u.new_status WHEN 'ERROR' THEN 'COMPLETED' ELSE u.new_status END",
-    ),
+    "a retry keeps its charge and gets one back": (RETRY, CHARGED, "THEN 0"),
+    "a failure is written as COMPLETED": (RETRY, RETRY, FAILED_AS_COMPLETED),
     "three members of a group are ready": ("ranked AS", r"%\(number\)s::int", "3"),
     "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\((.*), 0\)\)", r"length(\1)"),
 }
 
 
-def _mutate_statements(name: str) -> None:
-    mark, old, new = STATEMENTS[name]
-    ledger, told = of_environment(), []
+@cache
+def _tell() -> None:
+    """Write once that the mutation had an effect."""
+    Ledger().write("mutated")
 
-    @cache
+
+def _mutate_statements(mark: str, old: str, new: str) -> None:
+    replaced = cache(partial(re.sub, old, new))
+
     def changed(sql: str) -> str:
-        found = re.sub(old, new, sql) if mark in sql else sql
-        if found != sql and not told:
-            told.append(True)
-            ledger.write("mutated", name=name)
+        found = replaced(sql) if mark in sql else sql
+        if found != sql:
+            _tell()
         return found
 
     _change_statements(changed)
@@ -81,10 +71,7 @@ def _change_statements(changed: Callable[[str], str]) -> None:
     from django_dbtaskqueue.db.session import Session
 
     def through(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(self: Session, sql: str, params: Any) -> Any:
-            return method(self, changed(sql), params)
-
-        return call
+        return lambda self, sql, params: method(self, changed(sql), params)
 
     for method in ("run", "count", "repeat"):
         setattr(Session, method, through(getattr(Session, method)))
@@ -94,12 +81,9 @@ def _change_statements(changed: Callable[[str], str]) -> None:
 
 def _used(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function; its first call tells the ledger that the mutation had an effect."""
-    told: list[bool] = []
 
     def call(*args: Any) -> Any:
-        if not told:
-            told.append(True)
-            of_environment().write("mutated")
+        _tell()
         return function(*args)
 
     return call
@@ -138,15 +122,10 @@ def _own_connection() -> None:
 def _own_clock() -> None:
     """A poller's own clock says what is due, and when a lease ends."""
     now = _used(lambda: f"to_timestamp({time.time()})")
-
-    def changed(sql: str) -> str:
-        return sql.replace("statement_timestamp()", now()) if CHECKOUT in sql else sql
-
-    _change_statements(changed)
+    _change_statements(lambda sql: sql.replace("statement_timestamp()", now()) if CHECKOUT in sql else sql)
 
 
 def _no_renewal() -> None:
-    """No lease is ever renewed."""
     from django_dbtaskqueue.poller import renew
 
     renew.renew = _used(lambda *_: [])
@@ -157,13 +136,7 @@ def _outcome_first() -> None:
     from django_dbtaskqueue.flow import run
 
     perform = run.perform
-
-    def early(lease: Any, processor: Any) -> Any:
-        if processor.mode == "atomic":
-            return perform(lease, processor)
-        return run.DONE
-
-    run.perform = _used(early)
+    run.perform = _used(lambda lease, processor: perform(lease, processor) if processor.mode == "atomic" else run.DONE)
 
 
 def _no_replacement() -> None:
@@ -171,7 +144,7 @@ def _no_replacement() -> None:
     from django_dbtaskqueue.poller.process import supervisor
 
     supervisor.MIN_RESTART_DELAY_S = supervisor.MAX_RESTART_DELAY_S = 10_000.0
-    _used(lambda: None)()
+    _tell()
 
 
 FUNCTIONS: dict[str, Callable[[], None]] = {
@@ -187,8 +160,7 @@ NAMES = (*STATEMENTS, *FUNCTIONS)
 
 
 def apply(name: str) -> None:
-    """Break this process."""
     if name in STATEMENTS:
-        _mutate_statements(name)
+        _mutate_statements(*STATEMENTS[name])
     else:
         FUNCTIONS[name]()

@@ -6,7 +6,7 @@ import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -27,13 +27,20 @@ SHORT_S, LONG_S = 1.0, 4.0  # of a lock, a spell; of a black hole
 TERMINATIONS = 15  # backends per stroke, at most
 PIN_S = 20.0  # of a snapshot, while other faults go on
 CALM_TRIES = 10  # of five seconds each
-ERROR_SHARE = 0.2  # of statements that fail while the database is broken
+# A fifth of the statements fail.
+BREAK = """
+CREATE OR REPLACE FUNCTION faults_break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    IF random() < 0.2 THEN RAISE EXCEPTION 'broken on purpose' USING ERRCODE = 'XX000'; END IF;
+    RETURN NULL;
+END $$;
+CREATE OR REPLACE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT
+    EXECUTE FUNCTION faults_break();
+"""
+MEND = "DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task"
 
 
 @dataclass
 class Nemesis:
-    """Breaks things, one after the other."""
-
     random: random.Random
     server: EmbeddedPostgres
     database: str
@@ -43,39 +50,32 @@ class Nemesis:
     producers: Callable[[], Sequence[psutil.Process]]
     disk: Disk | None = None  # None: this machine does not let us mount one
     standby: Standby | None = None
-    log: list[tuple[float, str, str]] = field(default_factory=list)  # when, which fault, what it did
-    died: dict[int, list[float]] = field(default_factory=dict)  # when killed processes died; a number is used again
-    asked: dict[int, list[float]] = field(default_factory=dict)  # when pollers got a SIGTERM; monotonic
+    died: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # when; a number is used again
+    asked: dict[int, list[float]] = field(
+        default_factory=lambda: defaultdict(list)
+    )  # when they got a SIGTERM; monotonic
     outages: list[tuple[float, float]] = field(default_factory=list)  # times in which some could not reach it
     back: list[float] = field(default_factory=list)  # when the database was there again
     counts: Counter[str] = field(default_factory=Counter)
 
     def script(self, size: Size) -> list[Callable[[], None]]:
-        """Return the strokes of a run in a random order."""
-        strokes = (
-            [self.kill] * (size.kills + size.kills // 10)  # some find nobody
-            + [self.pause] * (size.pauses + 1)
-            + [self.restart] * size.restarts
-            + [self.terminate] * (size.terminations // 6)
-            + [self.stall] * (size.stalls // 2)
-            + [self.black_hole] * (size.stalls - size.stalls // 2)
-            + [self.lose_commits] * size.stalls
-            + [self.half_close] * size.stalls
-            + [self.read_only] * (size.restarts)
-            + [self.lock] * size.restarts
-            + [self.broken_statements] * size.restarts
-            + [self.kill_producer] * (size.restarts * 2)
-            + [self.ask] * (size.restarts * 2)
-            + [self.pin] * size.restarts
-            + [self.full_disk] * (size.restarts if self.disk else 0)
-            + [self.promote] * (1 if self.standby else 0)
-        )
+        times: dict[Callable[[], None], int] = {
+            self.kill: size.kills + size.kills // 10,  # some find nobody
+            self.pause: size.pauses + 1,
+            self.terminate: size.terminations // 6,
+            self.stall: size.stalls // 2,
+            self.black_hole: size.stalls - size.stalls // 2,
+            **dict.fromkeys((self.lose_commits, self.half_close), size.stalls),
+            **dict.fromkeys((self.restart, self.read_only, self.lock, self.broken_statements, self.pin), size.restarts),
+            **dict.fromkeys((self.kill_producer, self.ask), 2 * size.restarts),
+            self.full_disk: size.restarts if self.disk else 0,
+            self.promote: 1 if self.standby else 0,
+        }
+        strokes = [stroke for stroke, number in times.items() for _ in range(number)]
         self.random.shuffle(strokes)
         return strokes
 
-    def noted(self, fault: str, what: object, number: int = 1) -> None:
-        """Write down what a fault did."""
-        self.log.append((time.time(), fault, str(what)))
+    def noted(self, fault: str, number: int = 1) -> None:
         self.counts[fault] += number
 
     @property
@@ -90,35 +90,32 @@ class Nemesis:
             yield connection
 
     def kill(self) -> None:
-        """SIGKILL one process that runs tasks."""
         workers = self.workers()
         if not workers:
             return
         victim = self.random.choice(workers)
         with suppress(psutil.NoSuchProcess):
             victim.kill()
-            self.died.setdefault(victim.pid, []).append(time.time())
-            self.noted("SIGKILL", victim.pid)
+            self.died[victim.pid].append(time.time())
+            self.noted("SIGKILL")
 
     def ask(self) -> None:
         """Ask one poller to end, some of them twice. It has to end, and is started again."""
         families = self.families()
         if families:
             victim = self.random.choice(families)[0]
-            self.asked.setdefault(victim.pid, []).append(time.monotonic())
+            self.asked[victim.pid].append(time.monotonic())
             self._send([victim], signal.SIGTERM)
-            twice = self.random.random() < 0.5
-            if twice:
+            if twice := self.random.random() < 0.5:
                 threading.Timer(SHORT_S, self._send, [[victim], signal.SIGTERM]).start()
-            self.noted("SIGTERM twice" if twice else "SIGTERM", victim.pid)
+            self.noted("SIGTERM twice" if twice else "SIGTERM")
 
     def kill_producer(self) -> None:
-        """SIGKILL one producer."""
         producers = self.producers()
         if producers:
             victim = self.random.choice(producers)
             victim.kill()
-            self.noted("SIGKILL of a producer", victim.pid)
+            self.noted("SIGKILL of a producer")
 
     def pause(self) -> None:
         """Stop one poller with all its children for longer than its lease, without waiting for it.
@@ -129,7 +126,7 @@ class Nemesis:
         if families:
             victims = self.random.choice(families)
             self._send(victims, signal.SIGSTOP)
-            self.noted("pause beyond the lease", [victim.pid for victim in victims])
+            self.noted("pause beyond the lease")
             threading.Timer(PAUSE_S, self._send, [victims, signal.SIGCONT]).start()
 
     @staticmethod
@@ -139,12 +136,11 @@ class Nemesis:
                 victim.send_signal(number)
 
     def restart(self) -> None:
-        """Stop PostgreSQL as a crash does, and start it again."""
         with self._outage():
             self.server.stop("immediate")
             self._wait(SHORT_S)
             self.server.restart()
-        self.noted("immediate restart", "PostgreSQL")
+        self.noted("immediate restart")
 
     def promote(self) -> None:
         """Let a standby take the place of PostgreSQL, which crashed."""
@@ -152,10 +148,9 @@ class Nemesis:
             with self._outage():
                 self.server = self.standby.take_over(self.server)
             self.disk, self.standby = self.standby.disk, None
-            self.noted("standby promoted", self.server.root)
+            self.noted("standby promoted")
 
     def full_disk(self) -> None:
-        """Let the file system of the tasks be full."""
         if self.disk is not None:
             with self._outage():
                 self.disk.fill()
@@ -166,7 +161,7 @@ class Nemesis:
                     raise AssertionError("The disk is not full.")
                 self._wait(SHORT_S)
                 self.disk.free()
-            self.noted("full disk", self.disk.folder)
+            self.noted("full disk")
 
     def pin(self) -> None:
         """Hold a snapshot, so that no dead row can be removed meanwhile."""
@@ -175,7 +170,7 @@ class Nemesis:
         timer = threading.Timer(PIN_S, connection.close)
         timer.daemon = True
         timer.start()
-        self.noted("snapshots pinned", PIN_S)
+        self.noted("snapshots pinned")
 
     @contextmanager
     def _outage(self, *, of_all: bool = True) -> Iterator[None]:
@@ -189,15 +184,8 @@ class Nemesis:
                 self.back.append(time.time())
 
     def terminate(self) -> None:
-        """Cut some connections on the server's side."""
         with self.control() as control:
-            cut = control.execute(
-                "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-                " AND backend_type = 'client backend' AND datname = current_database()"
-                " ORDER BY random() LIMIT %s) AS x",
-                [self.random.randint(1, TERMINATIONS)],
-            ).rowcount
-        self.noted("backends terminated", cut, cut)
+            self.noted("backends terminated", self._cut(control, self.random.randint(1, TERMINATIONS)))
 
     def stall(self) -> None:
         """Forward nothing for longer than a lease. What was said before arrives late, from a former holder."""
@@ -205,7 +193,7 @@ class Nemesis:
             self.proxy.stall(on=True)
             self._wait(self.random.uniform(*STALL_S))
             self.proxy.stall(on=False)
-        self.noted("stall or black hole", "stall")
+        self.noted("stall or black hole")
 
     def black_hole(self) -> None:
         """Let the network swallow everything; what was connected never hears of it."""
@@ -213,54 +201,38 @@ class Nemesis:
             self.proxy.black_hole(on=True)
             self._wait(LONG_S)
             self.proxy.black_hole(on=False)
-        self.noted("stall or black hole", "black hole")
+        self.noted("stall or black hole")
 
     def lose_commits(self) -> None:
-        """Lose the answers to some COMMITs."""
         self.proxy.lose_commits(3)
-        self.noted("answers to COMMIT lost", 3, 3)
+        self.noted("answers to COMMIT lost", 3)
 
     def half_close(self) -> None:
-        """Close connections in one direction."""
         self.proxy.half_close(3)
-        self.noted("half-closed connections", 3, 3)
+        self.noted("half-closed connections", 3)
 
     def read_only(self) -> None:
-        """Let the database refuse to write."""
         with self.control() as control, self._outage():
             control.execute(f'ALTER DATABASE "{self.database}" SET default_transaction_read_only = on')
             self._cut(control)
             self._wait(SHORT_S)
             control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
             self._cut(control)
-        self.noted("read-only spells", self.database)
+        self.noted("read-only spells")
 
     def lock(self) -> None:
-        """Hold a lock that every statement waits for."""
         with self.control() as control, self._outage(), control.transaction():
             control.execute("LOCK TABLE dbtaskqueue_task IN ACCESS EXCLUSIVE MODE")
             self._wait(SHORT_S)
-        self.noted("lock blockers", "dbtaskqueue_task")
+        self.noted("lock blockers")
 
     def broken_statements(self) -> None:
         """Let changes of tasks fail at random with an error that is no OperationalError."""
         with self.control() as control, self._outage(of_all=False):
-            control.execute(
-                "CREATE OR REPLACE FUNCTION faults_break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                f" IF random() < {ERROR_SHARE} THEN RAISE EXCEPTION 'broken on purpose' USING ERRCODE = 'XX000';"
-                " END IF; RETURN NULL; END $$"
-            )
-            control.execute(
-                "CREATE OR REPLACE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT"
-                " EXECUTE FUNCTION faults_break()"
-            )
+            control.execute(BREAK)
             self._wait(SHORT_S)
-            self._mend_statements(control)
-        self.noted("spells of XX000", ERROR_SHARE)
-
-    @staticmethod
-    def _mend_statements(control: psycopg.Connection[tuple[Any, ...]]) -> None:
-        control.execute("DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task")
+            control.execute(MEND)
+        self.noted("spells of XX000")
 
     def calm(self) -> None:
         """End every spell, also one whose end met another fault."""
@@ -270,17 +242,20 @@ class Nemesis:
         self.proxy.black_hole(on=False)
         for _ in range(CALM_TRIES):
             with suppress(psycopg.Error), self.control() as control:
-                self._mend_statements(control)
+                control.execute(MEND)
                 break
         with self.control() as control:
             control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
 
     @staticmethod
-    def _cut(control: psycopg.Connection[tuple[Any, ...]]) -> None:
-        control.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-            " AND backend_type = 'client backend' AND datname = current_database()"
+    def _cut(control: psycopg.Connection[tuple[Any, ...]], most: int | None = None) -> int:
+        """Cut connections on the server's side, all or some; return how many."""
+        cut = control.execute(
+            "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend' AND datname = current_database() ORDER BY random() LIMIT %s) AS x",
+            [most],
         )
+        return cut.rowcount
 
     @staticmethod
     def _wait(seconds: float) -> None:

@@ -23,22 +23,15 @@ class Process:
     def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         self.name, self.command, self._env, self._log = name, command, env, log
         self.starts = 0
-        self.began = self.began_at = 0.0  # monotonic, and the time of day
         self.start()
 
     def start(self) -> None:
-        """Start it, or start it again."""
         self.starts += 1
         self.began, self.began_at = time.monotonic(), time.time()
+        command = [sys.executable, *self.command]
         with self._log.open("ab") as log:
-            self.popen = subprocess.Popen(
-                [sys.executable, *self.command],
-                env=self._env,
-                cwd=REPOSITORY,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            outputs = {"stdout": log, "stderr": subprocess.STDOUT}
+            self.popen = subprocess.Popen(command, env=self._env, cwd=REPOSITORY, start_new_session=True, **outputs)
 
     @property
     def family(self) -> list[psutil.Process]:
@@ -51,17 +44,14 @@ class Process:
 
     @property
     def children(self) -> list[psutil.Process]:
-        """The processes that it started itself."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return psutil.Process(self.popen.pid).children()
         return []
 
     def tail(self, size: int = 300) -> str:
-        """Return the end of its log."""
         return self._log.read_text(errors="replace")[-size:].strip()
 
     def kill(self) -> None:
-        """End it and its children, at once."""
         for member in self.family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
@@ -69,7 +59,6 @@ class Process:
 
 
 def needs(processes: Sequence[Process], clock: float) -> list[Needs]:
-    """Return what each process of each family holds now."""
     found = []
     for process in processes:
         for number, member in enumerate(process.family):

@@ -7,14 +7,26 @@ database, may have been committed or not.
 
 from __future__ import annotations
 
-import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from time import monotonic
-from typing import Any
+
+import django
+from django.db import connection, transaction
+from django.db.utils import Error
+
+from django_dbtaskqueue.core.exceptions import QueueFull
+from tests.faults.ledger import Ledger
+from tests.faults.sizes import CAPACITY
+
+django.setup()
+from django_dbtaskqueue import enqueue, enqueue_many  # noqa: E402 -- Django must be set up first
+from tests.testapp.models import Booking  # noqa: E402 -- Django must be set up first
 
 THREADS = 2
 GROUPS = 5  # of one thread
@@ -41,64 +53,45 @@ class Producer(threading.Thread):
 
     def __init__(self, name: str, seed: str, pace: float) -> None:
         super().__init__(name=name)
-        from tests.faults.tasks import ledger
-
-        self._random, self._pace, self._ledger = random.Random(seed), pace, ledger
+        self._random, self._pace, self._ledger = random.Random(seed), pace, Ledger()
         self.ended = threading.Event()
 
     def run(self) -> None:
-        """Enqueue until ``ended``."""
         due = monotonic()
         for number in count():
-            due += self._transaction(f"{self.name}-{number}") / self._pace
+            due += self._transaction(number) / self._pace
             if self.ended.wait(max(0.0, due - monotonic())):
                 return
 
-    def _transaction(self, name: str) -> int:
-        from django.db import connections
-        from django.db.utils import Error
-
-        from django_dbtaskqueue.core.exceptions import QueueFull
-        from tests.faults.sizes import CAPACITY
-
-        size = self._random.choice(SIZES)
+    def _transaction(self, number: int) -> int:
+        name, size = f"{self.name}-{number}", self._random.choice(SIZES)
         full = size < BULK and self._random.random() < FULL_SHARE
-        number = int(name.rpartition("-")[2])
         if number % OVERFULL == 0 and number < OVERFULL * OVERFULL_TIMES:
             size, full = CAPACITY + 1, True
         queue = "small" if full else self._random.choice(QUEUES)
         kinds = GROUPED_KINDS if queue == "grouped" else KINDS
-        references = [f"{self._random.choice(kinds)}-{name}-{number}" for number in range(size)]
+        references = [f"{self._random.choice(kinds)}-{name}-{index}" for index in range(size)]
         self._ledger.write("invoked", transaction=name, queue=queue, references=references)
+        answer = "ok"
         try:
             self._commit(name, queue, references)
-        except RolledBack:
-            self._ledger.write("rolled back", transaction=name)
-        except QueueFull:
-            self._ledger.write("rolled back", transaction=name)
+        except (RolledBack, QueueFull):
+            answer = "rolled back"
         except Error:
-            self._ledger.write("unknown", transaction=name)
-            connections["default"].close()
-        else:
-            self._ledger.write("ok", transaction=name)
+            answer = "unknown"
+            connection.close()
+        self._ledger.write(answer, transaction=name)
         return size
 
     def _commit(self, name: str, queue: str, references: Sequence[str]) -> None:
-        from django.db import transaction
-
-        from django_dbtaskqueue import enqueue, enqueue_many
-        from tests.testapp.models import Booking
-
         with transaction.atomic():
             Booking.objects.create(reference=name)
             if queue == "effects":
                 Booking.objects.bulk_create([Booking(reference=reference) for reference in references])
             if self._random.random() < SAVEPOINT_SHARE:
                 self._undone(queue, references[0])
-            items: list[dict[str, Any]] = [
-                {"reference": reference, "payload": {"of": name}, "group": self._group(queue)}
-                for reference in references
-            ]
+            payload = {"of": name}
+            items = [{"reference": one, "payload": payload, "group": self._group(queue)} for one in references]
             if len(items) >= BULK and self._random.random() < BULK_SHARE:
                 enqueue_many(queue, items)
             else:
@@ -108,32 +101,17 @@ class Producer(threading.Thread):
                 raise RolledBack
 
     def _undone(self, queue: str, reference: str) -> None:
-        """Enqueue in a savepoint that is rolled back."""
-        from django.db import transaction
-
-        from django_dbtaskqueue import enqueue
-
-        try:
-            with transaction.atomic():
-                enqueue(queue, f"undone-{reference}")
-                raise RolledBack
-        except RolledBack:
-            pass
+        with suppress(RolledBack), transaction.atomic():
+            enqueue(queue, f"undone-{reference}")
+            raise RolledBack
 
     def _group(self, queue: str) -> str | None:
         return f"{self.name}-{self._random.randrange(GROUPS)}" if queue == "grouped" else None
 
 
 def main(name: str, seed: str, tasks_per_second: str) -> None:
-    """Enqueue until SIGTERM."""
-    import signal
-
-    import django
-
-    django.setup()
-    threads = [
-        Producer(f"{name}.{number}", f"{seed}.{number}", float(tasks_per_second) / THREADS) for number in range(THREADS)
-    ]
+    pace = float(tasks_per_second) / THREADS
+    threads = [Producer(f"{name}.{number}", f"{seed}.{number}", pace) for number in range(THREADS)]
     signal.signal(signal.SIGTERM, lambda *_: [thread.ended.set() for thread in threads])
     for thread in threads:
         thread.start()
@@ -143,5 +121,4 @@ def main(name: str, seed: str, tasks_per_second: str) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["DJANGO_SETTINGS_MODULE"] = "tests.faults.settings"
     main(*sys.argv[1:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import shutil
@@ -13,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -51,8 +50,6 @@ SHOWN = 5  # violations of one promise in the report
 
 @dataclass
 class Report:
-    """What a run did and found."""
-
     seed: int
     mutation: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
@@ -61,30 +58,21 @@ class Report:
 
     @property
     def found(self) -> dict[str, list[str]]:
-        """The promises that were broken."""
         return {promise: broken for promise, broken in self.violations.items() if broken}
 
     def table(self) -> str:
-        """Return the report for people."""
         lines = [f"seed {self.seed}" + (f", mutation {self.mutation}" if self.mutation else "")]
         lines += [f"  {name:<34}{number:>12,}" for name, number in self.counts.items()]
-        lines += [
-            f"  {name:<34}{'-' if value is None else f'{value:,.2f}':>12}" for name, value in self.figures.items()
-        ]
+        figures = {name: "-" if value is None else f"{value:,.2f}" for name, value in self.figures.items()}
+        lines += [f"  {name:<34}{value:>12}" for name, value in figures.items()]
         for promise, broken in self.violations.items():
             lines += [f"  {promise:<34}{len(broken):>12,}", *(f"      {one}" for one in broken[: 4 * SHOWN])]
         return "\n".join(lines)
 
-    def json(self) -> str:
-        """Return the report for programs."""
-        return json.dumps(asdict(self), indent=1)
-
 
 class Run:
-    """One run. Everything it needs is in ``folder``."""
-
-    def __init__(self, size: Size, seed: int, *, mutation: str | None = None, quiet: bool = False) -> None:
-        self.size, self.seed, self.mutation, self._quiet = size, seed, mutation, quiet
+    def __init__(self, size: Size, seed: int, mutation: str | None = None) -> None:
+        self.size, self.seed, self.mutation = size, seed, mutation
         self.folder = Path(tempfile.mkdtemp(prefix="dbtaskqueue-faults-"))
         self.folder.chmod(0o755)  # PostgreSQL runs under another account
         self.ledgers = self.folder / "ledgers"
@@ -98,15 +86,9 @@ class Run:
 
     def environment(self, url: str, *, clock_s: float = 0.0) -> dict[str, str]:
         """Return the environment of a process that reaches the database by ``url``, and whose clock is wrong."""
-        ours = {
-            "DATABASE_URL": url,
-            "DJANGO_SETTINGS_MODULE": "tests.faults.settings",
-            "PYTHONPATH": str(REPOSITORY),
-            "PYTHONUNBUFFERED": "1",
-            "FAULTS_LEDGER": str(self.ledgers),
-        }
-        ours |= clock.shifted(self._clock, clock_s) if clock_s else {}
-        return {**os.environ, **ours, **({"FAULTS_MUTATION": self.mutation} if self.mutation else {})}
+        ours = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.faults.settings", "PYTHONPATH": str(REPOSITORY)}
+        ours |= {"PYTHONUNBUFFERED": "1", "FAULTS_LEDGER": str(self.ledgers), "FAULTS_MUTATION": self.mutation or ""}
+        return os.environ | ours | (clock.shifted(self._clock, clock_s) if clock_s else {})
 
     def _start(self, name: str, command: Sequence[str], url: str) -> Process:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
@@ -117,7 +99,6 @@ class Run:
         return Process(name, command, env, self.folder / f"{name}.log")
 
     def run(self) -> Report:
-        """Do it all, and return what was found."""
         server = EmbeddedPostgres.start(self.folder / "postgres", settings={"max_connections": "200"})
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
@@ -125,8 +106,7 @@ class Run:
             stack.callback(server.close)
             with psycopg.connect(server.url, autocommit=True) as control:
                 control.execute(f"CREATE DATABASE {DATABASE}")
-            url = server.url.rpartition("/")[0] + f"/{DATABASE}"
-            self._url = url
+            self._url = url = server.url.rpartition("/")[0] + f"/{DATABASE}"
             proxy = stack.enter_context(proxied(url))
             self._prepare(server, url, disks[0])
             self._pooled = self._pooler(stack, url)
@@ -134,7 +114,7 @@ class Run:
             if self.size.promotions:
                 standby = Standby(server, self.folder / "standby", disks[1])
                 stack.callback(standby.close)
-            stack.callback(self._kill_all)
+            stack.callback(lambda: [process.kill() for process in (*self.pollers, *self.producers)])
             chance = random.Random(self.seed)
             nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
             nemesis.disk, nemesis.standby = disks[0], standby
@@ -149,17 +129,17 @@ class Run:
         port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=POOL))
         return urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
 
-    def _kill_all(self) -> None:
-        for process in (*self.pollers, *self.producers):
-            process.kill()
-
     def _prepare(self, server: EmbeddedPostgres, url: str, disk: Disk | None) -> None:
-        """Make the tables, and what writes down their changes."""
-        self._setup_django(url)
+        os.environ.update(self.environment(url) | {"FAULTS_MUTATION": ""})
+        import django
+        from django.core.management import call_command
+
+        django.setup()
         from django.db import connections
 
         from tests.faults import history
 
+        call_command("migrate", run_syncdb=True, verbosity=0)
         history.install()
         if disk is not None:
             server.account.give(disk.folder)
@@ -184,23 +164,13 @@ class Run:
         self._until(self._complete, BOOT_S * slowness(), "a process in the place of each that died")
         return self._report(nemesis, stopped - began, drained)
 
-    def _setup_django(self, url: str) -> None:
-        os.environ.update(self.environment(url) | {"FAULTS_MUTATION": ""})
-        import django
-        from django.core.management import call_command
-
-        django.setup()
-        call_command("migrate", run_syncdb=True, verbosity=0)
-
     def _begin(self, url: str, proxy: Proxy) -> None:
-        command = [str(REPOSITORY / "manage.py"), "runtaskpoller", "--shutdown-timeout", "5s"]
-        for name, options, address in (
-            ("direct", ("--processes", str(CHILDREN)), url),
-            ("proxied", ("--processes", str(CHILDREN)), proxy.url),
-            ("alone", (), url),
-            ("alone-proxied", (), proxy.url),
-            *([("alone-pooled", (), self._pooled)] if self._pooled else []),
-        ):
+        command, pair = ("manage.py", "runtaskpoller", "--shutdown-timeout", "5s"), ("--processes", str(CHILDREN))
+        pollers = [("direct", url, pair), ("proxied", proxy.url, pair)]
+        pollers += [("alone", url, ()), ("alone-proxied", proxy.url, ())]
+        if self._pooled:
+            pollers.append(("alone-pooled", self._pooled, ()))
+        for name, address, options in pollers:
             self.pollers.append(self._start(name, [*command, "--name", name, *options], address))
         pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
@@ -211,14 +181,10 @@ class Run:
 
     def _special(self, turn: int) -> None:
         """Enqueue the tasks that kill, and some that take longer than their lease."""
-        from tests.faults.tasks import LETHAL
+        from tests.faults.tasks import DEADLY
 
-        self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in LETHAL for number in range(SPECIAL)])
+        self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in DEADLY for number in range(SPECIAL)])
         self._enqueue("plain", f"long{turn}", [f"long-{number}" for number in range(SPECIAL)])
-
-    def _last(self, turn: int) -> None:
-        """Enqueue tasks with one attempt."""
-        self._enqueue("last", f"last{turn}", [f"last-{number}" for number in range(LAST)])
 
     def _enqueue(self, queue: str, name: str, stems: Sequence[str]) -> None:
         from django.db import transaction
@@ -243,12 +209,12 @@ class Run:
             try:
                 stroke()
             except (psycopg.Error, OSError) as error:  # two faults met
-                nemesis.noted(f"{stroke.__name__} not possible", type(error).__name__)
+                nemesis.noted(f"{stroke.__name__} not possible: {type(error).__name__}")
             with contextlib.suppress(Exception):
                 if number == len(script) // 2:
                     self._special(1)
                 if number % (len(script) // LAST_TIMES) == 0:
-                    self._last(number)
+                    self._enqueue("last", f"last{number}", [f"last-{index}" for index in range(LAST)])
             self._keep_alive(nemesis)
         # What is missing is made up for: tasks, where other programs had the CPU, by more strokes of any kind.
         while self._count("faults_history", "old_status IS NULL") < self.size.tasks:
@@ -322,24 +288,20 @@ class Run:
         if self._pooled:
             through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
             report.counts["checkouts through a pooler"] = through
-        waits, ratios = checkers.restarts(evidence), checkers.end_ratios(evidence)
-        first = [self._first_checkout(evidence, moment) for moment in nemesis.back]
+        waits, ratios = sorted(checkers.restarts(evidence)), sorted(checkers.end_ratios(evidence))
+        firsts = checkers.first_checkouts(evidence).values()
         report.figures = {
             "seconds of faults": seconds,
             "slowness of the machine": self._slowness,
             "tasks per second": report.counts["tasks"] / seconds,
             "drained after, s": drained,
-            "first checkout after restart, s": max((one for one in first if one is not None), default=None),
+            "first checkout after restart, s": max(firsts, default=None),
             "orphans restarted": float(len(waits)),
-            "orphan restart, median s": sorted(waits)[len(waits) // 2] if waits else None,
+            "orphan restart, median s": waits[len(waits) // 2] if waits else None,
             "orphan restart, longest s": max(waits, default=None),
-            "orphan end, times the least, median": sorted(ratios)[len(ratios) // 2] if ratios else None,
+            "orphan end, times the least, median": ratios[len(ratios) // 2] if ratios else None,
         }
         return report
-
-    @staticmethod
-    def _first_checkout(evidence: Any, moment: float) -> float | None:
-        return next((one.clock - moment for one in evidence.history if one.is_checkout and one.clock >= moment), None)
 
     def _evidence(self) -> Any:
         from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
@@ -347,18 +309,16 @@ class Run:
         from tests.faults.checkers import Evidence, Row
         from tests.testapp.models import Booking
 
-        names = ("id", "queue", "reference", "status", "attempt")
-        failed = ("task_id", "total_attempt", "error_type", "message")
-        hot = [Row(*values) for values in Task.objects.values_list(*names)]
-        kept = [Row(*values, history=True) for values in TaskHistory.objects.values_list("task_id", *names[1:])]
+        names = ("queue", "reference", "status", "attempt")
+        hot = [Row(*values) for values in Task.objects.values_list("id", *names)]
+        kept = [Row(*values, history=True) for values in TaskHistory.objects.values_list("task_id", *names)]
+        failed = Attempt.objects.values_list("task_id", "total_attempt", "error_type", "message")
         return Evidence(
             history=list(history.read()),
             events=list(ledger.read(self.ledgers)),
             rows=hot + kept,
             bookings=dict(Booking.objects.values_list("reference", "amount")),
-            attempts=[
-                (task, fence, kind or message) for task, fence, kind, message in Attempt.objects.values_list(*failed)
-            ],
+            attempts=[(task, fence, kind or message) for task, fence, kind, message in failed],
             deleted=sum(DeletedTasks.objects.values_list("count", flat=True)),
             capacities={"small": CAPACITY},
             budgets={"lethal": LETHAL_ATTEMPTS},
@@ -372,14 +332,10 @@ class Run:
 
     def _workers(self) -> list[psutil.Process]:
         """Return the processes that run tasks: children of a supervisor, and pollers without children."""
-        return [
-            member
-            for poller in self.pollers
-            for member in (poller.family if "alone" in poller.name else poller.family[1:])
-        ]
+        families = [poller.family[0 if "alone" in poller.name else 1 :] for poller in self.pollers]
+        return [member for family in families for member in family]
 
     def _complete(self) -> bool:
-        """Whether each supervisor has all its children again."""
         return all(len(poller.children) == CHILDREN for poller in self.pollers if "alone" not in poller.name)
 
     def _producing(self) -> list[psutil.Process]:
@@ -399,14 +355,11 @@ class Run:
 
     @staticmethod
     def _left() -> list[str]:
-        """Return what is not done, and what the pollers say."""
         from django_dbtaskqueue.models import Poller, Task
 
-        left = Task.objects.filter(status__in=("CREATED", "PROCESSING")).order_by("pk")
         names = ("pk", "queue", "reference", "status", "attempt", "next_process_time", "ready_time", "parked_by")
-        return [str(values) for values in left.values_list(*names)[:SHOWN]] + [
-            str(values) for values in Poller.objects.values_list("instance", "state", "heartbeat_time")
-        ]
+        left = Task.objects.filter(status__in=("CREATED", "PROCESSING")).order_by("pk").values_list(*names)[:SHOWN]
+        return [str(values) for values in (*left, *Poller.objects.values_list("instance", "state", "heartbeat_time"))]
 
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         deadline = time.monotonic() + seconds

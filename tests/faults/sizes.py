@@ -12,8 +12,6 @@ LETHAL_ATTEMPTS = 3  # of a task of the queue "lethal"
 
 @dataclass(frozen=True)
 class Size:
-    """How much of each a run has to reach."""
-
     tasks: int
     kills: int
     pauses: int

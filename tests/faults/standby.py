@@ -13,7 +13,6 @@ from tests.faults.disk import Disk
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy what is in a folder, with its owners."""
     subprocess.run(["cp", "-a", f"{source}/.", target], check=True)
 
 
@@ -53,5 +52,4 @@ class Standby:
         return self.server
 
     def close(self) -> None:
-        """Leave the server."""
         self.server.close()

@@ -28,7 +28,6 @@ import asyncio
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -38,52 +37,35 @@ from django.db.models import F
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, processor
 from django_dbtaskqueue.core.lease import Lease
-from tests.faults import ledger as ledgers
+from tests.chaos.crashing import overflow
+from tests.faults import mutations
+from tests.faults.ledger import Ledger
 from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
 SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
 RETRIED_STARTS = 2
-LETHAL = ("segfault", "overflow", "exit", "kill", "hold")
-EXPECTED = {
-    "ok": "COMPLETED",
-    "slow": "COMPLETED",
-    "long": "COMPLETED",
-    "retry": "COMPLETED",
-    "late": "COMPLETED",
-    "again": "COMPLETED",
-    "delete": None,
-    "gone": None,
-    "poison": "POISON",
-    **dict.fromkeys(("segfault", "overflow", "exit", "kill"), "ERROR"),
-}
-ledger = ledgers.of_environment()
-
-
-def kind_of(reference: str) -> str:
-    """Return what a task does."""
-    return reference.partition("-")[0]
-
-
-def _overflow() -> None:
-    deeper = ctypes.CFUNCTYPE(None)(lambda: deeper())
-    sys.setrecursionlimit(2**31 - 1)
-    deeper()
-
-
 DEADLY: dict[str, Callable[[], Any]] = {
     "segfault": lambda: ctypes.string_at(0),
-    "overflow": _overflow,
+    "overflow": overflow,
     "exit": lambda: os._exit(7),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     # A function called through PyDLL keeps the interpreter's lock.
     "hold": lambda: ctypes.PyDLL(None).sleep(int(LEASE_S) + 2),
 }
+EXPECTED = {
+    **dict.fromkeys(("ok", "slow", "long", "retry", "late", "again"), "COMPLETED"),
+    **dict.fromkeys(("delete", "gone")),
+    "poison": "POISON",
+    **dict.fromkeys(("segfault", "overflow", "exit", "kill"), "ERROR"),
+}
+ledger = Ledger()
 
 
 def _started(task: Lease) -> str:
+    """Write the start of a task; return its kind."""
     ledger.write("start", task=task.id, fence=task.total_attempt, reference=task.reference)
-    return kind_of(str(task.reference))
+    return str(task.reference).partition("-")[0]
 
 
 def _outcome(task: Lease, kind: str) -> Any:
@@ -102,7 +84,7 @@ def _outcome(task: Lease, kind: str) -> Any:
 
 
 def run(task: Lease) -> Any:
-    """Do what the task's kind says."""
+    """Do what the task's kind says, without the database."""
     kind = _started(task)
     if kind in DEADLY:
         DEADLY[kind]()
@@ -111,39 +93,12 @@ def run(task: Lease) -> Any:
     return _outcome(task, kind)
 
 
-@processor("plain")
-def plain(task: Lease) -> Any:
-    """Do not touch the database."""
-    return run(task)
-
-
-@processor("small")
-def small(task: Lease) -> Any:
-    """Serve a queue with a capacity."""
-    return run(task)
-
-
-@processor("grouped")
-def grouped(task: Lease) -> Any:
-    """Serve a queue with groups."""
-    return run(task)
-
-
-@processor("last")
-def last(task: Lease) -> Any:
-    """Serve a queue whose tasks have one attempt."""
-    return run(task)
-
-
-@processor("lethal")
-def lethal(task: Lease) -> Any:
-    """Serve a queue that kills."""
-    return run(task)
+for queue in ("plain", "small", "grouped", "last", "lethal"):
+    processor(queue)(run)
 
 
 @processor("effects", mode="atomic")
 def effects(task: Lease) -> Any:
-    """Have an effect that commits together with the outcome."""
     kind = _started(task)
     Booking.objects.using(task.port.alias).filter(reference=task.reference).update(amount=F("amount") + 1)
     if kind in SECONDS:
@@ -153,8 +108,11 @@ def effects(task: Lease) -> Any:
 
 @processor("evented")
 async def evented(task: Lease) -> Any:
-    """Run on the event loop."""
     kind = _started(task)
     if kind in SECONDS:
         await asyncio.sleep(SECONDS[kind])
     return _outcome(task, kind)
+
+
+if mutation := os.environ.get("FAULTS_MUTATION"):
+    mutations.apply(mutation)

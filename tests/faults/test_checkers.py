@@ -21,27 +21,10 @@ PID = 77
 
 def change(seq: int, old: str | None, new: str | None, fence: int = 0, **values: Any) -> Change:
     """Return a change of task 1, at second ``seq``; a checkout raises fence and attempt by one."""
-    step = 1 if new == "PROCESSING" else 0
-    given: dict[str, Any] = {
-        "seq": seq,
-        "clock": float(seq),
-        "txid": seq,
-        "task": 1,
-        "queue": "plain",
-        "reference": "ok-t-0",
-        "group": None,
-        "old_status": old,
-        "new_status": new,
-        "old_fence": None if old is None else fence,
-        "new_fence": None if new is None else fence + step,
-        "old_attempt": None if old is None else fence,
-        "new_attempt": None if new is None else fence + step,
-        "budget": 3,
-        "due": None if old is None else 0.0,
-        "old_poller": None,
-        "new_poller": None,
-    }
-    return Change(**given | values)
+    before, after = (None if old is None else fence), (None if new is None else fence + (new == "PROCESSING"))
+    due = None if old is None else 0.0
+    row = Change(seq, seq, 1, "plain", "ok-t-0", None, old, new, before, after, before, after, 3, due, None)
+    return row._replace(**values)
 
 
 def event(kind: str, clock: float, **values: Any) -> Event:
@@ -97,11 +80,14 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
     "fence": [
         {"history": [ENQUEUED, TAKEN._replace(new_fence=2)]},
         {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=2)]},
+        {"history": [ENQUEUED, TAKEN._replace(new_fence=0)]},
         {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
     ],
-    "checkout without a fence": [{"history": [ENQUEUED, TAKEN._replace(new_fence=0)]}],
-    "terminal flip": [{"history": [*GOOD.history, change(6, "COMPLETED", "CREATED", 1)]}],
-    "illegal edge": [{"history": [ENQUEUED, change(2, "CREATED", "COMPLETED")]}],
+    "illegal edge": [
+        {"history": [ENQUEUED, change(2, "CREATED", "COMPLETED")]},
+        {"history": [*GOOD.history, change(6, "COMPLETED", "CREATED", 1)]},
+        {"history": [*GOOD.history, change(6, "ERROR", "CREATED", 1)]},
+    ],
     "attempts": [
         {"history": [ENQUEUED, TAKEN._replace(new_attempt=0)]},
         {"history": [ENQUEUED, TAKEN._replace(old_attempt=3, new_attempt=4)]},
@@ -158,18 +144,12 @@ def test_every_checker_has_a_planted_violation() -> None:
 
 @pytest.mark.parametrize(("promise", "changes"), [(name, one) for name, several in PLANTED.items() for one in several])
 def test_a_planted_violation_is_found(promise: str, changes: dict[str, Any]) -> None:
-    found = list(CHECKERS[promise](replace(GOOD, **changes)))
-    assert found
+    assert [*CHECKERS[promise](replace(GOOD, **changes))]
 
 
 def test_a_lease_that_ended_and_a_retry_that_was_due_are_fine() -> None:
-    again = [
-        ENQUEUED,
-        TAKEN,
-        change(6, "PROCESSING", "PROCESSING", 1, due=5.9),
-        change(9, "PROCESSING", "CREATED", 2),
-        change(12, "CREATED", "PROCESSING", 2, due=11.9),
-    ]
+    again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9), change(9, "PROCESSING", "CREATED", 2)]
+    again.append(change(12, "CREATED", "PROCESSING", 2, due=11.9))
     broken = check(replace(GOOD, history=again, events=[*GOOD.events, event("end", 8.0, task=1, fence=2)]))
     assert not {name: broken[name] for name in ("lease overlap", "early start", "attempts", "fence") if broken[name]}
 
