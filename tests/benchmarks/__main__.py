@@ -6,25 +6,22 @@ import argparse
 import json
 import os
 import platform
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from tests.benchmarks.measure import Case, Result, Scenario, take
+from tests.benchmarks.measure import Result, Scenario, take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.benchmarks.server import Server, serving
 
 NAMES = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers")
-ASKED = ("tuning", "limits", "fan_in", "rows")  # run when they are named
+ASKED = ("tuning", "limits", "rows")  # run when they are named
 QUICK = 0.2
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line, measure, report."""
-    options = _options(arguments)
+def main() -> None:
+    options = _options()
     with serving(options.commit_delay) as server:
         import django
 
@@ -32,9 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results = []
         for name in options.names or NAMES:
             module = import_module(f"tests.benchmarks.scenarios.{name}")
-            chosen = _chosen(module.scenario(server, options.size), options)
-            results.append(take(chosen, options.runs, lambda text: print(text, file=sys.stderr, flush=True)))
-            _write(options, server, results)
+            results.append(take(_chosen(module.scenario(server, options.size), options.only), options.runs))
+            _keep(options, server, results)
         report = markdown(results, _setting(server, options))
     print(report)
     if options.into and options.picture:
@@ -46,46 +42,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("something failed: see above")
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"Of {', '.join(NAMES + ASKED)}. Default: all but the last four."
-    )
+    known = NAMES + ASKED
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"Of {', '.join(known)}. Default: not the last three.")
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
-    parser.add_argument(
-        "--commit-delay",
-        type=float,
-        default=0.0,
-        metavar="MS",
-        help="Milliseconds that each commit takes longer, as on a slower disk (%(default)s).",
-    )
+    longer = "Milliseconds that each commit takes longer, as on a slower disk (%(default)s)."
+    parser.add_argument("--commit-delay", type=float, default=0.0, metavar="MS", help=longer)
     parser.add_argument("--quick", action="store_true", help=f"One run of a size of {QUICK}.")
-    parser.add_argument(
-        "--only",
-        action="append",
-        metavar="TEXT",
-        help="Only cases whose names hold TEXT, and the simplest loop; repeatable.",
-    )
+    only = "Only cases whose names hold TEXT, and the simplest loop; repeatable."
+    parser.add_argument("--only", action="append", metavar="TEXT", help=only)
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="Write the tables there, too.")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of volume there; --into shows it.")
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put them into a page, between {BEGIN} and {END}.")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     for name in options.names:
-        if name not in NAMES + ASKED:
-            parser.error(f"no scenario {name!r}: choose from {', '.join(NAMES + ASKED)}")
+        if name not in known:
+            parser.error(f"no scenario {name!r}: choose from {', '.join(known)}")
     if options.quick:
         options.runs, options.size = 1, QUICK
     return options
 
 
-def _chosen(scenario: Scenario, options: argparse.Namespace) -> Scenario:
-    def wanted(case: Case) -> bool:
-        return any(text in case.name for text in options.only or ("",)) or case.name.startswith("simplest")
-
-    cases = [case for case in scenario.cases if wanted(case)]
-    return replace(scenario, cases=cases)
+def _chosen(scenario: Scenario, only: list[str] | None) -> Scenario:
+    texts = ["simplest", *(only or [""])]
+    return replace(scenario, cases=[case for case in scenario.cases if any(text in case.name for text in texts)])
 
 
 def _setting(server: Server, options: argparse.Namespace) -> str:
@@ -97,15 +79,13 @@ def _setting(server: Server, options: argparse.Namespace) -> str:
     )
 
 
-def _write(options: argparse.Namespace, server: Server, results: Sequence[Result]) -> None:
+def _keep(options: argparse.Namespace, server: Server, results: list[Result]) -> None:
     if options.json:
         facts = {"setting": _setting(server, options), "results": [result.json() for result in results]}
         options.json.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n")
     for result in results:
         if options.picture and result.scenario.picture:
             options.picture.write_text(picture(result))
-    if options.markdown:
-        options.markdown.write_text(markdown(results, _setting(server, options)))
 
 
 if __name__ == "__main__":

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import Any
 
 import psutil
 
@@ -24,19 +20,7 @@ from tests.benchmarks.server import REPOSITORY, cpu_of
 PATIENCE = 300.0  # seconds
 
 
-def wait_for(condition: Callable[[], Any], what: str, *, every: float = 0.02, patience: float = PATIENCE) -> int:
-    """Look until ``condition()`` is true; return how many looks it took."""
-    deadline, pause, looks = monotonic() + patience, threading.Event(), 1
-    while not condition():
-        if monotonic() > deadline:
-            raise TimeoutError(f"{what} has not come true within {patience:.0f} s")
-        pause.wait(every)
-        looks += 1
-    return looks
-
-
 def tree_cpu(process: psutil.Process) -> float:
-    """Return the seconds of CPU of a process and its living children."""
     return cpu_of(process) + sum(map(cpu_of, process.children(recursive=True)))
 
 
@@ -47,17 +31,14 @@ def memory(process: psutil.Process, name: str = "VmRSS") -> float:
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether a child has ended."""
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
 @contextmanager
 def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
-    """Run a program; stop it with SIGTERM at the end. What it said is shown when it failed."""
+    env = os.environ | (env or {})
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, env={**os.environ, **(env or {})}, stdout=log, stderr=subprocess.STDOUT
-        )
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=log, stderr=subprocess.STDOUT)
         try:
             yield psutil.Process(process.pid)
         except BaseException:
@@ -65,7 +46,7 @@ def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
             print(log.read()[-2000:], file=sys.stderr)
             raise
         finally:
-            process.send_signal(signal.SIGTERM)
+            process.terminate()
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -74,12 +55,10 @@ def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
 
 
 def manage(*arguments: str) -> list[str]:
-    """Return the command of a Django command."""
     return [sys.executable, "manage.py", *arguments]
 
 
 def python(module: str, *arguments: str) -> list[str]:
-    """Return the command of a module."""
     return [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
 
 
@@ -87,15 +66,12 @@ class Worker:
     """A child that says READY, begins at GO, and at its end says what it measured, in JSON."""
 
     def __init__(self, *command: str, env: Mapping[str, str] | None = None) -> None:
-        self.process = subprocess.Popen(
-            command,
-            cwd=REPOSITORY, env={**os.environ, **(env or {})}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        self._expect("READY")
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | (env or {}), text=True, **pipes)
+        if (line := self._line().strip()) != "READY":
+            raise RuntimeError(f"{command}: {line!r} instead of READY")
 
     def go(self) -> None:
-        """Let it begin."""
-        assert self.process.stdin
         self.process.stdin.write("GO\n")
         self.process.stdin.flush()
 
@@ -105,13 +81,7 @@ class Worker:
         self.process.wait(PATIENCE)
         return answer
 
-    def _expect(self, word: str) -> None:
-        line = self._line().strip()
-        if line != word:
-            raise RuntimeError(f"{self.process.args}: {line!r} instead of {word}")
-
     def _line(self) -> str:
-        assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
             raise NotRun(f"its process ended with exit code {self.process.wait(10)}")
@@ -119,17 +89,15 @@ class Worker:
 
 
 def begin() -> None:
-    """In a worker: say READY, wait for GO."""
     print("READY", flush=True)
     sys.stdin.readline()
 
 
 def finish(**figures: float) -> None:
-    """In a worker: say what was measured."""
     print(json.dumps(figures), flush=True)
 
 
-def together(workers: Sequence[Worker]) -> list[dict[str, float]]:
+def together(*workers: Worker) -> list[dict[str, float]]:
     """Let them begin at the same time; return what each measured."""
     with ExitStack() as stack:
         for worker in workers:
@@ -137,3 +105,10 @@ def together(workers: Sequence[Worker]) -> list[dict[str, float]]:
         for worker in workers:
             worker.go()
         return [worker.result() for worker in workers]
+
+
+def drained(*workers: Worker) -> dict[str, float]:
+    """Let them begin at the same time; return their tasks, their CPU, and the seconds from the first to the last."""
+    found = together(*workers)
+    seconds = max(one["ended"] for one in found) - min(one["began"] for one in found)
+    return {"tasks": sum(one["tasks"] for one in found), "cpu": sum(one["cpu"] for one in found), "seconds": seconds}

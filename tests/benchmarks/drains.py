@@ -6,18 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import psutil
-import psycopg
 from django.conf import settings
 from django.test import override_settings
 
-from tests.benchmarks.children import Worker, gone, manage, memory, python, started, together, tree_cpu, wait_for
+from tests.benchmarks.children import Worker, drained, gone, manage, memory, python, started, tree_cpu
 from tests.benchmarks.measure import Reading
 from tests.benchmarks.raw import LOOPS, Loop
 from tests.benchmarks.server import Server, Span
+from tests.patience import until
 
 TABLE = "dbtaskqueue_task"
 # From the line's end, where whatever is left stands: its head is full of entries of rows that are done.
@@ -46,7 +45,6 @@ class Drain:
     processes: int = 1
     priorities: int = 1
     vacuum: bool = True  # just before
-    patience: float = 120  # seconds
     keys: int = 0  # of the tasks, in turn; 0: they have none
     keyed: bool = True  # False: the key is only in the payload
     first: int = 0  # number of the first task, where others were there before
@@ -58,7 +56,6 @@ class Drain:
     watch: Callable[[psutil.Process], AbstractContextManager[Any]] = nullcontext
 
     def __call__(self) -> Reading:
-        """Take one reading."""
         empty(self.server)
         with self.around(self.server):
             self.prepare(self.server)
@@ -87,23 +84,18 @@ class Drain:
         return {**item, "group": key} if self.keyed else {**item, "payload": {"number": number, "key": key}}
 
     def poller(self) -> AbstractContextManager[psutil.Process]:
-        """Run what drains."""
         processes = ["--processes", str(self.processes)] if self.processes > 1 else []
         names = ",".join(self.polled or self.queues)
         settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)} if self.settings else {}
         return running(self.processes, "--queue", names, *processes, *self.options, env={**self.env, **settings})
 
     def resume(self) -> None:
-        """Let the poller begin, and wait until nothing is left."""
         from django_dbtaskqueue.operations import queue_control
 
         queue_control.resume(self.queues)
         with self.server.connect() as connection:
             left = [list(self.queues), self.priorities]
-            wait_for(
-                partial(_drained, connection, left), "that all is drained", every=0.05,
-                patience=self.patience + self.tasks / 2000,
-            )  # fmt: skip
+            until(lambda: not connection.execute(LEFT, left).fetchall(), timeout=120 + self.tasks / 2000)
 
     def _measure(self, process: psutil.Process) -> Reading:
         server, before = self.server, self.server.counted(TABLE)
@@ -149,8 +141,7 @@ def _of_server(server: Server, span: Span, before: dict[str, float], table: str,
     """Return what so many tasks cost PostgreSQL, and how noisy the machine was."""
     spent = {name: value - before[name] for name, value in server.counted(table).items()}
     return {
-        "µs CPU PostgreSQL": span.cpu / done * 1e6,
-        **span.noise,
+        **span.cost(done),
         "bytes WAL/task": spent["wal"] / done,
         "HOT share": spent["hot"] / max(1, spent["updates"]),
         "buffers/task": spent["buffers"] / done,
@@ -158,24 +149,18 @@ def _of_server(server: Server, span: Span, before: dict[str, float], table: str,
     }
 
 
-def _drained(connection: psycopg.Connection[Any], left: list[Any]) -> bool:
-    return not connection.execute(LEFT, left).fetchall()
-
-
 def empty(server: Server) -> None:
-    """Take all tasks away."""
     server.run(f"TRUNCATE {TABLE}, dbtaskqueue_attempt, dbtaskqueue_step, dbtaskqueue_taskhistory")
 
 
 @contextmanager
 def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
-    """Run ``runtaskpoller``; its pollers are up when this yields."""
     from django_dbtaskqueue.models import Poller
 
     Poller.objects.all().delete()
     with started(manage("runtaskpoller", *options), env) as process:
         ready = Poller.objects.filter(state="RUNNING")
-        wait_for(lambda: ready.count() >= processes or gone(process), "that pollers run", every=0.1, patience=120)
+        until(lambda: ready.count() >= processes or gone(process), timeout=120)
         if gone(process):
             raise RuntimeError(f"runtaskpoller {' '.join(options)} ended by itself")
         yield process
@@ -193,16 +178,13 @@ def raw_table(server: Server, loop: Loop, tasks: int = 0) -> None:
 def raw_drain(
     server: Server, tasks: int, name: str = "simple", *, batch: int = 500, processes: int = 1, way: str = "drain"
 ) -> Reading:
-    """The same by a loop without a library."""
     loop = LOOPS[name]
     raw_table(server, loop, tasks)
     workers = [Worker(*python("raw", way, *((name, str(batch)) if way == "drain" else ()))) for _ in range(processes)]
     before = server.counted(loop.table)
     with server.span() as span:
-        found = together(workers)
-    done = sum(one["tasks"] for one in found)
-    if done < tasks:
+        found = drained(*workers)
+    if (done := found["tasks"]) < tasks:
         raise RuntimeError(f"the loop did {done} of {tasks} tasks")
-    seconds = max(one["ended"] for one in found) - min(one["began"] for one in found)
-    rate = {"tasks/s": done / seconds, "µs CPU worker": sum(one["cpu"] for one in found) / done * 1e6}
+    rate = {"tasks/s": done / found["seconds"], "µs CPU worker": found["cpu"] / done * 1e6}
     return rate | _of_server(server, span, before, loop.table, done)

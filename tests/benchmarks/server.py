@@ -50,11 +50,12 @@ class Span:
         """The figures that stand beside every rate."""
         return {"ms/commit": self.commit, "cores used by others": self.others / self.seconds}
 
+    def cost(self, tasks: float) -> dict[str, float]:
+        return {"µs CPU PostgreSQL": self.cpu / tasks * 1e6, **self.noise}
+
 
 @dataclass(frozen=True)
 class Server:
-    """A running PostgreSQL and the benchmarks' database on it."""
-
     url: str
     version: str
     postmaster: psutil.Process
@@ -62,11 +63,9 @@ class Server:
     settings: Mapping[str, str]
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
-        """Return a connection; close it with ``with``."""
         return psycopg.connect(self.url, autocommit=autocommit)
 
     def run(self, sql: str, params: Any = None) -> list[tuple[Any, ...]]:
-        """Execute one statement on a connection of its own; return its rows."""
         with self.connect() as connection:
             cursor = connection.execute(sql, params)
             return cursor.fetchall() if cursor.description else []
@@ -121,33 +120,26 @@ def cpu_of(process: psutil.Process, *, ended: bool = False) -> float:
 
 
 def _cpu_of_all() -> float:
-    """Return the seconds of CPU that this machine has used since it started."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + times.irq + times.softirq + times.steal)
 
 
-def slow_commits(milliseconds: float) -> dict[str, str]:
-    """Return the settings with which a commit waits so long before it is written, as on a slower disk."""
-    return {"commit_delay": str(round(milliseconds * 1000)), "commit_siblings": "0"} if milliseconds else {}
-
-
 @contextmanager
 def serving(commit_delay: float = 0) -> Iterator[Server]:
-    """Start a server on a new folder, migrate a database on it, and lead this process's Django to it.
+    """Start a server, migrate a database on it, and lead this process's Django to it.
 
-    ``commit_delay``: milliseconds that are added to each commit.
+    ``commit_delay``: milliseconds that each commit waits before it is written, as on a slower disk.
     """
     root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-benchmarks-"))
-    settings = SETTINGS | slow_commits(commit_delay)
+    slow = {"commit_delay": str(round(commit_delay * 1000)), "commit_siblings": "0"} if commit_delay else {}
+    settings = SETTINGS | slow
     embedded = EmbeddedPostgres.start(root, settings=settings)
     try:
         with psycopg.connect(embedded.url, autocommit=True) as connection:
             connection.execute("CREATE DATABASE benchmarks")
         os.environ["DATABASE_URL"] = urlsplit(embedded.url)._replace(path="/benchmarks").geturl()
         os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
-        subprocess.run(
-            [sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=REPOSITORY, check=True, env=os.environ
-        )
+        subprocess.run([sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=REPOSITORY, check=True)
         pid = int((embedded.root / "data" / "postmaster.pid").read_text().splitlines()[0])
         log = embedded.root / "data" / "server.log"
         yield Server(os.environ["DATABASE_URL"], embedded.version, psutil.Process(pid), log, settings)

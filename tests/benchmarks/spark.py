@@ -11,11 +11,11 @@ import argparse
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
@@ -23,12 +23,8 @@ from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.benchmarks.report import table
 from tests.benchmarks.server import Server, serving
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 JAR = Path("/usr/share/java/postgresql.jar")
 THREE = ["id", "status", "finish_time"]
-TASKS = '"dbtaskqueue_task"'
 # Finished tasks as a queue leaves them, with payloads of some 150 bytes.
 FILL = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, final_status, attempt, total_attempt, payload,
@@ -38,133 +34,98 @@ SELECT 'queue' || i %% 5, md5(i::text), 'COMPLETED', 'COMPLETED', 1, 1,
     jsonb_build_object('delay', i %% 100), 'host-1', NULL, now() - interval '1 minute', now()
 FROM generate_series(1, %(rows)s) AS i
 """
+PAYLOAD = "to_json(named_struct('flight', id, 'origin', 'JFK', 'text', md5(string(id)))) AS payload"
+Ways = dict[str, Callable[[], object]]  # the first one is JDBC's
 
 
-@dataclass
-class Contest:
-    """One thing done in several ways; the first way is JDBC's."""
-
-    name: str
-    ways: dict[str, Callable[[], object]]
-    before: Callable[[], object] = lambda: None
-    seconds: dict[str, list[float]] = field(default_factory=dict)
-
-    def run(self, runs: int) -> None:
-        """Do each way once to warm up and then ``runs`` times, in turns."""
-        for number in range(runs + 1):
-            for name, way in self.ways.items():
-                self.before()
-                start = perf_counter()
-                way()
-                took = perf_counter() - start
-                print(f"{self.name}: {name}: {took:.2f} s{'' if number else ' (warming up)'}", file=sys.stderr)
-                if number:
-                    self.seconds.setdefault(name, []).append(took)
-
-    def rows(self, count: int) -> list[list[str]]:
-        """Return the table's rows: way, seconds, rows a second, times JDBC."""
-        medians = {name: statistics.median(values) for name, values in self.seconds.items()}
-        base = next(iter(medians.values()))
-        return [
-            [f"{self.name}: {name}", f"{seconds:.2f}", f"{count / seconds:,.0f}", f"{base / seconds:.2f}"]
-            for name, seconds in medians.items()
-        ]
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line, measure, print a table."""
-    options = _options(arguments)
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks read and written (%(default)s).")
+    parser.add_argument("--runs", type=int, default=3, help="Readings of each way, after one to warm up (%(default)s).")
+    options = parser.parse_args()
+    if not JAR.exists():
+        parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
     with serving() as server:
         database = Database.from_url(server.url)
-        spark = spark_session(master="local[2]", memory=options.memory, conf={"spark.jars": str(options.jar)})
-        lines = []
-        for contest_of in (_reading, _writing):
-            contest = contest_of(spark, server, database, options.rows)
-            contest.run(options.runs)
-            lines += contest.rows(options.rows)
+        spark = spark_session(master="local[2]", memory="2g", conf={"spark.jars": str(JAR)})
+        server.run(FILL, {"rows": options.rows})
+        server.calm("dbtaskqueue_task")
+        lines = contest(reading(spark, database, options.rows), options, lambda: None)
+        lines += contest(writing(spark, database, options.rows), options, lambda: empty(server))
         spark.stop()
     print(f"{options.rows:,} tasks, PostgreSQL {server.version}, local[2] on {os.cpu_count()} cores, median of")
     print(f"{options.runs} runs in turns. `python -m tests.benchmarks.spark --rows {options.rows}`\n")
     print(table(["", "seconds", "rows/s", "times JDBC"], lines))
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.spark", description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks read and written (%(default)s).")
-    parser.add_argument("--runs", type=int, default=3, help="Readings of each way, after one to warm up (%(default)s).")
-    parser.add_argument("--memory", default="2g", help="The driver's memory (%(default)s).")
-    parser.add_argument("--jar", type=Path, default=JAR, help="PostgreSQL's JDBC driver (%(default)s).")
-    options = parser.parse_args(arguments)
-    if not options.jar.exists():
-        parser.error(f"no JDBC driver at {options.jar}: apt-get install libpostgresql-jdbc-java, or give --jar")
-    return options
+def contest(ways: Ways, options: argparse.Namespace, before: Callable[[], object]) -> list[list[str]]:
+    """Do each way once to warm up and then in turns; return the table's rows."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(options.runs + 1):
+        for name, way in ways.items():
+            before()
+            start = perf_counter()
+            way()
+            seconds[name].append(perf_counter() - start)
+            print(f"{name}: {seconds[name][-1]:.2f} s{'' if number else ' (warming up)'}", file=sys.stderr)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    base = next(iter(medians.values()))
+    return [[name, f"{one:.2f}", f"{options.rows / one:,.0f}", f"{base / one:.2f}"] for name, one in medians.items()]
 
 
-def _jdbc(database: Database) -> dict[str, str]:
+def jdbc_options(database: Database) -> dict[str, str]:
     place = database.conninfo
     return {
         # jsonb is sent as text, and the server finds its type.
         "url": f"jdbc:postgresql://{place['host']}:{place['port']}/{place['dbname']}"
         "?stringtype=unspecified&reWriteBatchedInserts=true",
-        "user": place["user"],
-        "password": place["password"],
-        "driver": "org.postgresql.Driver",
-        "dbtable": TASKS,
-        "batchsize": "10000",
-        "fetchsize": "10000",
-    }
+        "user": place["user"], "password": place["password"], "driver": "org.postgresql.Driver",
+        "dbtable": '"dbtaskqueue_task"', "batchsize": "10000", "fetchsize": "10000",
+    }  # fmt: skip
 
 
-def _sink(df: DataFrame) -> None:
+def sink(df: DataFrame) -> None:
     df.write.format("noop").mode("overwrite").save()
 
 
-def _reading(spark: SparkSession, server: Server, database: Database, rows: int) -> Contest:
-    server.run(FILL, {"rows": rows})
-    server.calm("dbtaskqueue_task")
+def reading(spark: SparkSession, database: Database, rows: int) -> Ways:
     slices = {"partitionColumn": "id", "lowerBound": "1", "upperBound": str(rows), "numPartitions": "2"}
 
-    def jdbc(columns: list[str]) -> None:
-        _sink(spark.read.format("jdbc").options(**_jdbc(database), **slices).load().select(*columns))
+    def jdbc(*columns: str) -> None:
+        sink(spark.read.format("jdbc").options(**jdbc_options(database), **slices).load().select(*columns))
 
     def ours(columns: list[str] | None) -> None:
         with open_snapshot(database) as snapshot:
-            _sink(read_tasks(spark, database, columns, snapshot=snapshot))
+            sink(read_tasks(spark, database, columns, snapshot=snapshot))
 
-    return Contest(
-        "read",
-        {
-            "JDBC, all columns": lambda: jdbc(["*"]),
-            "ours, all columns": lambda: ours(None),
-            "JDBC, three columns": lambda: jdbc(THREE),
-            "ours, three columns": lambda: ours(THREE),
-        },
-    )
+    return {
+        "read: JDBC, all columns": lambda: jdbc("*"),
+        "read: ours, all columns": lambda: ours(None),
+        "read: JDBC, three columns": lambda: jdbc(*THREE),
+        "read: ours, three columns": lambda: ours(THREE),
+    }
 
 
-def _writing(spark: SparkSession, server: Server, database: Database, rows: int) -> Contest:
-    payload = "to_json(named_struct('flight', id, 'origin', 'JFK', 'text', md5(string(id)))) AS payload"
-    new = spark.range(0, rows, numPartitions=2).selectExpr("md5(string(id)) AS reference", payload)
+def empty(server: Server) -> None:
+    server.run("TRUNCATE dbtaskqueue_task")
+    server.calm("dbtaskqueue_task")
 
-    def empty() -> None:
-        server.run("TRUNCATE dbtaskqueue_task")
-        server.calm("dbtaskqueue_task")
+
+def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
+    new = spark.range(0, rows, numPartitions=2).selectExpr("md5(string(id)) AS reference", PAYLOAD)
 
     def jdbc() -> None:
         named = new.selectExpr("'other' AS queue_name", "reference AS reference_number", "payload")
-        named.write.format("jdbc").options(**_jdbc(database)).mode("append").save()
+        named.write.format("jdbc").options(**jdbc_options(database)).mode("append").save()
 
-    return Contest(
-        "write",
-        {
-            "JDBC, append": jdbc,
-            "ours, atomic": lambda: write_tasks(new, database, queue="other"),
-            "ours, atomic, on_duplicate=ignore": lambda: write_tasks(
-                new, database, queue="other", on_duplicate="ignore"
-            ),
-        },
-        before=empty,
-    )
+    def ours(**options: str) -> None:
+        write_tasks(new, database, queue="other", **options)
+
+    return {
+        "write: JDBC, append": jdbc,
+        "write: ours, atomic": ours,
+        "write: ours, atomic, on_duplicate=ignore": lambda: ours(on_duplicate="ignore"),
+    }
 
 
 if __name__ == "__main__":

@@ -14,35 +14,29 @@ from django_dbtaskqueue import processor, registry
 BUSY = 0.00002  # seconds
 
 
-@processor("nothing")
 def nothing(task: Any) -> None:
-    """Do nothing."""
+    pass
+
+
+registry.register("nothing", nothing)
+registry.register("nothing-atomic", nothing, mode="atomic")
+registry.register("nothing-atomic-100", nothing, mode="atomic", batch=100)
+for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0"))):
+    registry.register(f"queue-{number}", nothing)
 
 
 @processor("nothing-async")
 async def nothing_async(task: Any) -> None:
-    """Do nothing on the event loop."""
-
-
-@processor("nothing-atomic", mode="atomic")
-def nothing_atomic(task: Any) -> None:
-    """Do nothing, in a transaction of its own."""
-
-
-@processor("nothing-atomic-100", mode="atomic", batch=100)
-def nothing_atomic_100(tasks: list[Any]) -> None:
-    """Do nothing, a hundred tasks to a transaction."""
+    pass
 
 
 @processor("insert", mode="atomic")
 def insert(task: Any) -> None:
-    """Insert one row by the ORM, in the transaction that settles the task."""
     Group.objects.create(name=f"group {task.id}")
 
 
 @processor("busy")
 def busy(task: Any) -> None:
-    """Keep the processor core busy for 20 microseconds."""
     end = perf_counter() + BUSY
     while perf_counter() < end:
         pass
@@ -50,13 +44,11 @@ def busy(task: Any) -> None:
 
 @processor("grind")
 def grind(task: Any) -> int:
-    """Count as far as the payload says: some 30 ms of a core for a million."""
     return sum(range(task.payload))
 
 
 @processor("nap")
 def nap(task: Any) -> None:
-    """Wait for so many milliseconds as the payload says."""
     threading.Event().wait(task.payload / 1000)
 
 
@@ -64,7 +56,3 @@ def nap(task: Any) -> None:
 def pick_up(task: Any) -> dict[str, float]:
     """Say when it was started, on the clock that all processes of a machine share."""
     return {"started": monotonic()}
-
-
-for number in range(int(os.environ.get("BENCHMARK_QUEUES", "0"))):
-    registry.register(f"queue-{number}", nothing)

@@ -18,21 +18,16 @@ from tests.conftest import REPOSITORY
 SMALL = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers", "tuning")
 
 
-def readings(*values: float) -> Case:
+def readings(*values: float, name: str = "ours") -> Case:
     """A case that gives these in turn."""
     left = iter(values)
-    return Case("ours", lambda: {"tasks/s": next(left)})
-
-
-def refuse() -> Reading:
-    raise NotRun("node is not installed")
+    return Case(name, lambda: {"tasks/s": next(left)})
 
 
 def test_a_figure_is_compared_run_by_run() -> None:
-    raw = iter([10.0, 20.0, 5.0])
-    cases = [Case("raw", lambda: {"tasks/s": next(raw)}), readings(11, 24, 4)]
+    cases = [readings(10, 20, 5, name="raw"), readings(11, 24, 4)]
     scenario = Scenario("drain", "Drain", cases, [Target("more", "ours", "tasks/s", 1.2, "raw")])
-    (verdict,) = take(scenario, 3, lambda text: None).verdicts()
+    (verdict,) = take(scenario, 3).verdicts()
     assert sorted(verdict.values) == [0.8, 1.1, 1.2]
     assert verdict.words == "missed by 8%"
 
@@ -43,13 +38,15 @@ def test_a_figure_is_compared_run_by_run() -> None:
 )
 def test_a_limit_is_a_least_or_a_most(most: bool, limit: float, words: str) -> None:
     scenario = Scenario("x", "X", [readings(10)], [Target("limit", "ours", "tasks/s", limit, most=most)])
-    assert [verdict.words for verdict in take(scenario, 1, lambda text: None).verdicts()] == [words]
+    assert [verdict.words for verdict in take(scenario, 1).verdicts()] == [words]
 
 
 def test_what_cannot_run_says_why_and_stops_nothing() -> None:
+    def refuse() -> Reading:
+        raise NotRun("node is not installed")
+
     cases = [Case("pg-boss", refuse), readings(1000, 1200, 1100)]
-    scenario = Scenario("x", "Title", cases, [Target("t", "pg-boss", "tasks/s", 1)])
-    text = markdown([take(scenario, 3, lambda text: None)], "Here.")
+    text = markdown([take(Scenario("x", "Title", cases, [Target("t", "pg-boss", "tasks/s", 1)]), 3)], "Here.")
     assert "| ours | 1,100 (1,000 to 1,200) |" in text
     assert "pg-boss: node is not installed." in text
     assert "| t |  | not measured: node is not installed |" in text
@@ -70,7 +67,7 @@ def test_the_time_lost_at_the_start_is_what_the_first_tenth_took_longer() -> Non
 
 def test_a_picture_shows_the_rate_and_the_memory_of_each_case() -> None:
     cases = [Case(name, lambda: {"tasks/s": 4321.0, "MiB worker": 72.0}) for name in ("few", "many")]
-    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1, lambda text: None))
+    text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1))
     assert text.count(">4,321/s, 72 MiB<") == 2
     assert ">few<" in text
 

@@ -12,5 +12,4 @@ done: list[int] = []
 
 @task()
 def nothing(number: int) -> None:
-    """Do nothing."""
     done.append(number)

@@ -1,4 +1,4 @@
-"""django-q2 with its ORM broker: a cluster of a pusher, one worker and a monitor."""
+"""django-q2 with its ORM broker: a cluster of a pusher, one worker and a monitor, as ``settings.py`` says."""
 
 from __future__ import annotations
 
@@ -11,44 +11,33 @@ import django
 from django.core.management import call_command
 from django.db import transaction
 
-from tests.benchmarks.children import wait_for
+from tests.patience import until
 
 django.setup()
+from django_q.cluster import Cluster  # noqa: E402 -- Django must be set up first
+from django_q.models import Task  # noqa: E402 -- Django must be set up first
+from django_q.tasks import async_task  # noqa: E402 -- Django must be set up first
 
 
-class DjangoQ2:
-    """Its settings are in ``tests/benchmarks/settings.py``."""
-
-    def install(self) -> None:
-        """Make its tables."""
-        call_command("migrate", verbosity=0)
-
-    def single(self) -> Callable[[], object]:
-        """One enqueue in autocommit."""
-        from django_q.tasks import async_task
-
-        return lambda: async_task("operator.neg", 1, cluster="other")
-
-    def fill(self, tasks: int) -> None:
-        """It has no call for many: one transaction round them all."""
-        from django_q.models import Task
-        from django_q.tasks import async_task
-
-        Task.objects.all().delete()
-        with transaction.atomic():
-            for number in range(tasks):
-                async_task("operator.neg", number)
-
-    def drain(self, tasks: int) -> int:
-        """Its cluster, until every task is stored as done."""
-        from django_q.cluster import Cluster
-        from django_q.models import Task
-
-        cluster = Cluster()
-        cluster.start()
-        wait_for(lambda: Task.objects.count() >= tasks, "that all is drained", every=0.05)
-        cluster.stop()
-        return tasks
+def install() -> None:
+    call_command("migrate", verbosity=0)
 
 
-PEER = DjangoQ2()
+def single() -> Callable[[], object]:
+    return lambda: async_task("operator.neg", 1, cluster="other")
+
+
+def fill(tasks: int) -> None:
+    """It has no call for many: one transaction round them all."""
+    Task.objects.all().delete()
+    with transaction.atomic():
+        for number in range(tasks):
+            async_task("operator.neg", number)
+
+
+def drain(tasks: int) -> int:
+    cluster = Cluster()
+    cluster.start()
+    until(lambda: Task.objects.count() >= tasks, timeout=300)
+    cluster.stop()
+    return tasks

@@ -1,10 +1,9 @@
-"""django-tasks-db: the database backend of Django's tasks framework."""
+"""django-tasks-db: the database backend of Django's tasks framework. Its worker takes one task at a time."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from importlib import import_module
 
 os.environ["BENCHMARK_APPS"] = "django_tasks_db"
 
@@ -13,31 +12,25 @@ from django.core.management import call_command
 from django.db import transaction
 
 django.setup()
-tasks = import_module("tests.benchmarks.peers.database_tasks")
+from tests.benchmarks.peers.database_tasks import done, nothing  # noqa: E402 -- Django must be set up first
 
 
-class DjangoTasksDb:
-    """Its worker takes one task at a time."""
-
-    def install(self) -> None:
-        """Make its tables."""
-        call_command("migrate", verbosity=0)
-
-    def single(self) -> Callable[[], object]:
-        """One enqueue in autocommit."""
-        other = tasks.nothing.using(queue_name="other")
-        return lambda: other.enqueue(1)
-
-    def fill(self, number: int) -> None:
-        """It has no call for many: one transaction round them all."""
-        with transaction.atomic():
-            for index in range(number):
-                tasks.nothing.enqueue(index)
-
-    def drain(self, number: int) -> int:
-        """Its worker, until nothing waits."""
-        call_command("db_worker", batch=True, startup_delay=False, verbosity=0)
-        return len(tasks.done)
+def install() -> None:
+    call_command("migrate", verbosity=0)
 
 
-PEER = DjangoTasksDb()
+def single() -> Callable[[], object]:
+    other = nothing.using(queue_name="other")
+    return lambda: other.enqueue(1)
+
+
+def fill(number: int) -> None:
+    """It has no call for many: one transaction round them all."""
+    with transaction.atomic():
+        for index in range(number):
+            nothing.enqueue(index)
+
+
+def drain(_number: int) -> int:
+    call_command("db_worker", batch=True, startup_delay=False, verbosity=0)
+    return len(done)

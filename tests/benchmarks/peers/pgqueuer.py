@@ -1,4 +1,4 @@
-"""pgqueuer: asyncio and asyncpg, batches at both ends. Finished jobs go to its log table."""
+"""pgqueuer: asyncio and asyncpg, batches of 500 as ours at both ends. Finished jobs go to its log table."""
 
 from __future__ import annotations
 
@@ -12,47 +12,33 @@ from pgqueuer import AsyncpgDriver, PgQueuer, Queries
 from pgqueuer.types import QueueExecutionMode
 
 BATCH = 500
+loop = asyncio.new_event_loop()
+driver = AsyncpgDriver(loop.run_until_complete(asyncpg.connect(os.environ["DATABASE_URL"])))
 
 
-class Pgqueuer:
-    """Batches of 500, as ours."""
-
-    def install(self) -> None:
-        """Make its tables."""
-        asyncio.run(self._with(lambda queries: queries.install()))
-
-    def single(self) -> Callable[[], object]:
-        """One enqueue, on a loop that goes on for all of them."""
-        loop = asyncio.new_event_loop()
-        queries = loop.run_until_complete(self._queries())
-        return lambda: loop.run_until_complete(queries.enqueue("other", b'{"number": 1}'))
-
-    def fill(self, tasks: int) -> None:
-        """One enqueue of a list."""
-        payloads = [b'{"number": %d}' % number for number in range(tasks)]
-        asyncio.run(self._with(lambda queries: queries.enqueue(["nothing"] * tasks, payloads, [0] * tasks)))
-
-    def drain(self, tasks: int) -> int:
-        """Its queue manager, until nothing waits."""
-        return asyncio.run(self._drain())
-
-    async def _drain(self) -> int:
-        handled = 0
-        queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(os.environ["DATABASE_URL"])))
-
-        @queuer.entrypoint("nothing")
-        async def nothing(job: object) -> None:
-            nonlocal handled
-            handled += 1
-
-        await queuer.qm.run(batch_size=BATCH, dequeue_timeout=timedelta(seconds=1), mode=QueueExecutionMode.drain)
-        return handled
-
-    async def _with(self, act: Callable[[Queries], object]) -> None:
-        await act(await self._queries())  # type: ignore[misc]
-
-    async def _queries(self) -> Queries:
-        return Queries(AsyncpgDriver(await asyncpg.connect(os.environ["DATABASE_URL"])))
+def install() -> None:
+    loop.run_until_complete(Queries(driver).install())
 
 
-PEER = Pgqueuer()
+def single() -> Callable[[], object]:
+    return lambda: loop.run_until_complete(Queries(driver).enqueue("other", b'{"number": 1}'))
+
+
+def fill(tasks: int) -> None:
+    payloads = [b'{"number": %d}' % number for number in range(tasks)]
+    loop.run_until_complete(Queries(driver).enqueue(["nothing"] * tasks, payloads, [0] * tasks))
+
+
+def drain(_tasks: int) -> int:
+    """Its queue manager, until nothing waits."""
+    handled = 0
+    queuer = PgQueuer(driver)
+
+    @queuer.entrypoint("nothing")
+    async def nothing(job: object) -> None:
+        nonlocal handled
+        handled += 1
+
+    run = queuer.qm.run(batch_size=BATCH, dequeue_timeout=timedelta(seconds=1), mode=QueueExecutionMode.drain)
+    loop.run_until_complete(run)
+    return handled

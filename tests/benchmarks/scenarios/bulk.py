@@ -16,13 +16,12 @@ IGNORE, LONG = "ours, references, on_duplicate=ignore", "ours, references, 10 ti
 
 
 def many(server: Server, way: str, tasks: int) -> Reading:
-    """Return the rate and the memory of one ``enqueue_many``."""
     empty(server)
     worker = Worker(*python("producer", way, str(tasks)))
     with server.span() as span:
-        found = together([worker])[0]
-    cpu = {"µs CPU PostgreSQL": span.cpu / tasks * 1e6, **span.noise}
-    return {"tasks/s": found["tasks"] / (found["ended"] - found["began"]), **cpu, "MiB at most": found["memory"]}
+        (found,) = together(worker)
+    rate = {"tasks/s": found["tasks"] / (found["ended"] - found["began"])}
+    return rate | span.cost(tasks) | {"MiB at most": found["memory"]}
 
 
 def raw_many(server: Server, tasks: int, *, references: bool = False) -> Reading:
@@ -38,11 +37,10 @@ def raw_many(server: Server, tasks: int, *, references: bool = False) -> Reading
                 copy.write_row(row)
         connection.commit()
         seconds = monotonic() - began
-    return {"tasks/s": tasks / seconds, "µs CPU PostgreSQL": span.cpu / tasks * 1e6, **span.noise}
+    return {"tasks/s": tasks / seconds, **span.cost(tasks)}
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     tasks = int(50_000 * min(1, 2 * size))
     cases = [
         Case(RAW, lambda: raw_many(server, tasks)),

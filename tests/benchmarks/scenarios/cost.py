@@ -30,14 +30,12 @@ def logging(server: Server) -> Iterator[None]:
 
 
 def statements(server: Server, start: int) -> Iterator[str]:
-    """Yield what was logged from a place in the log on."""
     with server.log.open(errors="replace") as lines:
         lines.seek(start)
         yield from (match[1] for line in lines if (match := STATEMENT.search(line)))
 
 
 def idle(server: Server, seconds: float) -> Reading:
-    """Watch a poller that has nothing to do."""
     empty(server)
     with logging(server), running(1, "--queue", "nothing") as process:
         threading.Event().wait(3)  # its first looks come quicker
@@ -59,20 +57,13 @@ def under_load(server: Server, tasks: int) -> Reading:
         drain.resume()
         most = memory(process, "VmHWM")
     batches = server.run(f"SELECT count(DISTINCT start_time) FROM {TABLE}")[0][0]
-    theirs = (text[:60] for text in statements(server, start) if "generate_series" not in text)  # that one is ours
-    asked = Counter(theirs)
-    per_batch = {text: count / batches for text, count in asked.items() if count > batches / 2}
-    return {
-        "statements/batch": sum(per_batch.values()),
-        "other statements": asked.total() - sum(per_batch.values()) * batches,
-        "batches": batches,
-        "MiB": before,
-        "MiB at most": most,
-    }
+    asked = Counter(text[:60] for text in statements(server, start) if "generate_series" not in text)  # that is ours
+    of_batches = sum(count for count in asked.values() if count > batches / 2)
+    counts = {"statements/batch": of_batches / batches, "other statements": asked.total() - of_batches}
+    return {**counts, "batches": batches, "MiB": before, "MiB at most": most}
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     cases = [
         Case(IDLE, lambda: idle(server, 30 * max(size, 0.2))),
         Case(BATCHES, lambda: under_load(server, int(100_000 * size))),

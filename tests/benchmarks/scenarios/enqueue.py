@@ -10,12 +10,7 @@ from tests.benchmarks.measure import Case, Reading, Scenario, Target
 from tests.benchmarks.raw import SIMPLE
 from tests.benchmarks.server import Server
 
-RAW, OURS, ORM, VIEW = (
-    "prepared INSERT into the simplest table",
-    "ours",
-    "ORM create()",
-    "ours, in a view's transaction",
-)
+RAW, OURS, VIEW = "prepared INSERT into the simplest table", "ours", "ours, in a view's transaction"
 QUIET, LOUD = "ours, 8 producers, NOTIFY off", "ours, 8 producers"
 
 
@@ -28,26 +23,23 @@ def produced(server: Server, way: str, number: int = 1, env: Mapping[str, str] |
         listener.execute("LISTEN dbtaskqueue")  # nobody to wake would make a NOTIFY cheaper than it is
         workers = [Worker(*python(module, *arguments), env=env) for _ in range(number)]
         with server.span() as span:
-            found = together(workers)
+            found = together(*workers)
     if "tasks" not in found[0]:
-        names = {"ms added, p50": "added", "ms without": "without", "ms with": "with"}
-        return {name: found[0][key] for name, key in names.items()} | span.noise
+        return found[0] | span.noise
     tasks = sum(one["tasks"] for one in found)
     return {
         "tasks/s": sum(one["tasks"] / (one["ended"] - one["began"]) for one in found),
         "µs CPU worker": sum(one["cpu"] for one in found) / tasks * 1e6,
-        "µs CPU PostgreSQL": span.cpu / tasks * 1e6,
-        **span.noise,
+        **span.cost(tasks),
     }
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     quiet = {"BENCHMARK_TASKQUEUE": '{"NOTIFY": false}'}
     cases = [
         Case(RAW, lambda: produced(server, "raw")),
         Case(OURS, lambda: produced(server, "single")),
-        Case(ORM, lambda: produced(server, "create")),
+        Case("ORM create()", lambda: produced(server, "create")),
         Case(VIEW, lambda: produced(server, "view")),
         Case(QUIET, lambda: produced(server, "single", 8, quiet)),
         Case(LOUD, lambda: produced(server, "single", 8)),

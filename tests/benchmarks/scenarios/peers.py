@@ -9,7 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.benchmarks.children import Worker, python, together
+from tests.benchmarks.children import Worker, drained, python, together
 from tests.benchmarks.drains import Drain, raw_drain
 from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target
 from tests.benchmarks.scenarios.bulk import many, raw_many
@@ -25,59 +25,8 @@ PYTHON = {  # peer -> (package that has to be there, tasks of a drain)
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}
 SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
 TASKS, BULK = 60_000, 50_000
-OURS_SHARED, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker, 2 processes"
-NOISE = ("ms/commit", "cores used by others")
+OURS_SHARED, GRAPHILE, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker", "graphile-worker, 2 processes"
 installed: set[tuple[str, ...]] = set()
-
-
-def peer(server: Server, command: Sequence[str], missing: Callable[[], str], size: float, tasks: int) -> Reading:
-    """Let a peer do everything once."""
-    if reason := missing():
-        raise NotRun(reason)
-
-    def act(way: str, *arguments: int) -> dict[str, float]:
-        return together([Worker(*command, way, *map(str, arguments))])[0]
-
-    if tuple(command) not in installed:
-        act("install")
-        installed.add(tuple(command))
-    single = act("single")
-    count = int(tasks * min(1, 2 * size))
-    filled = act("fill", count)
-    return {
-        "enqueue/s": single["tasks"] / (single["ended"] - single["began"]),
-        "enqueue many/s": count / (filled["ended"] - filled["began"]),
-        **_drained(server, [Worker(*command, "drain", str(count))], count),
-    }
-
-
-def shared(server: Server, command: Sequence[str], missing: Callable[[], str], size: float, tasks: int) -> Reading:
-    """Let two processes of a peer drain together."""
-    if reason := missing():
-        raise NotRun(reason)
-    count = int(tasks * min(1, 2 * size))
-    together([Worker(*command, "fill", str(count))])
-    return _drained(server, [Worker(*command, "share"), Worker(*command, "share")], count)
-
-
-def _drained(server: Server, workers: list[Worker], count: int) -> Reading:
-    with server.span() as span:
-        found = together(workers)
-    if sum(one["tasks"] for one in found) < count:
-        raise TimeoutError(f"they processed {[one['tasks'] for one in found]} of {count} tasks")
-    return {
-        "drain/s": count / (max(one["ended"] for one in found) - min(one["began"] for one in found)),
-        "µs CPU worker": sum(one["cpu"] for one in found) / count * 1e6,
-        "µs CPU PostgreSQL": span.cpu / count * 1e6,
-        **span.noise,
-    }
-
-
-def ours_shared(server: Server, size: float) -> Reading:
-    """The same with ours."""
-    drained = Drain(server, int(TASKS * min(1, 2 * size)), processes=2)()
-    found = {name: drained[name] for name in drained if "CPU" in name or name in NOISE}
-    return {"drain/s": drained["tasks/s"], **found}
 
 
 def without(package: str) -> str:
@@ -93,39 +42,68 @@ def without_node(package: str) -> str:
     return "" if found.returncode == 0 else f"{package} is not installed where NODE_PATH points"
 
 
-def both(server: Server, size: float, *, ours: bool) -> Reading:
-    """Return the same figures of ours, or of the simplest loop."""
-    tasks, items = int(TASKS * min(1, 2 * size)), int(BULK * min(1, 2 * size))
-    drained = Drain(server, tasks)() if ours else raw_drain(server, tasks)
-    filled = many(server, "many", items) if ours else raw_many(server, items)
+def peer(server: Server, command: Sequence[str], missing: Callable[[], str], tasks: int) -> Reading:
+    if reason := missing():
+        raise NotRun(reason)
+    if tuple(command) not in installed:
+        together(Worker(*command, "install"))
+        installed.add(tuple(command))
+    (single,), (filled,) = together(Worker(*command, "single")), together(Worker(*command, "fill", str(tasks)))
     return {
-        "enqueue/s": produced(server, "single" if ours else "raw")["tasks/s"],
-        "enqueue many/s": filled["tasks/s"],
-        "drain/s": drained["tasks/s"],
-        **{name: drained[name] for name in drained if "CPU" in name or name in NOISE},
+        "enqueue/s": single["tasks"] / (single["ended"] - single["began"]),
+        "enqueue many/s": tasks / (filled["ended"] - filled["began"]),
+        **drain(server, tasks, Worker(*command, "drain", str(tasks))),
     }
 
 
+def shared(server: Server, command: Sequence[str], missing: Callable[[], str], tasks: int) -> Reading:
+    if reason := missing():
+        raise NotRun(reason)
+    together(Worker(*command, "fill", str(tasks)))
+    return drain(server, tasks, Worker(*command, "share"), Worker(*command, "share"))
+
+
+def drain(server: Server, tasks: int, *workers: Worker) -> Reading:
+    with server.span() as span:
+        found = drained(*workers)
+    if found["tasks"] < tasks:
+        raise TimeoutError(f"they processed {found['tasks']} of {tasks} tasks")
+    rate = {"drain/s": tasks / found["seconds"], "µs CPU worker": found["cpu"] / tasks * 1e6}
+    return rate | span.cost(tasks)
+
+
+def figures(drained: Reading) -> Reading:
+    names = ("µs CPU worker", "µs CPU PostgreSQL", "ms/commit", "cores used by others")
+    return {"drain/s": drained["tasks/s"], **{name: drained[name] for name in names}}
+
+
+def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
+    drained = Drain(server, tasks)() if ours else raw_drain(server, tasks)
+    filled = many(server, "many", items) if ours else raw_many(server, items)
+    single = produced(server, "single" if ours else "raw")
+    return {"enqueue/s": single["tasks/s"], "enqueue many/s": filled["tasks/s"], **figures(drained)}
+
+
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
+    def count(tasks: int) -> int:
+        return int(tasks * min(1, 2 * size))
+
+    def node(name: str) -> tuple[list[str], Callable[[], str], int]:
+        return ["node", str(SCRIPT), name], partial(without_node, name), count(NODE[name])
+
     cases = [
-        Case("simplest loop, 500", partial(both, server, size, ours=False)),
-        Case("ours", partial(both, server, size, ours=True)),
+        Case("simplest loop, 500", partial(both, server, count(TASKS), count(BULK), ours=False)),
+        Case("ours", partial(both, server, count(TASKS), count(BULK), ours=True)),
+        *[Case(name, partial(peer, server, *node(name))) for name in NODE],
     ]
-    for name, tasks in NODE.items():
-        command = ["node", str(SCRIPT), name]
-        cases.append(Case(name, partial(peer, server, command, partial(without_node, name), size, tasks)))
     for name, (package, tasks) in PYTHON.items():
-        command = python("peers", name)
-        cases.append(Case(name, partial(peer, server, command, partial(without, package), size, tasks)))
-    graphile, command = "graphile-worker", ["node", str(SCRIPT), "graphile-worker"]
-    missing = partial(without_node, graphile)
+        cases.append(Case(name, partial(peer, server, python("peers", name), partial(without, package), count(tasks))))
     cases += [
-        Case(OURS_SHARED, partial(ours_shared, server, size)),
-        Case(GRAPHILE_SHARED, partial(shared, server, command, missing, size, NODE[graphile])),
+        Case(OURS_SHARED, lambda: figures(Drain(server, count(TASKS), processes=2)())),
+        Case(GRAPHILE_SHARED, partial(shared, server, *node(GRAPHILE))),
     ]
     targets = [
-        Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, graphile),
+        Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, GRAPHILE),
         Target("two processes ≥ 1.5 times two of it", OURS_SHARED, "drain/s", 1.5, GRAPHILE_SHARED),
     ]
     return Scenario("peers", "Beside others", cases, targets)

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import statistics
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
 
-from tests.benchmarks.children import wait_for
-from tests.benchmarks.drains import TABLE, Drain, empty, running
+from tests.benchmarks.drains import TABLE, Around, Drain, empty
 from tests.benchmarks.measure import Case, Reading, Scenario, Target
-from tests.benchmarks.pickups import QUEUE, pick_ups
+from tests.benchmarks.scenarios.pickup import warm_pick_ups
 from tests.benchmarks.server import Server
+from tests.patience import until
 
 CHURN = 200_000
 DRAIN, DRAIN_PINNED = "drain", "drain, pinned"
 FIVE, FIVE_PINNED = "drain, five priorities", "drain, five priorities, pinned"
-PICK, PICK_PINNED = "pick-up", "pick-up, pinned"
+PICK_PINNED = "pick-up, pinned"
 BEHIND, BEHIND_PINNED = "behind the bound", "behind the bound, pinned"
 # Three ways to come to stand behind the bound: a late commit, a priority nobody had, a lease that ran out.
 LATE = f"""
@@ -37,7 +39,6 @@ WHERE reference_number LIKE 'behind-%%' AND start_time >= create_time
     AND create_time < (SELECT max(start_time) FROM {TABLE} WHERE reference_number NOT LIKE 'behind-%%')
 """
 LEFT = f"SELECT 1 FROM {TABLE} WHERE reference_number LIKE 'behind-%' AND status <> 'COMPLETED' LIMIT 1"
-Around = Callable[[Server], AbstractContextManager[object]]
 
 
 @contextmanager
@@ -50,6 +51,13 @@ def snapshot(server: Server) -> Iterator[None]:
         connection.execute("ROLLBACK")
 
 
+def churned(server: Server, tasks: int) -> None:
+    drain = Drain(server, tasks)
+    drain.fill()
+    with drain.poller():
+        drain.resume()
+
+
 @dataclass(frozen=True)
 class Pinned:
     """The same with and without an open snapshot, after a churn."""
@@ -59,34 +67,24 @@ class Pinned:
     churn: int
     around: Around
 
-    def churned(self, server: Server) -> None:
-        """Put many tasks through the table."""
-        drain = Drain(server, self.churn)
-        drain.fill()
-        with drain.poller():
-            drain.resume()
-
     def drain(self, priorities: int = 1) -> Reading:
-        """Drain after the churn."""
+        prepare = partial(churned, tasks=self.churn)
         drain = Drain(self.server, self.tasks, priorities=priorities, first=self.churn)
-        return replace(drain, around=self.around, prepare=self.churned)()
+        return replace(drain, around=self.around, prepare=prepare)()
 
     def pick_up(self, number: int) -> Reading:
-        """Enqueue into an idle poller's queue after the churn."""
         empty(self.server)
         with self.around(self.server):
-            self.churned(self.server)
+            churned(self.server, self.churn)
             self.server.calm(TABLE)
-            with running(1, "--queue", QUEUE):
-                pick_ups(self.server, 10, 0.05)
-                return pick_ups(self.server, number, 0.05)
+            return warm_pick_ups(self.server, number)
 
     def behind(self) -> Reading:
         """While a drain goes on, put tasks where it has passed; return how long they waited."""
         drain = Drain(self.server, 3 * self.tasks, first=self.churn)
         empty(self.server)
         with self.around(self.server):
-            self.churned(self.server)
+            churned(self.server, self.churn)
             drain.fill()
             self.server.calm(TABLE)
             with drain.poller():
@@ -96,32 +94,27 @@ class Pinned:
                 drain.resume()
                 over.set()
                 thread.join()
-                wait_for(lambda: not self.server.run(LEFT), "that what was put behind is done", every=0.1)
+                until(lambda: not self.server.run(LEFT))
         waited = [row[0] for row in self.server.run(WAITED)]
         return {"ms p50": statistics.median(waited), "ms most": max(waited), "tasks": len(waited)}
 
     def _put_behind(self, over: threading.Event) -> None:
-        number = 0
         with self.server.connect() as connection:
-            while not over.wait(0.15):
+            for number in count():
                 connection.execute((LATE, FIRST, ORPHAN)[number % 3], [f"behind-{number}"])
-                number += 1
+                if over.wait(0.15):
+                    return
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
     free = Pinned(server, tasks, churn, lambda server: nullcontext())
     pinned = replace(free, around=snapshot)
     cases = [
-        Case(DRAIN, free.drain),
-        Case(DRAIN_PINNED, pinned.drain),
-        Case(FIVE, lambda: free.drain(5)),
-        Case(FIVE_PINNED, lambda: pinned.drain(5)),
-        Case(PICK, lambda: free.pick_up(picks)),
-        Case(PICK_PINNED, lambda: pinned.pick_up(picks)),
-        Case(BEHIND, free.behind),
-        Case(BEHIND_PINNED, pinned.behind),
+        *[Case(name, one.drain) for name, one in ((DRAIN, free), (DRAIN_PINNED, pinned))],
+        *[Case(name, partial(one.drain, 5)) for name, one in ((FIVE, free), (FIVE_PINNED, pinned))],
+        *[Case(name, partial(one.pick_up, picks)) for name, one in (("pick-up", free), (PICK_PINNED, pinned))],
+        *[Case(name, one.behind) for name, one in ((BEHIND, free), (BEHIND_PINNED, pinned))],
     ]
     targets = [
         Target("pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),

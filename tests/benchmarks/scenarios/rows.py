@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial
 
-from tests.benchmarks.drains import TABLE, empty
+from tests.benchmarks.drains import TABLE, Around, empty
 from tests.benchmarks.measure import Case, Reading, Scenario
 from tests.benchmarks.scenarios.tuning import without
 from tests.benchmarks.server import Server
@@ -22,7 +22,6 @@ SELECT indexname FROM pg_indexes WHERE tablename = %s AND indexdef ~ ' WHERE ' A
 
 @contextmanager
 def without_checks(server: Server) -> Iterator[None]:
-    """Have no CHECK constraint for a while."""
     checks = server.run(CHECKS, [TABLE])
     server.run(f"ALTER TABLE {TABLE} {', '.join(f'DROP CONSTRAINT {name}' for name, _ in checks)}")
     try:
@@ -33,14 +32,13 @@ def without_checks(server: Server) -> Iterator[None]:
 
 @contextmanager
 def without_indexes(server: Server) -> Iterator[None]:
-    """Have only the indexes for a while that a plain task is in."""
     with ExitStack() as stack:
         for (name,) in server.run(INDEXES, [TABLE]):
             stack.enter_context(without(name, server))
         yield
 
 
-def one_by_one(server: Server, tasks: int, around: Callable[[Server], AbstractContextManager[None]]) -> Reading:
+def one_by_one(server: Server, tasks: int, around: Around) -> Reading:
     """Enqueue, take and acknowledge tasks, each in a transaction of its own; return what each costs the server."""
     from django_dbtaskqueue import enqueue, queue
 
@@ -59,8 +57,7 @@ def one_by_one(server: Server, tasks: int, around: Callable[[Server], AbstractCo
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
-    ways: dict[str, Callable[[Server], AbstractContextManager[None]]] = {
+    ways: dict[str, Around] = {
         "as it is": lambda _: nullcontext(),
         "without CHECK constraints": without_checks,
         "without the indexes that a plain task is not in": without_indexes,

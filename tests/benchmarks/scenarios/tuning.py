@@ -12,7 +12,7 @@ from tests.benchmarks.drains import TABLE, Drain
 from tests.benchmarks.measure import Case, Scenario
 from tests.benchmarks.server import Server
 
-BATCHES = (10, 50, 100, 1000)
+BATCHES, FILLFACTORS = (10, 50, 100, 1000), ("fillfactor=100", "fillfactor=85", "fillfactor=70")
 
 
 @contextmanager
@@ -29,7 +29,6 @@ def stored(parameters: str, server: Server) -> Iterator[None]:
 
 @contextmanager
 def without(index: str, server: Server) -> Iterator[None]:
-    """Have one index less for a while."""
     definition = server.run("SELECT indexdef FROM pg_indexes WHERE indexname = %s", [index])[0][0]
     server.run(f"DROP INDEX {index}")
     try:
@@ -41,7 +40,6 @@ def without(index: str, server: Server) -> Iterator[None]:
 
 @contextmanager
 def more(definition: str, server: Server) -> Iterator[None]:
-    """Have one index more for a while, as an administrator might add it."""
     server.run(f"CREATE INDEX one_more ON {TABLE} {definition}")
     try:
         yield
@@ -59,7 +57,6 @@ def churn(times: int, tasks: int, server: Server) -> None:
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     plain = Drain(server, int(100_000 * size))
     few = replace(plain, tasks=int(5_000 * size))
 
@@ -77,10 +74,7 @@ def scenario(server: Server, size: float) -> Scenario:
         Case('keep="delete"', having(keep="delete")),
         *[Case(f"{number} processes", replace(plain, processes=number)) for number in (2, 4)],
         Case("1 thread", replace(plain, options=("--threads", "1"))),
-        *[
-            Case(f"fillfactor={number}", replace(plain, around=partial(stored, f"fillfactor={number}")))
-            for number in (100, 85, 70)
-        ],
+        *[Case(name, replace(plain, around=partial(stored, name))) for name in FILLFACTORS],
         Case("after four times as many, vacuumed", old),
         Case("after four times as many, never vacuumed", replace(old, vacuum=False)),
         *[Case(f"without {name}", replace(plain, around=partial(without, name))) for name in spare],

@@ -39,13 +39,11 @@ SELECT id, create_time, 1, coalesce(parked_by, 'sleep'), CASE WHEN parked_by IS 
 
 
 def rows(sql: str, number: int, server: Server) -> None:
-    """Put them into the table."""
     server.run(sql, [number])
     server.calm("dbtaskqueue_step")  # as the task table is before each drain
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    """Return it."""
     tasks, others = int(100_000 * size), int(1_000_000 * size)
     plain, alone = Drain(server, tasks), f"{tasks:,} tasks"
     names = [f"queue-{number}" for number in range(1000)]
