@@ -15,8 +15,6 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Module:
-    """One source file."""
-
     path: Path
 
     @cached_property
@@ -38,7 +36,6 @@ class Module:
         return str(self.path.relative_to(REPOSITORY))
 
     def imported(self, node: ast.AST) -> Iterator[str]:
-        """Yield the dotted names that an import statement names."""
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -46,12 +43,10 @@ class Module:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        """All nodes of the syntax tree."""
         return list(ast.walk(self.tree))
 
     @property
     def functions(self) -> Iterator[Function]:
-        """All functions and methods, inner ones too."""
         return (node for node in self.nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
     @cached_property
@@ -93,13 +88,11 @@ def _executed(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def length(function: Function) -> int:
-    """Return the lines of a function without its docstring."""
     body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
     return (function.end_lineno or 0) - body[0].lineno + 1
 
 
 def files(folder: str) -> list[Path]:
-    """Return the Python files under a folder of the repository."""
     return sorted(path for path in (REPOSITORY / folder).rglob("*.py") if "__pycache__" not in path.parts)
 
 

@@ -57,9 +57,8 @@ def test_the_search_finds_names_that_files_and_constants_share(tmp_path: Path, m
     folders = ("flow", "core/sql", "pull")
     codes = ("A_S = 1\nB_S = 1\nC_S = A_S", "A_S = 2\nB_S = 1", "a_s = 3")
     monkeypatch.setattr(figures, "REPOSITORY", tmp_path)
-    written = [
-        module_of(tmp_path / figures.PACKAGE / folder, code) for folder, code in zip(folders, codes, strict=True)
-    ]
+    package = tmp_path / figures.PACKAGE
+    written = [module_of(package / folder, code) for folder, code in zip(folders, codes, strict=True)]
     monkeypatch.setattr(figures, "WRITTEN", written[:2])
     monkeypatch.setattr(Module, "name", property(lambda module: module.path.parent.name))
     assert figures.constant_names_twice() == ["A_S: flow, sql"]

@@ -69,6 +69,7 @@ MAY_TAKE_TIME = (
 )
 WAITS = {"wait", "join", "result", "acquire", "get", "wait_for"}
 CLOCKS = {"monotonic", "time", "perf_counter"}
+WAITING = {"PATIENCE", "DEFAULT_S", "Deadline", "eventually", "until"}
 STILL_WAITING = ("tests/operations/test_pages.py", "tests/processing/test_executors.py")  # must still be changed
 
 
@@ -82,13 +83,7 @@ def waits(module: Module) -> Iterator[str]:
             case ast.Call(keywords=keywords):
                 found = any(map(is_timeout, keywords))
             case ast.ImportFrom(module="tests.patience", names=names):
-                found = not {name.name for name in names} <= {
-                    "PATIENCE",
-                    "DEFAULT_S",
-                    "Deadline",
-                    "eventually",
-                    "until",
-                }
+                found = not {name.name for name in names} <= WAITING
             case _:
                 found = False
         if found:

@@ -13,26 +13,8 @@ from tests.architecture.source import MODULES, NAMES, REPOSITORY, Module
 
 # A folder or file at the package's top imports what stands before it, and itself.
 ORDER = (
-    "core",
-    "models",
-    "conf",
-    "db",
-    "migrations",
-    "signals",
-    "flow",
-    "registry",
-    "metrics",
-    "operations",
-    "poller",
-    "pull",
-    "backend",
-    "admin",
-    "api",
-    "testing",
-    "pipeline",
-    "management",
-    "contrib",
-    "apps",
+    *("core", "models", "conf", "db", "migrations", "signals", "flow", "registry", "metrics", "operations"),
+    *("poller", "pull", "backend", "admin", "api", "testing", "pipeline", "management", "contrib", "apps"),
 )
 # Of what stands before it, a folder does not import these.
 NEVER = {

@@ -71,8 +71,6 @@ STYLE = re.compile(r"[.#](-?[a-z][\w-]*)[^;{}]*\{")
 
 
 class Name(NamedTuple):
-    """What something is called, and where."""
-
     place: str
     line: int
     kind: str
@@ -147,11 +145,9 @@ def _of_file(path: Path) -> Iterator[Name]:
 
 @cache
 def old_names() -> tuple[Name, ...]:
-    """Return all old names of the tree."""
     return *in_python(), *in_markup()
 
 
 def report() -> str:
-    """Return one line per old name, and how many there are."""
     rows = [f"{name.place}:{name.line} {name.text} ({name.kind})" for name in old_names()]
     return "\n".join([*rows, f"{len(rows)} old names"])

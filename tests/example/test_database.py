@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db.backends.sqlite3.base import DatabaseWrapper
 
 from example_project.database import database_from_url
+from tests.conftest import REPOSITORY
 
 
 def test_a_postgres_url_with_everything() -> None:
@@ -43,28 +44,26 @@ def test_a_sqlite_file_is_opened_for_several_writers(tmp_path: Path) -> None:
     connection.close()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "mysql://u:secret@h/db",
-        "postgres://u:secret@h",
-        "postgres://u:secret@h:port/db",
-        "sqlite://",
-        "sqlite://f.db",
-        "",
-    ],
-)
+WRONG = ("mysql://u:secret@h/db", "postgres://u:secret@h", "postgres://u:secret@h:port/db")
+
+
+@pytest.mark.parametrize("url", [*WRONG, "sqlite://", "sqlite://f.db", ""])
 def test_another_url_is_refused_with_the_forms_that_work_and_without_its_password(url: str) -> None:
     with pytest.raises(ImproperlyConfigured, match="postgres://USER:PASSWORD@HOST:PORT") as refused:
         database_from_url(url)
     assert "secret" not in str(refused.value)
 
 
+def settings_of(folder: Path, code: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that knows no database but the folder."""
+    env = {"DBTASKQUEUE_DATA_ROOT": str(folder), "PYTHONPATH": ".", **env}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+
+
 def test_settings_without_a_database_start_none(tmp_path: Path) -> None:
-    env = {"DBTASKQUEUE_NO_DATABASE": "1", "DBTASKQUEUE_DATA_ROOT": str(tmp_path), "PYTHONPATH": "."}
     code = "from example_project import settings; print(settings.DATABASES)"
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
+    done = settings_of(tmp_path, code, DBTASKQUEUE_NO_DATABASE="1")
     assert done.stdout.strip() == "{}"
     assert not list(tmp_path.iterdir())
 
@@ -77,9 +76,7 @@ def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path
         "programs.DEBIAN_FOLDER = Path('/nowhere');"
         "from example_project import settings; print(settings.DATABASES['default']['ENGINE'])"
     )
-    env = {"DBTASKQUEUE_DATA_ROOT": str(tmp_path), "PYTHONPATH": "."}
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=root, capture_output=True, text=True, check=True)
+    done = settings_of(tmp_path, code)
     assert done.stdout.strip() == "django.db.backends.sqlite3"
     assert "Running on SQLite" in done.stderr
     assert not (tmp_path / "postgres").exists()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 import pytest
@@ -19,48 +19,29 @@ from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue.models import Task
 from example_project.flights.models import Claim, Filing
+from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.docs.pages import free_port
 from tests.patience import PATIENCE
 from tests.support import eventually
 
-if TYPE_CHECKING:
-    from tests.conftest import ProcessDatabase
-
-MANAGE = Path(__file__).resolve().parents[2] / "manage.py"
+SETTINGS = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
 KEYS = {
-    "database",
-    "enqueued",
-    "hot",
-    "history",
-    "archived",
-    "deleted",
-    "rolled_back_present",
-    "by_status",
-    "attempts_failed",
-    "conservation_ok",
-    "duration_s",
-    "drain_tasks_per_s",
-    "wait_ms",
-    "pipeline",
+    *("database", "enqueued", "hot", "history", "archived", "deleted", "rolled_back_present", "by_status"),
+    *("attempts_failed", "conservation_ok", "duration_s", "drain_tasks_per_s", "wait_ms", "pipeline"),
 }
 
 
-def demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """Run without Spark, which costs its start and has a test of its own."""
-    return whole_demo(database, folder, "--no-spark", *options)
-
-
-def whole_demo(database: ProcessDatabase, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+def demo(database: ProcessDatabase, folder: Path, *options: str, spark: bool = False) -> tuple[dict[str, Any], str]:
+    """Run it, without Spark unless asked for; return its figures and what it said."""
     file = folder / "out.json"
-    done = run(database, "--no-serve", "--json", str(file), *options)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    return json.loads(file.read_text()), done.stdout
+    without = () if spark else ("--no-spark",)
+    said = replace(database, extra=SETTINGS).run("demo", "--no-serve", "--json", str(file), *without, *options).stdout
+    return json.loads(file.read_text()), said
 
 
 @pytest.mark.slow
 def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessDatabase, tmp_path: Path) -> None:
-    # When the demo runs on an empty database
     first, said = demo(process_database, tmp_path, "--tasks", "300")
-    # Then everything is accounted for, and the real record has led to every outcome
     assert set(first) == KEYS
     assert first["database"]["vendor"] == process_database.vendor
     assert first["database"]["embedded"] is False
@@ -76,7 +57,6 @@ def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessData
     assert Claim.objects.count() == statuses["COMPLETED"]
     for words in ("rolled back", "absent: 0", "tasks per second", "Nothing is lost", "operator / "):
         assert words in said
-    # And when it runs again, nothing is new and nothing is gone
     second, _ = demo(process_database, tmp_path, "--tasks", "300")
     for key in ("enqueued", "hot", "by_status", "attempts_failed", "rolled_back_present", "conservation_ok"):
         assert second[key] == first[key]
@@ -87,22 +67,18 @@ def test_spark_feeds_the_queue_reports_and_archives(
     postgres_process_database: ProcessDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DBTASKQUEUE_DATA_ROOT", str(tmp_path / "data"))
-    # Given a demo without Spark before it
     before, _ = demo(postgres_process_database, tmp_path, "--tasks", "100")
-    # When Spark takes part
-    first, said = whole_demo(postgres_process_database, tmp_path, "--tasks", "300")
-    # Then it has read the whole year, enqueued what was missing, and what was completed is in the lake
+    first, said = demo(postgres_process_database, tmp_path, "--tasks", "300", spark=True)
+    # It has read the whole year, enqueued what was missing, and what was completed is in the lake
     assert first["pipeline"]["flights_read"] == first["pipeline"]["flights_clean"] == 336_776
     assert first["enqueued"] == Filing.objects.count() > before["enqueued"]
     assert 0 < first["archived"] < first["by_status"]["COMPLETED"] == Claim.objects.count()
-    # And newer completed tasks stay beside those an operator has to look at
     assert first["hot"] > first["by_status"]["ERROR"] + first["by_status"]["POISON"] > 0
     for phase in ("Database", "Tables", "Flights", "Spark", "Report", "Archive"):
         assert f"\n{phase}" in f"\n{said}"
     assert first["conservation_ok"] is True
     assert "tasks ended" in said
     assert list((tmp_path / "data" / "report").glob("*.html"))
-    # And a demo without Spark still finds everything
     again, _ = demo(postgres_process_database, tmp_path, "--tasks", "300")
     assert again["conservation_ok"] is True
     assert again["archived"] == first["archived"]
@@ -123,12 +99,8 @@ def test_a_lost_task_fails_the_demo(postgres_process_database: ProcessDatabase, 
     lost = Task.objects.first()
     assert lost is not None
     lost.delete()  # behind the queue's back: not counted
-    again = run(
-        postgres_process_database, "--no-serve", "--no-spark", "--tasks", "20", "--json", str(tmp_path / "out.json")
-    )
-    assert again.returncode == 1
-    assert "The balance is off" in again.stderr
-    assert "1 off" in again.stdout
+    with pytest.raises(AssertionError, match=r"(?s)exit 1.*1 off.*The balance is off"):
+        demo(postgres_process_database, tmp_path, "--tasks", "20", "--pollers", "1")
     assert json.loads((tmp_path / "out.json").read_text())["conservation_ok"] is False
 
 
@@ -152,11 +124,10 @@ def test_bad_options_are_refused_at_once(db: None, options: list[str], words: st
 def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
     postgres_process_database: ProcessDatabase, stop: signal.Signals
 ) -> None:
-    # Given a demo that has come to serving, with a poller beside it
-    port = free_port()
-    command = [sys.executable, str(MANAGE), "demo", "--no-spark", "--tasks", "20", "--port", str(port)]
+    port, database = free_port(), replace(postgres_process_database, extra=SETTINGS)
+    command = [sys.executable, "manage.py", "demo", "--no-spark", "--tasks", "20", "--port", str(port)]
     with subprocess.Popen(
-        command, env=env(postgres_process_database), stdout=subprocess.PIPE, text=True,
+        command, env=database.env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as process:  # fmt: skip
         try:
@@ -167,29 +138,11 @@ def test_it_serves_until_it_is_stopped_and_leaves_nothing_running(
             assert "accent" in page(f"http://127.0.0.1:{port}/static/flights/desk.css")
             children = psutil.Process(process.pid).children(recursive=True)
             assert children
-            # When it is told to stop
             process.send_signal(stop)
-            # Then it ends well, and its pollers with it
             assert process.wait(PATIENCE) == 0
             assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
         finally:
             process.kill()
-
-
-def run(database: ProcessDatabase, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(MANAGE), "demo", *options]
-    return subprocess.run(command, env=env(database), capture_output=True, text=True, timeout=PATIENCE, check=False)
-
-
-def env(database: ProcessDatabase) -> dict[str, str]:
-    """Return the environment of the example project itself, on the test's database."""
-    return {**database.env, "DJANGO_SETTINGS_MODULE": "example_project.settings"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def page(url: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
+from pytest_django import DjangoAssertNumQueries
 
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.testing import drain
@@ -16,19 +16,11 @@ from example_project.flights.demo import filing, loading
 from example_project.flights.desk import QUEUE, file_claim, file_claims
 from example_project.flights.models import Airline, Claim, Filing, Flight, Plane
 
-if TYPE_CHECKING:
-    from django.test import Client
-    from pytest_django import DjangoAssertNumQueries
-
 REFERENCE = "2013-01-01-UA-1545-EWR-IAH"
 FORM = {
-    "flown_on": "2013-01-01",
-    "carrier": "ua",
-    "number": "1545",
-    "origin": "ewr",
-    "destination": "iah",
+    "flown_on": "2013-01-01", "carrier": "ua", "number": "1545", "origin": "ewr", "destination": "iah",
     "passenger": "Ada Lovelace",
-}
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +77,9 @@ def test_loading_again_keeps_an_operators_corrections(flight: Flight) -> None:
 
 
 def test_the_record_drives_every_outcome(db: None, sample: list[data.FlightRecord]) -> None:
-    # Given claims for a small sample of the year, which has each of its gaps
     loading.load(sample)
     filing.file_in_bulk([record.reference for record in sample], lambda done: None)
-    # When they are all decided, retries included
     drain(QUEUE, with_scheduled=True)
-    # Then each kind of record has its own outcome
     for task in Task.objects.filter(queue=QUEUE):
         flight = Flight.objects.select_related("plane").get(reference=task.reference)
         decided = Claim.objects.filter(flight=flight).exists()
@@ -113,20 +102,15 @@ def test_the_record_drives_every_outcome(db: None, sample: list[data.FlightRecor
 def test_an_operator_completes_the_record_and_reprocesses(db: None, sample: list[data.FlightRecord]) -> None:
     # Given a cancelled flight whose aircraft is not on the register, so that its task ended in ERROR
     register = {tail for tail, _, _ in data.planes()}
-    record = next(
-        record
-        for record in sample
-        if record.departure_delay is None and record.tail_number and record.tail_number not in register
-    )
+    uncertain = [record for record in sample if record.departure_delay is None and record.tail_number]
+    record = next(record for record in uncertain if record.tail_number not in register)
     loading.load([record])
     filing.file_each([record.reference])
     drain(QUEUE)
     assert Task.objects.get().status == "ERROR"
-    # When an operator enters the aircraft and reprocesses the task
     Plane.objects.create(tail_number=record.tail_number, model="entered by hand", seats=100)
     assert Task.objects.filter(queue=QUEUE).reprocess() == 1
     drain(QUEUE)
-    # Then it is decided
     assert Task.objects.get().status == "COMPLETED"
     assert Claim.objects.get().decision == "paid"
 
@@ -142,13 +126,10 @@ def test_a_passenger_files_a_claim_and_sees_it_decided(flight: Flight, client: C
     filed = client.post(reverse("flights:new_claim"), FORM)
     assert filed.status_code == 302
     page = client.get(filed["Location"]).content.decode()
-    assert REFERENCE in page
-    assert "Ada Lovelace" in page
-    assert "CREATED" in page
+    assert all(text in page for text in (REFERENCE, "Ada Lovelace", "CREATED"))
     drain(QUEUE)
     page = client.get(filed["Location"]).content.decode()
-    assert "COMPLETED" in page
-    assert "nothing is due" in page
+    assert all(text in page for text in ("COMPLETED", "nothing is due"))
 
 
 @pytest.mark.parametrize(

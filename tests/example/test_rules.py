@@ -15,15 +15,8 @@ MILES_1500_KM, MILES_3500_KM = 932, 2175  # the last whole miles within 1,500 an
 
 
 def facts(**changes: Any) -> Facts:
-    late: dict[str, Any] = {
-        "flight": 1,
-        "departure_delay": timedelta(minutes=5),
-        "arrival_delay": timedelta(hours=5),
-        "distance_miles": 500,
-        "tail_number": "N14228",
-        "seats": 149,
-    }
-    return Facts(**{**late, **changes})
+    late = {"flight": 1, "departure_delay": timedelta(minutes=5), "arrival_delay": timedelta(hours=5)}
+    return Facts(**{**late, "distance_miles": 500, "tail_number": "N14228", "seats": 149, **changes})
 
 
 @pytest.mark.parametrize(
@@ -73,14 +66,8 @@ def test_the_table_of_outcomes_holds_for_the_whole_year() -> None:
     seats = {tail: seats for tail, _, seats in data.planes()}
     outcomes: Counter[str] = Counter()
     for flight in data.flights():
-        known = Facts(
-            0,
-            rules.minutes(flight.departure_delay),
-            rules.minutes(flight.arrival_delay),
-            flight.distance_miles,
-            flight.tail_number,
-            seats.get(flight.tail_number),
-        )
+        delays = rules.minutes(flight.departure_delay), rules.minutes(flight.arrival_delay)
+        known = Facts(0, *delays, flight.distance_miles, flight.tail_number, seats.get(flight.tail_number))
         try:
             decision: str = rules.assess(known).decision
         except (rules.ArrivalNotRecorded, rules.AircraftNotRegistered, rules.NeverAssigned) as undecided:
