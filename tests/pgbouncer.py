@@ -30,7 +30,6 @@ server_login_retry = 1
 
 
 def pgbouncer_program() -> str | None:
-    """Return the path of the program, if it is installed."""
     return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
 
 
@@ -43,12 +42,9 @@ def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> It
     port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pgbouncer.ini"
-        file.write_text(
-            CONFIGURATION.format(
-                here=HERE, port=port, name=address.path[1:], host=address.hostname, server_port=address.port,
-                user=address.username, password=address.password, connections=connections,
-            )
-        )  # fmt: skip
+        facts = {"host": address.hostname, "server_port": address.port, "name": address.path[1:]}
+        facts |= {"user": address.username, "password": address.password, "connections": connections}
+        file.write_text(CONFIGURATION.format(here=HERE, port=port, **facts))
         Path(folder).chmod(0o755)
         account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
         with (Path(folder) / "log").open("wb") as log:  # not a pipe: that would be full after some minutes of faults

@@ -67,31 +67,22 @@ def forecast_figures() -> dict[str, Any]:
         {"hour": hour, "arrivals": wave(300, hour), "servers": round(wave(6, hour)), **edges}
         for hour in range(len(HOURS) - 5)
     ]
+    model, unusual = "last week without unusual days", {"value": 9000.0, "usual": 31.5, "score": 12.3}
+    capacity = {"target_wait": 30.0, "share": 0.95, "pollers": 6, "slots": 4, "run_seconds": 20.0}
+    capacity |= {"unevenness_of_arrivals": 1.7, "unevenness_of_run_times": 1.0}
+    quality = {"coverage": 0.912, "weeks": 8, "weeks_tested": 7}
     return {
         "kind": "forecast",
         **PERIOD,
         "summary": "Add 2 pollers Sunday 10-14 UTC.",
         "time_zone": "Europe/Berlin",
-        "target_wait": 30.0,
-        "share": 0.95,
-        "pollers": 6,
-        "slots": 4,
-        "run_seconds": 20.0,
-        "unevenness_of_arrivals": 1.7,
-        "unevenness_of_run_times": 1.0,
-        "model": "last week without unusual days",
-        "errors": [
-            {"model": "last week without unusual days", "error": 1.36},
-            {"model": "same hour last week", "error": 1.55},
-        ],
-        "coverage": 0.912,
-        "weeks": 8,
-        "weeks_tested": 7,
+        **capacity,
+        **quality,
+        "model": model,
+        "errors": [{"model": model, "error": 1.36}, {"model": "same hour last week", "error": 1.55}],
         "stretches": [{"when": "Sunday 10-14", "start": 154, "end": 158, "pollers": 8, "expected": 7}],
         "hours": hours,
-        "anomalies": [
-            {"queue": "mail", "hour": HOURS[8], "measure": "arrivals", "value": 9000.0, "usual": 31.5, "score": 12.3}
-        ],
+        "anomalies": [{"queue": "mail", "hour": HOURS[8], "measure": "arrivals", **unusual}],
     }
 
 

@@ -18,7 +18,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -27,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import Any
 
 import yaml
 from django.core.management import ManagementUtility
@@ -35,27 +34,21 @@ from django.db import connection
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
+from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.patience import PATIENCE
+from tests.stranger.environments import execute
 
-if TYPE_CHECKING:
-    from pytest_django.fixtures import SettingsWrapper
-
-    from tests.conftest import ProcessDatabase
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
-ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
 ENDING = {"runtaskpoller": {"--drain", "--once"}, "demo": {"--no-serve"}, "runserver": set()}
 READY = {"runtaskpoller": "Queues: ", "runserver": "Quit the server"}
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block; ``line`` is its first line in the page."""
-
     language: str
     title: str | None
     text: str
@@ -63,7 +56,6 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Yield the blocks of a page in order."""
     text = page.read_text()
     for found in FENCE.finditer(text):
         language, _, rest = found[1].partition(" ")
@@ -71,56 +63,72 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(language, title[1] if title else None, found[2], text[: found.start(2)].count("\n") + 1)
 
 
-class Reader:
-    """Does what one page says."""
+class Typist:
+    """Types blocks in one folder. There is a method for each language, and each program on a command line needs one."""
 
-    def __init__(self, page: Path, folder: Path, database: ProcessDatabase, settings: SettingsWrapper) -> None:
-        self.page = page
-        self.folder = folder
-        self.database = database
-        self.settings = settings
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.output = folder, ""
+
+    def type(self, page: Path, block: Block) -> None:
+        try:
+            typed = getattr(self, f"type_{block.language}", None)
+            assert typed, f"no executor for a block of {block.language!r}"
+            typed(block)
+        except Exception as error:
+            error.add_note(f"{page.name}, line {block.line}: {block.language} block\n{block.text}")
+            raise
+
+    def write(self, block: Block) -> str:
+        """Add a block to the end of the file that it names; return all that is in there."""
+        file = self.folder / str(block.title)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as end:
+            end.write(f"\n{block.text}")
+        return file.read_text()
+
+    def type_text(self, block: Block) -> None:
+        """Compare with what the block before printed; ``...`` stands for anything."""
+        same = doctest.OutputChecker().check_output(block.text, self.output.rstrip() + "\n", doctest.ELLIPSIS)
+        assert same, f"It printed:\n{self.output}"
+
+    def type_bash(self, block: Block) -> None:
+        """Execute each command; their common output is the output."""
+        self.output = "".join([self.command(words) for words in commands(block.text)])
+
+    def command(self, words: list[str]) -> str:
+        raise AssertionError(f"There is no executor for the program {words[0]!r}.")
+
+
+class Reader(Typist):
+    def __init__(self, page: Path, folder: Path, database: ProcessDatabase, settings: Any) -> None:
+        super().__init__(folder)
+        self.page, self.database, self.settings = page, database, settings
         self.module = ModuleType(f"page_{page.stem.replace('-', '_')}")
         self.exported: dict[str, str] = {}
-        self.output = ""
-        self.executors: dict[str, Callable[[Block], None]] = {
-            "bash": self.bash,
-            "dockerfile": self.dockerfile,
-            "ini": self.ini,
-            "json": lambda block: void(json.loads(block.text)),
-            "mermaid": lambda block: None,  # generated, and compared in test_reference.py
-            "python": self.python,
-            "sql": self.sql,
-            "text": self.text,
-            "toml": self.toml,
-            "yaml": lambda block: void(yaml.safe_load(block.text)),
-        }
 
     def read(self) -> None:
-        """Execute every block, in order."""
         for block in blocks(self.page):
-            place = f"{self.page.name}, line {block.line}"
-            assert block.language in self.executors, f"{place}: no executor for a block of {block.language!r}"
-            try:
-                self.executors[block.language](block)
-            except Exception as error:
-                error.add_note(f"{place}: {block.language} block\n{block.text}")
-                raise
+            self.type(self.page, block)
 
     @property
     def in_project(self) -> bool:
-        """Whether the page is about a project of its own."""
         return (self.folder / "manage.py").exists()
 
     # -- languages ---------------------------------------------------------------------------------------------------
 
-    def python(self, block: Block) -> None:
+    def type_json(self, block: Block) -> None:
+        json.loads(block.text)
+
+    def type_yaml(self, block: Block) -> None:
+        yaml.safe_load(block.text)
+
+    def type_mermaid(self, block: Block) -> None:
+        """It is generated, and compared in test_reference.py."""
+
+    def type_python(self, block: Block) -> None:
         """Write a file of the project, type into its shell, or run here."""
         if block.title is not None:
-            file = self.folder / block.title
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("a") as end:
-                end.write(f"\n{block.text}")
-            code = compile(file.read_text(), str(file), "exec")
+            code = compile(self.write(block), block.title, "exec")
             if block.title == "settings.py":  # of the reader's own project
                 exec(code, vars(self.module))  # noqa: S102 -- the documentation is our own
                 self.apply_settings()
@@ -142,19 +150,13 @@ class Reader:
             for queue in conf.known_queues():
                 conf.queue_settings(queue)
 
-    def sql(self, block: Block) -> None:
-        """Execute statements; the rows of the last one are the output."""
+    def type_sql(self, block: Block) -> None:
         with connection.cursor() as cursor:
             cursor.execute(block.text)
             rows = cursor.fetchall() if cursor.description else []
         self.output = "\n".join(" | ".join(map(str, row)) for row in rows)
 
-    def text(self, block: Block) -> None:
-        """Compare with what the block before printed; ``...`` stands for anything."""
-        checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS
-        assert checker.check_output(block.text, self.output.rstrip() + "\n", flags), f"It printed:\n{self.output}"
-
-    def ini(self, block: Block) -> None:
+    def type_ini(self, block: Block) -> None:
         """Parse; a systemd unit's ExecStart must be a command line that we accept."""
         parser = configparser.ConfigParser(strict=False, interpolation=None)
         parser.optionxform = str  # type: ignore[assignment,method-assign]
@@ -166,7 +168,7 @@ class Reader:
                 if name == "ExecStart":
                     accept_options(shlex.split(value))
 
-    def toml(self, block: Block) -> None:
+    def type_toml(self, block: Block) -> None:
         """Parse, and put it in force as a settings file."""
         assert set(tomllib.loads(block.text)) == {"queues"}, "Only settings files are in TOML here."
         file = self.folder / f"settings-{block.line}.toml"
@@ -174,7 +176,7 @@ class Reader:
         self.settings.DBTASKQUEUE = {"FILE": str(file)}
         assert conf.settings().queues
 
-    def dockerfile(self, block: Block) -> None:
+    def type_dockerfile(self, block: Block) -> None:
         """Check each instruction; pip's requirements and the command of the container are looked at."""
         for line in block.text.replace("\\\n", " ").splitlines():
             word, _, rest = line.partition(" ")
@@ -187,13 +189,7 @@ class Reader:
 
     # -- command lines -----------------------------------------------------------------------------------------------
 
-    def bash(self, block: Block) -> None:
-        """Execute each command; their common output is the output."""
-        said = [self.command(words) for words in commands(block.text)]
-        self.output = "".join(said)
-
     def command(self, words: list[str]) -> str:
-        """Execute one command line and return what it printed."""
         program, rest = words[0], words[1:]
         if program == "pip":
             return self.pip(rest)
@@ -207,7 +203,7 @@ class Reader:
             return self.manage(rest[1:])
         if program == "pytest":
             return self.pytest(rest)
-        raise AssertionError(f"There is no executor for the program {program!r}.")
+        return super().command(words)
 
     def pip(self, words: list[str]) -> str:
         """Check that it installs this project, with extras that exist."""
@@ -241,7 +237,7 @@ class Reader:
             return self.run(command)
         if name == "runserver":
             command += ["--noreload", f"127.0.0.1:{free_port()}"]
-        return self.run_until(command, READY[name])
+        return run_until_ready(command, READY[name], env=self.env, folder=self.folder)
 
     def here(self, words: list[str]) -> str:
         """Run a management command of this repository in this process, as its shell would."""
@@ -261,27 +257,11 @@ class Reader:
         return {**env, "PYTHONUNBUFFERED": "1", **self.exported}
 
     def run(self, command: list[str]) -> str:
-        """Run a process to its end; it must succeed."""
-        done = subprocess.run(
-            command, cwd=self.folder, env=self.env, text=True, timeout=PATIENCE,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{shlex.join(command)}: exit {done.returncode}\n{done.stdout}"
-        return done.stdout
-
-    def run_until(self, command: list[str], ready: str) -> str:
-        """Run a process until it says that it is ready, then stop it with Ctrl-C; it must end well."""
-        return run_until_ready(command, ready, env=self.env, folder=self.folder)
+        return execute(command, env=self.env, cwd=self.folder)
 
 
 def run_until_ready(
-    command: list[str],
-    ready: str,
-    *,
-    env: dict[str, str],
-    folder: Path,
-    patience_s: float = PATIENCE,
-    look: Callable[[], None] = lambda: None,
+    command: list[str], ready: str, *, env: dict[str, str], folder: Path, look: Callable[[], None] = lambda: None
 ) -> str:
     """Run a process until it says that it is ready, ``look`` at it, and stop it with Ctrl-C; it must end well."""
     process = subprocess.Popen(
@@ -289,7 +269,7 @@ def run_until_ready(
         # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
-    killer = threading.Timer(patience_s, process.kill)
+    killer = threading.Timer(PATIENCE, process.kill)
     killer.start()
     assert process.stdout is not None
     said = []
@@ -306,7 +286,6 @@ def run_until_ready(
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command of a bash block."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in line.split(" && "):
             words = shlex.split(part, comments=True)
@@ -318,14 +297,3 @@ def accept_options(words: list[str]) -> None:
     """Parse the options of a runtaskpoller command line with its own parser."""
     at = words.index("runtaskpoller")
     Command().create_parser("manage.py", "runtaskpoller").parse_args(words[at + 1 :])
-
-
-def free_port() -> int:
-    """Return a port nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def void(parsed: object) -> None:
-    """Forget what could be parsed."""

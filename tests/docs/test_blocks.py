@@ -6,21 +6,16 @@ import ast
 import re
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.db import notify
+from tests.conftest import ProcessDatabase
 from tests.docs.pages import FENCE, PROJECT, REPOSITORY, Block, Reader, blocks
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pytest_django.fixtures import SettingsWrapper
-
-    from tests.conftest import ProcessDatabase
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SOURCE_URL = PROJECT["urls"]["Source"]
@@ -51,13 +46,9 @@ print("invoiced")
 
 @pytest.fixture
 def reader(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    postgres_process_database: ProcessDatabase,
-    settings: SettingsWrapper,
-    taskqueue_registry: None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Reader]:
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_process_database: ProcessDatabase,
+    settings: Any, taskqueue_registry: None, monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Reader]:  # fmt: skip
     folder = tmp_path / "project"
     page = getattr(request, "param", REPOSITORY / "README.md")
     if page.name == "README.md":
@@ -78,7 +69,7 @@ def reader(
 def test_every_block_of_the_page_works(reader: Reader) -> None:
     reader.read()
     if reader.page.name == "README.md":
-        reader.python(Block("python", None, README_AFTER, 0))
+        reader.type_python(Block("python", None, README_AFTER, 0))
         assert reader.output.splitlines()[-1] == "invoiced"
 
 
@@ -131,11 +122,9 @@ WRONG_BLOCKS = [
 
 
 def test_wrong_blocks_fail(
-    tmp_path: Path,
-    postgres_process_database: ProcessDatabase,
-    settings: SettingsWrapper,
+    tmp_path: Path, postgres_process_database: ProcessDatabase, settings: Any,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     page = tmp_path / "page.md"
     for block, told in WRONG_BLOCKS:
         page.write_text(f"# A page\n\n{block}\n")

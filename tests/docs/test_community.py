@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from tests.architecture.source import REPOSITORY, files
 from tests.docs.pages import FENCE, PROJECT, blocks, commands
@@ -58,13 +56,7 @@ def test_files_that_the_guide_names_exist() -> None:
     assert [name for name in named if not any((home / name).exists() for home in homes)] == []
 
 
-@pytest.fixture
-def yaml() -> Any:
-    """The parser, which comes with the extra "docs"."""
-    return importlib.import_module("yaml") if "CI" in os.environ else pytest.importorskip("yaml")
-
-
-def test_hosted_ci_tries_every_version_that_is_promised(yaml: Any) -> None:
+def test_hosted_ci_tries_every_version_that_is_promised() -> None:
     jobs = yaml.safe_load((COMMUNITY / "workflows/ci.yml").read_text())["jobs"]
     matrix = jobs["pairs"]["strategy"]["matrix"]
     promised: dict[str, set[str]] = {"Python": set(), "Django": set()}
@@ -80,7 +72,7 @@ def test_hosted_ci_tries_every_version_that_is_promised(yaml: Any) -> None:
     assert [path for path in re.findall(r"tests/[\w/.]+", lines) if not (REPOSITORY / path).exists()] == []
 
 
-def test_the_files_for_hosts_and_editors_can_be_read(yaml: Any) -> None:
+def test_the_files_for_hosts_and_editors_can_be_read() -> None:
     for path in [*COMMUNITY.rglob("*.yml"), REPOSITORY / ".pre-commit-config.yaml"]:
         assert yaml.safe_load(path.read_text()), path.name
 

@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from datetime import timedelta
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from django.contrib.postgres.functions import TransactionNow
 from django.db import connection
 
 from django_dbtaskqueue import enqueue
@@ -39,6 +40,7 @@ COMPOSE = yaml.safe_load((FILES / "compose.yaml").read_text())
 MIGRATE, DEPLOYMENT = yaml.safe_load_all((FILES / "kubernetes.yaml").read_text())
 AUTHENTICATION, SCALED = yaml.safe_load_all((FILES / "keda.yaml").read_text())
 (CONTAINER,) = DEPLOYMENT["spec"]["template"]["spec"]["containers"]
+PROBES = ("startup", "readiness", "liveness")
 # The fields of KEDA's ScaledObject that ours may use; metadata are those of its PostgreSQL scaler.
 SCALED_FIELDS = {"scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval", "advanced", "triggers"}
 TRIGGER_FIELDS = {"type", "name", "metricType", "metadata", "authenticationRef"}
@@ -53,7 +55,6 @@ def service() -> configparser.SectionProxy:
 
 
 def commands() -> dict[str, list[str]]:
-    """Return how each file starts a poller."""
     dockerfile = re.findall(r"^CMD (.*)$", DOCKERFILE.read_text(), re.MULTILINE)
     procfile = dict(line.split(": ", 1) for line in PROCFILE.read_text().splitlines())
     return {
@@ -100,8 +101,7 @@ def test_the_command_starts_a_poller_that_ends_when_asked(
     given = [*options(name), "--metrics-port", str(port)]
     with runtaskpoller(postgres_process_database, *given) as poller:
         until(lambda: "Probes and metrics" in poller.log or poller.process.poll() is not None)
-        probes = [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in ("startup", "readiness", "liveness")]
-        for path in probes:
+        for path in [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES]:
             until(lambda path=path: status(port, path.removeprefix("/healthz/")) == 200)  # type: ignore[misc]
         enqueue("work", "one")
         until(lambda: Task.objects.filter(status="COMPLETED").exists())
@@ -164,9 +164,7 @@ def test_kubernetes_knows_each_field(manifest: dict[str, Any]) -> None:
 def test_the_probes_and_labels_of_the_manifest_fit() -> None:
     (port,) = CONTAINER["ports"]
     assert parsed("kubernetes").metrics_port == ("0.0.0.0", port["containerPort"])  # noqa: S104 -- as in the file
-    assert {CONTAINER[f"{kind}Probe"]["httpGet"]["port"] for kind in ("startup", "readiness", "liveness")} == {
-        port["name"]
-    }
+    assert {CONTAINER[f"{kind}Probe"]["httpGet"]["port"] for kind in PROBES} == {port["name"]}
     spec = DEPLOYMENT["spec"]
     assert spec["selector"]["matchLabels"] == spec["template"]["metadata"]["labels"]
     (migrating,) = MIGRATE["spec"]["template"]["spec"]["containers"]
@@ -188,29 +186,18 @@ def answers() -> dict[str, int]:
     return found
 
 
-@pytest.fixture
-def reader(roles: None) -> Iterator[None]:  # noqa: F811 -- the fixture above
-    yield
-
-
-def test_the_scaler_s_queries_say_what_is_due_and_since_when(reader: None) -> None:
+def test_the_scaler_s_queries_say_what_is_due_and_since_when(roles: None) -> None:  # noqa: F811 -- the fixture above
     assert answers() == {"backlog": 0, "age": 0}
     queue = Queue.objects.create(name="invoices")
     rows = [enqueue("invoices", str(number)).pk for number in range(4)]
     enqueue("other", "of another poller")
-    with connection.cursor() as cursor:  # the queries' clock stands still in the test's transaction
-        cursor.execute("UPDATE dbtaskqueue_task SET ready_time = now(), next_process_time = now()")
-    Task.objects.filter(pk=rows[0]).update(ready_time="2026-01-01T00:00Z", next_process_time="9000-01-01T00:00Z")
+    tasks, now = Task.objects.all(), TransactionNow()  # the queries' clock, which stands still in the test
+    tasks.update(ready_time=now, next_process_time=now)
+    tasks.filter(pk=rows[0]).update(ready_time="2026-01-01T00:00Z", next_process_time="9000-01-01T00:00Z")
     assert answers() == {"backlog": 3, "age": 0}
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE dbtaskqueue_task SET ready_time = now() - interval '90 seconds',"
-            " next_process_time = now() - interval '90 seconds' WHERE id = %s", [rows[1]],
-        )  # fmt: skip
-        cursor.execute(
-            "UPDATE dbtaskqueue_task SET status = 'PROCESSING', next_process_time = now() + interval '1 minute'"
-            " WHERE id = %s", [rows[2]],
-        )  # fmt: skip
+    earlier = now - timedelta(seconds=90)
+    tasks.filter(pk=rows[1]).update(ready_time=earlier, next_process_time=earlier)
+    tasks.filter(pk=rows[2]).update(status="PROCESSING", next_process_time=now + timedelta(minutes=1))
     assert answers() == {"backlog": 3, "age": 90}
     Queue.objects.filter(pk=queue.pk).update(paused_time="2026-01-01T00:00Z")
     assert answers() == {"backlog": 0, "age": 0}

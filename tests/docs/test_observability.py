@@ -38,10 +38,8 @@ def expressions() -> list[str]:
 )
 def test_the_tables_of_metrics_are_the_code_s(section: str, definitions: Sequence[Definition]) -> None:
     written = [row for row in table(page(PAGE), section) if row[0].startswith("`dbtaskqueue_")]
-    expected = [
-        [f"`{one.name}`", one.type, ", ".join(f"`{label}`" for label in one.labels) or "-", one.help]
-        for one in definitions
-    ]
+    labels = [", ".join(f"`{label}`" for label in one.labels) or "-" for one in definitions]
+    expected = [[f"`{one.name}`", one.type, names, one.help] for one, names in zip(definitions, labels, strict=True)]
     assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
 
 

@@ -29,16 +29,14 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
 def environment_of(folder: Path, *packages: str) -> Path:
-    """Make a virtual environment with these packages, and return the folder of its programs."""
     venv.create(folder, with_pip=True)
     subprocess.run([folder / "bin/pip", "install", "--quiet", *packages], check=True)
     return folder / "bin"
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    outside = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "DJANGO", "VIRTUAL"))
-    }
+    ours = ("PYTHON", "DJANGO", "VIRTUAL")
+    outside = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return subprocess.run(command, cwd=cwd, env=outside | env, text=True, capture_output=True, timeout=PATIENCE)
 
 
@@ -68,11 +66,8 @@ def test_airflow_runs_the_night(postgres_process_database: ProcessDatabase, tmp_
     env |= {"AIRFLOW__CORE__LOAD_EXAMPLES": "False", "AIRFLOW__CORE__DAGS_FOLDER": str(tmp_path / "dags")}
     shutil.copytree(FILES / "orchestrate", tmp_path / "dags", ignore=shutil.ignore_patterns("dagster*"))
     run(programs / "airflow", "db", "migrate", cwd=tmp_path, **env).check_returncode()
-    done = run(
-        *(programs / "airflow", "dags", "test", "tasks", "--dagfile-path", tmp_path / "dags/airflow_tasks.py"),
-        cwd=tmp_path,
-        **env,
-    )
+    command = (programs / "airflow", "dags", "test", "tasks", "--dagfile-path", tmp_path / "dags/airflow_tasks.py")
+    done = run(*command, cwd=tmp_path, **env)
     assert_archived_and_reported(tmp_path, done)
 
 
@@ -101,9 +96,8 @@ def test_a_declarative_pipeline_reads_and_writes_tasks(
     for number in range(2):  # the second run goes on where the first one stopped
         make_task(status="COMPLETED", queue="claims")
         make_task(status="POISON", queue="claims")
-        done = run(
-            *(programs / "spark-pipelines", "run", "--conf", "spark.sql.catalogImplementation=hive"), cwd=folder, **env
-        )
+        command = (programs / "spark-pipelines", "run", "--conf", "spark.sql.catalogImplementation=hive")
+        done = run(*command, cwd=folder, **env)
         assert "Run is COMPLETED." in done.stdout + done.stderr, done.stdout + done.stderr
         assert Task.objects.filter(queue="reviews").count() == number + 1
     assert {task.payload["queue_name"] for task in Task.objects.filter(queue="reviews")} == {"claims"}

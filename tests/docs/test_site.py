@@ -33,7 +33,6 @@ def public_names() -> dict[str, list[str]]:
 
 
 def imported_by(code: str) -> set[str]:
-    """Return the modules and names that are imported from the package."""
     nodes = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
     names = {f"{node.module}.{name.name}" for node in nodes for name in node.names}
     return {name for name in names if name.startswith(PACKAGE)}

@@ -24,7 +24,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Make an environment the first time that one is asked for: for a Python, and what will be installed there."""
     made: dict[tuple[str, str], dict[str, str]] = {}
 
     def get(python: Python, name: str) -> dict[str, str]:

@@ -24,14 +24,11 @@ PATIENCE_S = PATIENCE
 
 @dataclass(frozen=True)
 class Python:
-    """An interpreter of this machine."""
-
     version: str
     program: str
 
     @property
     def constraint(self) -> str:
-        """What pip is told about Django."""
         return DJANGO.get(self.version, "Django>=6.0")
 
 
@@ -95,7 +92,6 @@ def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str
 
 
 def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    """Run a program to its end, and return what it printed; fail with that if it fails."""
     done = subprocess.run(
         command, env=env, cwd=cwd, text=True, timeout=PATIENCE_S,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,

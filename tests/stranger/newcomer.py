@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.docs.pages import READY, Block, blocks, commands, free_port, run_until_ready
-from tests.stranger.environments import PATIENCE_S, execute
+from tests.docs.pages import READY, Block, Typist, blocks, free_port, run_until_ready
+from tests.stranger.environments import execute
 
 VISIT = Path(__file__).with_name("visit.py")
-Step = Callable[[], None]
 
 
-class Newcomer:
-    """Works in one folder, in one environment."""
-
+class Newcomer(Typist):
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.env = env
-        self.output = ""
         self.leaves_out = ""  # a part of the blocks that are not for this reader
         self.writes = ("", "")  # what this reader writes otherwise, as the text says
-        self.before: dict[str, Step] = {}  # what to look at before a command is typed
+        self.before: dict[str, Callable[[], None]] = {}  # what to look at before a command is typed
         self.while_running: dict[str, Callable[[str], None]] = {}  # and while a server runs, given its address
 
     def read(self, page: Path, *, after: str = "", until: str = "") -> None:
@@ -33,34 +28,17 @@ class Newcomer:
         last = lines.index(until) if until else len(lines)
         for block in blocks(page):
             if first < block.line <= last and not (self.leaves_out and self.leaves_out in block.text):
-                typed = replace(block, text=block.text.replace(*self.writes)) if self.writes[0] else block
-                try:
-                    getattr(self, f"type_{block.language}")(typed)
-                except Exception as error:
-                    error.add_note(f"{page.name}, line {block.line}:\n{block.text}")
-                    raise
+                self.type(page, replace(block, text=block.text.replace(*self.writes)) if self.writes[0] else block)
 
     def type_python(self, block: Block) -> None:
-        """Add to the end of the file that the block names, or type into the project's shell."""
+        """Add to the file that the block names, or type into the project's shell."""
         if block.title is None:
             self.output = self.run(["python", "manage.py", "shell", "--verbosity", "0", "--command", block.text])
-            return
-        file = self.folder / block.title
-        file.parent.mkdir(exist_ok=True)
-        with file.open("a") as end:
-            end.write(f"\n{block.text}")
-
-    def type_text(self, block: Block) -> None:
-        """Compare with what the block before printed; ``...`` stands for anything."""
-        same = doctest.OutputChecker().check_output(block.text, self.output.rstrip() + "\n", doctest.ELLIPSIS)
-        assert same, f"It printed:\n{self.output}"
-
-    def type_bash(self, block: Block) -> None:
-        """Run each command; what has no end is stopped with Ctrl-C once it is ready."""
-        self.output = "".join([self.command(words) for words in commands(block.text)])
+        else:
+            self.write(block)
 
     def command(self, words: list[str]) -> str:
-        """Run one command line as it stands."""
+        """Run a command line as it stands; what has no end is stopped with Ctrl-C once it is ready."""
         if words[0] == "export":
             name, _, value = words[1].partition("=")
             self.env[name] = value
@@ -83,12 +61,11 @@ class Newcomer:
             words = [*words, "--noreload", address]
         look = self.while_running.get(words[2])
         return run_until_ready(
-            words, ready, env=self._env(words), folder=self.folder, patience_s=PATIENCE_S,
+            words, ready, env=self._env(words), folder=self.folder,
             look=lambda: look(f"http://{address}") if look else None,
         )  # fmt: skip
 
     def visit(self, stage: str) -> None:
-        """Open every page, command and route of the project; fail with all that is wrong there."""
         execute(["python", str(VISIT), stage], env=self._env(["python"]), cwd=self.folder)
 
     def _env(self, words: list[str]) -> dict[str, str]:

@@ -25,6 +25,7 @@ pytestmark = pytest.mark.stranger
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
 DJANGO_TASKS = REPOSITORY / "docs/howto/django-tasks.md"
 OPERATIONS = REPOSITORY / "docs/reference/operations.md"
+MANAGE = ["python", "manage.py"]
 SHOP = REPOSITORY / "tests/docs/existing_project/shop/models.py"
 ORDER_URL = """
 from shop import views
@@ -68,10 +69,9 @@ Task.objects.filter(payload__order=0).update(max_attempts=1)
 
 
 def test_the_newest_django_is_among_those_tried() -> None:
-    newer = [version for version in pythons() if version not in ("3.11", "3.12")]
-    if not newer and "CI" not in os.environ:
-        pytest.skip(f"there is no Python 3.13 here, only {', '.join(pythons())}; name one in STRANGER_PYTHONS")
-    assert newer, f"there is no Python 3.13 here, only {', '.join(pythons())}; name one in STRANGER_PYTHONS"
+    if pythons().keys() <= {"3.11", "3.12"}:
+        text = f"there is no Python 3.13 here, only {', '.join(pythons())}; name one in STRANGER_PYTHONS"
+        (pytest.fail if "CI" in os.environ else pytest.skip)(text)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -92,32 +92,31 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer.read(README, after="## Add it to an existing project", until="## What it promises")
     newcomer.type_python(Block("python", "mysite/urls.py", ORDER_URL, 0))
     newcomer.visit("empty")
-    newcomer.run(["python", "manage.py", "shell", "--command", SELL])
+    newcomer.run([*MANAGE, "shell", "--command", SELL])
     work_through(newcomer)
     newcomer.read(OPERATIONS, after="## The JSON API")
     newcomer.visit("filled")
-    newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
+    newcomer.run([*MANAGE, "makemigrations", "--check", "--dry-run"])
 
 
 def work_through(newcomer: Newcomer) -> None:
     """Process: one task completes, two end in ERROR, and an operator sets one of these aside."""
-    taskqueue = ["python", "manage.py", "taskqueue"]
-    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
+    taskqueue = [*MANAGE, "taskqueue"]
+    newcomer.run([*MANAGE, "runtaskpoller", "--drain"])
     newcomer.run([*taskqueue, "poison", "--filter", "ref:no-order-either", "--yes", "--reason", "there is no order 0"])
     for status in ("COMPLETED", "ERROR", "POISON"):
         assert "No task matches" not in newcomer.run([*taskqueue, "list", "--filter", f"status:{status}"])
 
 
 def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
-    """Make the project that README's reader has."""
     newcomer.run(["pip", "install", "Django"] if database is None else ["pip", "install", "Django", "psycopg[binary]"])
     newcomer.run(["django-admin", "startproject", "mysite", "."])
-    newcomer.run(["python", "manage.py", "startapp", "shop"])
+    newcomer.run([*MANAGE, "startapp", "shop"])
     (newcomer.folder / "shop/models.py").write_text(SHOP.read_text())
     with (newcomer.folder / "mysite/settings.py").open("a") as end:
         end.write('\nINSTALLED_APPS += ["shop"]\n' + (f'DATABASES["default"] = {database!r}\n' if database else ""))
-    newcomer.run(["python", "manage.py", "makemigrations", "shop"])
-    newcomer.run(["python", "manage.py", "migrate"])
+    newcomer.run([*MANAGE, "makemigrations", "shop"])
+    newcomer.run([*MANAGE, "migrate"])
 
 
 def test_tutorial(python: Python, environment: Environment, tmp_path: Path) -> None:
@@ -134,15 +133,14 @@ def test_tutorial_on_postgresql(environment: Environment, tmp_path: Path) -> Non
     newcomer.leaves_out = "transaction_mode"
     with _created(settings.SERVER_URL) as name:
         entry = database_from_url(url_of(settings.SERVER_URL, name))
-        newcomer.before["startapp"] = lambda: has_postgresql(newcomer, entry)
+
+        def has_postgresql() -> None:
+            newcomer.run(["pip", "install", "django-dbtaskqueue[postgres]"])
+            with (tmp_path / "flightdesk/settings.py").open("a") as end:
+                end.write(f'DATABASES["default"] = {entry!r}\n')
+
+        newcomer.before["startapp"] = has_postgresql
         follow_the_tutorial(newcomer)
-
-
-def has_postgresql(newcomer: Newcomer, entry: dict[str, Any]) -> None:
-    """Install the driver, and put the database into the settings."""
-    newcomer.run(["pip", "install", "django-dbtaskqueue[postgres]"])
-    with (newcomer.folder / "flightdesk/settings.py").open("a") as end:
-        end.write(f'DATABASES["default"] = {entry!r}\n')
 
 
 def follow_the_tutorial(newcomer: Newcomer) -> None:
@@ -151,7 +149,7 @@ def follow_the_tutorial(newcomer: Newcomer) -> None:
     newcomer.before["createsuperuser"] = lambda: newcomer.visit("filled")
     newcomer.read(TUTORIAL)
     newcomer.visit("filled")
-    newcomer.run(["python", "manage.py", "makemigrations", "--check", "--dry-run"])
+    newcomer.run([*MANAGE, "makemigrations", "--check", "--dry-run"])
 
 
 def newest() -> Python:
@@ -162,17 +160,17 @@ def test_a_poller_needs_neither_the_admin_nor_its_libraries(environment: Environ
     newcomer = Newcomer(tmp_path, environment(newest(), "tutorial") | WITHOUT_LIBPQ)
     newcomer.run(["pip", "install", "django-dbtaskqueue"])
     newcomer.run(["django-admin", "startproject", "worker", "."])
-    newcomer.run(["python", "manage.py", "startapp", "jobs"])
+    newcomer.run([*MANAGE, "startapp", "jobs"])
     (tmp_path / "jobs/tasks.py").write_text(JOB)
     (tmp_path / "worker/urls.py").write_text("urlpatterns = []\n")
     with (tmp_path / "worker/settings.py").open("a") as end:
         end.write('INSTALLED_APPS = ["django_dbtaskqueue", "jobs"]\nMIDDLEWARE = TEMPLATES = []\n')
-    newcomer.run(["python", "manage.py", "check"])
-    newcomer.run(["python", "manage.py", "migrate"])
-    newcomer.run(["python", "manage.py", "shell", "--command", "from jobs.tasks import begin; begin()"])
-    newcomer.run(["python", "manage.py", "runtaskpoller", "--drain"])
-    assert "COMPLETED" in newcomer.run(["python", "manage.py", "taskqueue", "show", "jobs/one"])
-    assert "imported: []" in newcomer.run(["python", "manage.py", "shell", "--command", IMPORTED])
+    newcomer.run([*MANAGE, "check"])
+    newcomer.run([*MANAGE, "migrate"])
+    newcomer.run([*MANAGE, "shell", "--command", "from jobs.tasks import begin; begin()"])
+    newcomer.run([*MANAGE, "runtaskpoller", "--drain"])
+    assert "COMPLETED" in newcomer.run([*MANAGE, "taskqueue", "show", "jobs/one"])
+    assert "imported: []" in newcomer.run([*MANAGE, "shell", "--command", IMPORTED])
 
 
 def test_django_s_tasks(python: Python, environment: Environment, tmp_path: Path) -> None:

@@ -32,7 +32,6 @@ faults: list[str] = []
 
 
 def start() -> None:
-    """Begin as manage.py does."""
     logging.disable(logging.CRITICAL)  # faults are printed at the end
     sys.path.insert(0, os.getcwd())
     with open("manage.py") as file:
@@ -63,13 +62,8 @@ from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Djan
 HARMLESS = "ref:there-is-no-such-reference"
 FINDING_CODE, USAGE_ERROR_CODE, SETTINGS_CODE = 1, 2, 3
 QUEUE = "a-queue/with a slash"
-NO_SUCH = {
-    "fingerprint": "0" * 40,
-    "poller": "no:such",
-    "command": "drain",
-    "schedule": "no/such",
-    "action": "run",
-}  # parts of the API's addresses
+# Parts of the API's addresses.
+NO_SUCH = {"fingerprint": "0" * 40, "poller": "no:such", "command": "drain", "schedule": "no/such", "action": "run"}
 API = "dbtaskqueue_api"
 # The arguments of each subcommand of ``taskqueue``.
 COMMANDS: dict[str, list[list[str]]] = {
@@ -89,14 +83,8 @@ COMMANDS: dict[str, list[list[str]]] = {
     "bulk": [["list"], ["run"], ["show", "1"], ["cancel", "1"]],
     "index": [[], ["--drop"]],
     "schedules": [
-        [],
-        ["add", "nightly", "--queue", QUEUE, "--cron", "0 3 * * *"],
-        ["show", "nightly"],
-        ["edit", "nightly", "--cron", "0 4 * * *"],
-        ["pause", "nightly"],
-        ["resume", "nightly"],
-        ["run", "nightly"],
-        ["reset", "nightly"],
+        *([], ["add", "nightly", "--queue", QUEUE, "--cron", "0 3 * * *"], ["edit", "nightly", "--cron", "0 4 * * *"]),
+        *([verb, "nightly"] for verb in ("show", "pause", "resume", "run", "reset")),
     ],
     "token": [["superuser"]],
     "tokens": [[], ["--revoke", "987654"]],
@@ -108,17 +96,15 @@ OTHER_COMMANDS: dict[str, list[list[str]]] = {
     "runtaskpoller": [["--once", "--queue", "nosuch"], ["--once", "--queue", "nosuch", "--executor", "process"]],
     "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
-BODIES: dict[str, dict[str, object]] = {
-    "act_on_task_ids": {"ids": [987654], "reason": "a visit"},
+REASON: dict[str, object] = {"reason": "a visit"}
+BODIES = {
+    **dict.fromkeys(("cancel_operation", "start_queue", "change_schedule", "act_on_schedule"), REASON),
+    "act_on_task_ids": {"ids": [987654], **REASON},
     "preview_search": {"q": HARMLESS},
-    "act_on_search": {"q": HARMLESS, "reason": "a visit"},
-    "cancel_operation": {"reason": "a visit"},
-    "pause_queue": {"reason": "a visit", "for": "1m"},
-    "start_queue": {"reason": "a visit"},
+    "act_on_search": {"q": HARMLESS, **REASON},
+    "pause_queue": {"for": "1m", **REASON},
     "change_queue_settings": {"reset": ["ttl"]},
-    "purge_queue": {"confirm": QUEUE, "reason": "a visit"},
-    "change_schedule": {"reason": "a visit"},
-    "act_on_schedule": {"reason": "a visit"},
+    "purge_queue": {"confirm": QUEUE, **REASON},
 }
 # What some verbs ask for beside the tasks.
 INPUTS: dict[str, dict[str, object]] = {
@@ -131,7 +117,6 @@ INPUTS: dict[str, dict[str, object]] = {
 
 
 def main() -> int:
-    """Visit everything; return the exit code."""
     run_commands()
     collect_static_files()
     for name, user in users().items():
@@ -154,8 +139,6 @@ def users() -> dict[str, User | None]:
 
 
 class Browser:
-    """A user's browser, which notes what goes wrong."""
-
     requests = 0  # of all browsers
 
     def __init__(self, name: str, user: User | None) -> None:
@@ -235,7 +218,6 @@ def admin_addresses() -> Iterator[str]:
 
 
 def ids_of(model: Any) -> list[object]:
-    """Return the newest row, and one that is not there."""
     if STAGE == "unmigrated" or not model._meta.db_table:
         return [987654]
     return [*model._default_manager.order_by("-pk").values_list("pk", flat=True)[:1], 987654]
@@ -298,7 +280,6 @@ def api_addresses() -> Iterator[tuple[str, str, str]]:
 
 
 def option(key: str, value: object) -> list[str]:
-    """Return an input of a verb as the command line takes it."""
     return [f"--{key.replace('_', '-')}", value if isinstance(value, str) else json.dumps(value)]
 
 

@@ -23,39 +23,34 @@ PROJECT = Path(__file__).with_name("project")
 
 @dataclass(frozen=True)
 class Release:
-    """One release, installed."""
-
     name: str
     python: Path
     app: Path  # the folder of the installed package
     plants: str = ""  # an app of the tests, beside those of the project
 
-    def env(self, database: str, release: str = "") -> dict[str, str]:
+    def env(self, database: str) -> dict[str, str]:
         """Return the variables that lead a process of this release to a database."""
         hidden = ("PYTHONPATH", "DATABASE_URL", "DJANGO_SETTINGS_MODULE")
         return {
             **{name: value for name, value in os.environ.items() if name not in hidden},
             "UPGRADE_DATABASE": json.dumps(database_from_url(database)),
-            "UPGRADE_RELEASE": release or self.name,
+            "UPGRADE_RELEASE": self.name,
             "UPGRADE_APPS": self.plants,
             "PYTHONPATH": str(PROJECT),
             "PYTHONUNBUFFERED": "1",
         }
 
     def manage(self, database: str, *arguments: str) -> str:
-        """Run ``manage.py`` to its end; return what it printed."""
         command = [str(self.python), str(PROJECT / "manage.py"), *arguments]
         return execute(command, env=self.env(database), cwd=PROJECT)
 
     def plant(self, migration: str) -> None:
-        """Add a migration to the installed package, after its last one."""
         folder = self.app / "migrations"
         last = max(file.stem for file in folder.glob("[0-9]*.py"))
         (folder / f"{int(last[:4]) + 1:04}_planted.py").write_text(migration.replace("LAST_MIGRATION", last))
 
 
 def wheel_of(commit: str, folder: Path) -> Path:
-    """Build the wheel of a commit of this clone."""
     archive = subprocess.run(
         ["git", "archive", commit], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE_S, check=False
     )

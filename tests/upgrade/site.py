@@ -53,50 +53,40 @@ class Site:
     """One database with the project's tables, and the processes that work on it."""
 
     def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
-        self.folder = folder
-        self._processes: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self.url, self.folder = url, folder
+        self.processes: list[tuple[subprocess.Popen[bytes], Path]] = []
 
     def ask(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
 
     def start(self, release: Release, *command: str) -> subprocess.Popen[bytes]:
         """Start a program of the project; it ends at the latest with the site."""
-        log = self.folder / f"{release.name}-{len(self._processes)}.log"
+        log = self.folder / f"{release.name}-{len(self.processes)}.log"
         with log.open("wb") as file:
-            process = subprocess.Popen(
-                [str(release.python), *command],
-                env=release.env(self.url), cwd=self.folder, stdout=file, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        self._processes.append((process, log))
+            command, outputs = (str(release.python), *command), {"stdout": file, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(command, env=release.env(self.url), cwd=self.folder, **outputs)
+        self.processes.append((process, log))
         return process
 
     def poller(self, release: Release) -> subprocess.Popen[bytes]:
-        """Start a poller of all queues."""
         return self.start(release, str(PROJECT / "manage.py"), "runtaskpoller", "--threads", "2")
 
     def producer(self, release: Release) -> subprocess.Popen[bytes]:
-        """Start a producer."""
         return self.start(release, str(PROJECT / "produce.py"))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition; raise BrokenError as soon as a log tells of an error."""
 
         def holds() -> object:
-            self.check_logs()
+            for process, log in self.processes:
+                text = log.read_text(errors="replace")
+                if (found := BROKEN.search(text)) or process.poll():
+                    raise BrokenError(f"{log.name}: {found and found[0]}, exit {process.poll()}\n{text[-4000:]}")
             return condition()
 
         until(holds, timeout=PATIENCE_S)
-
-    def check_logs(self) -> None:
-        """Raise BrokenError for an error that an upgrade must not cause."""
-        for process, log in self._processes:
-            text = log.read_text(errors="replace")
-            if (found := BROKEN.search(text)) or process.poll():
-                raise BrokenError(f"{log.name}: {found and found[0]}, exit {process.poll()}\n{text[-4000:]}")
 
     def all_have_run(self, *releases: Release, since: int = 0) -> bool:
         """Whether each release's poller has run, since an effect, enough tasks of each queue, of each producer."""
@@ -105,7 +95,6 @@ class Site:
         return all(runs.get((queue, poller, by), 0) >= ENOUGH for queue in QUEUES for poller in names for by in names)
 
     def newest_effect(self) -> int:
-        """Return the number of the newest run."""
         return int(self.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
 
     def stop(self, producers: list[subprocess.Popen[bytes]], pollers: list[subprocess.Popen[bytes]]) -> None:
@@ -118,7 +107,6 @@ class Site:
         self.until(lambda: all(process.poll() == 0 for process in pollers))
 
     def check_ends(self) -> int:
-        """See that each task has run and ended as its queue says; return how many tasks there were."""
         ends = self.ask(ENDS)
         wrong = [(queue, *end) for queue, *end in ends if (end[2], end[1]) != QUEUES[queue]]
         assert not wrong, f"{len(wrong)} of {len(ends)} tasks ended otherwise: {wrong[:10]}"
@@ -127,20 +115,16 @@ class Site:
         assert self.ask(OUT_OF_ORDER) == [(0,)], "tasks of a group ran in another order"
         return len(ends)
 
-    def kill(self) -> None:
-        """End every process."""
-        for process, _ in self._processes:
-            process.kill()
-            process.wait(PATIENCE_S)
-
 
 @contextmanager
 def site(url: str, folder: Path, release: Release) -> Iterator[Site]:
-    """A site whose database has the tables of a release."""
+    """A site whose database has the tables of a release. Every process ends with it."""
     release.manage(url, "migrate", "--verbosity", "0")
     made = Site(url, folder)
     made.ask(TABLES)
     try:
         yield made
     finally:
-        made.kill()
+        for process, _ in made.processes:
+            process.kill()
+            process.wait(PATIENCE_S)

@@ -21,8 +21,6 @@ LOADER = MigrationLoader(None)  # the files, whatever a database has
 FIRST = ("dbtaskqueue", "0001_initial")
 POSITIVE = models.CheckConstraint(condition=Q(attempt__gte=0), name="planted_positive")
 INDEX = models.Index(fields=["tag"], name="dbtaskqueue_planted")
-
-
 Found = Callable[..., list[str]]
 
 

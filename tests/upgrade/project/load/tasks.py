@@ -11,7 +11,6 @@ RELEASE = os.environ["UPGRADE_RELEASE"]
 
 
 def run(task):
-    """Leave the row."""
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO effects (queue, reference, release) VALUES (%s, %s, %s)", [task.queue, task.reference, RELEASE]
@@ -26,13 +25,11 @@ processor("atomic", mode="atomic")(run)
 
 @processor("event-loop")
 async def event_loop(task):
-    """Wait on the event loop for a thread that leaves the row."""
     return await sync_to_async(run)(task)
 
 
 @processor("retried")
 def retried(task):
-    """Fail the first time."""
     run(task)
     if task.attempt == 1:
         raise RuntimeError("the first attempt is to fail")
@@ -40,28 +37,24 @@ def retried(task):
 
 @processor("again")
 def again(task):
-    """Come again once, uncharged."""
     run(task)
     return Complete() if task.reenqueue_attempt else Reenqueue()
 
 
 @processor("lost")
 def lost(task):
-    """Fail always."""
     run(task)
     return Fail("it fails always")
 
 
 @processor("set-aside")
 def set_aside(task):
-    """Be poison."""
     run(task)
     return Poison("nobody can do this")
 
 
 @processor("gone")
 def gone(task):
-    """Leave no task."""
     with transaction.atomic():
         run(task)
     return CompleteDelete()
