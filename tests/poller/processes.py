@@ -15,15 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
 
-from django_dbtaskqueue import enqueue_many, models, signals
+from django_dbtaskqueue import enqueue_many, models
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.support import PATIENCE, until
+
+SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # settings by which only an event is in time
 
 
 @dataclass
@@ -47,6 +51,17 @@ class PollerProcess:
         assert self.process.returncode == code, self.log
         return self.log
 
+    def stop(self) -> str:
+        self.signal()
+        return self.ended()
+
+    def stop_at_once(self, code: int = 0) -> str:
+        """Ask a second time, once it waits for what runs."""
+        self.signal()
+        self.until_logged("Stopping: waiting")
+        self.signal()
+        return self.ended(code)
+
     def until_logged(self, text: str) -> None:
         until(lambda: text in self.log)
 
@@ -65,55 +80,66 @@ def runtaskpoller(database: ProcessDatabase, *options: str) -> Iterator[PollerPr
 
 
 @contextmanager
-def polling(weights: dict[str, int], *, settle: float = PATIENCE, **options: Any) -> Iterator[Poller]:
+def polling(weights: dict[str, int], **options: Any) -> Iterator[Poller]:
     """A poller and its heartbeat, in threads; stopped and closed on the way out."""
     poller = Poller(weights, Options(**options))
+    with running(poller):
+        yield poller
+
+
+@contextmanager
+def running(poller: Poller) -> Iterator[Heartbeat]:
     heartbeat = Heartbeat(poller)
     poller.start()
     heartbeat.start()
     try:
-        yield poller
+        yield heartbeat
     finally:
         poller.stop()
-        ended = poller.wait(settle)
+        ended = poller.wait(PATIENCE)
         heartbeat.stop()
         poller.close()
     assert ended, f"the poller still holds {poller.settler.held}"
 
 
-class StuckPoller(signals.Listener):
-    """A poller whose fetching thread its listener keeps until ``go`` is set, as a bug in a project's listener would."""
+class Held:
+    """A processor that holds its tasks until ``go_on`` is set."""
 
     def __init__(self) -> None:
-        self.poller = Poller({"work": 1})
-        self.heartbeat = Heartbeat(self.poller)
-        self.entered, self.go = threading.Event(), threading.Event()
+        self.started, self.go_on = threading.Semaphore(0), threading.Event()
 
-    def poller_idle(self, poller: signals.RunningPoller) -> None:
-        self.entered.set()
-        self.go.wait(PATIENCE)
+    def __call__(self, task: Lease) -> None:
+        self.started.release()
+        self.go_on.wait(PATIENCE)
 
-    def start(self) -> None:
-        """Return when the thread is stuck."""
-        self.poller.start()
-        self.heartbeat.start()
-        assert self.entered.wait(PATIENCE)
+    def until_started(self, number: int = 1) -> None:
+        for _ in range(number):
+            assert self.started.acquire(timeout=PATIENCE)
 
 
-@contextmanager
-def stuck_poller() -> Iterator[StuckPoller]:
-    """A poller that gets stuck when it is started; stopped and closed on the way out."""
-    stuck = StuckPoller()
-    signals.register(stuck)
-    try:
-        yield stuck
-    finally:
-        stuck.go.set()
-        signals.unregister(stuck)
-        stuck.poller.stop()
-        stuck.poller.wait(PATIENCE)
-        stuck.heartbeat.stop()
-        stuck.poller.close()
+class Gate:
+    """Tasks with its payload mark their start, and wait until it opens."""
+
+    def __init__(self, folder: Path) -> None:
+        self._mark, self._file = folder / "mark of the gate", folder / "gate"
+        self.payload = {"do": "wait", "until": str(self._file), "mark": str(self._mark)}
+
+    def starts(self) -> list[list[str]]:
+        return lines(self._mark)
+
+    def until_started(self, number: int = 1) -> None:
+        until(lambda: len(self.starts()) >= number)
+
+    def open(self) -> None:
+        self._file.touch()
+
+
+def completed() -> int:
+    return models.Task.objects.filter(status="COMPLETED").count()
+
+
+def status_of(task: models.Task) -> str:
+    return models.Task.objects.get(pk=task.pk).status
 
 
 def keep_full(queue: str, number: int = 3000) -> None:
@@ -144,6 +170,15 @@ def alive(pid: int) -> bool:
 def lines(path: Path) -> list[list[str]]:
     """Return the marks that processors left: [id, reference, total_attempt, pid] of each start."""
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def cut_connections() -> None:
+    """End all connections to the default database but the caller's, as a restart of the server does."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
 
 
 @contextmanager

@@ -10,16 +10,15 @@ from typing import Any
 
 import psutil
 import pytest
-from django.db import connection, connections
+from django.db import connection
 from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import LeaseLost, __version__, enqueue
+from django_dbtaskqueue import __version__, enqueue
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.rescue import exhausted, rescue
+from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
@@ -28,29 +27,31 @@ from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.poller.processes import counted_queries, lines, polling, runtaskpoller
+from tests.poller.conftest import Start
+from tests.poller.processes import Gate, counted_queries, cut_connections, polling, status_of
 from tests.support import until
 
 QUICK = {"HEARTBEAT": "100ms"}
 
 
-def spent(ago: timedelta, **columns: Any) -> Task:
-    """A task on its last attempt, whose lease ran out that long ago."""
-    given = {"queue": "brief", "max_attempts": 3, "attempt": 3, "total_attempt": 3, "ready_time": -ago, **columns}
-    return make_task("PROCESSING", next_process_time=-ago, **given)
+def spent(**columns: Any) -> Task:
+    """A task on its last attempt, whose lease ran out."""
+    ago = -timedelta(seconds=1)
+    given = {"queue": "brief", "max_attempts": 3, "attempt": 3, "total_attempt": 3, "ready_time": ago, **columns}
+    return make_task("PROCESSING", next_process_time=ago, **given)
 
 
 def state_of(queue: str) -> QueueState:
     return QueueState(queue, conf.queue_settings(queue), SettlePort("default"), ScanCursor(queue))
 
 
-# -- heartbeat --------------------------------------------------------------------------------------------------------
+def rescued(session: Session) -> list[Any]:
+    return rescue(session, "brief", state_of("brief").port)
 
 
-def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tmp_path: Path, settings: Any) -> None:
+def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, gate: Gate, settings: Any) -> None:
     settings.DBTASKQUEUE = QUICK
-    gate = tmp_path / "gate"
-    task = enqueue("work", "running", {"do": "wait", "until": str(gate)})
+    task = enqueue("work", "running", gate.payload)
     with polling({"work": 2, "other": 1}, threads=3, name="here") as poller:
         until(lambda: Poller.objects.filter(state="RUNNING").exclude(running=[]).exists())
         row = Poller.objects.get()
@@ -61,11 +62,10 @@ def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, tm
         (run,) = row.running
         assert (run["task_id"], run["queue"], run["reference"], run["attempt"]) == (task.pk, "work", "running", 1)
         assert run["seconds"] >= 0
-        # And it goes on saying so, by the database's clock
         until(lambda: Poller.objects.get().heartbeat_time > row.heartbeat_time)
         assert Poller.objects.get().start_time == row.start_time
         assert Poller.objects.filter(heartbeat_time__lte=Now()).exists()
-        gate.touch()
+        gate.open()
     row.refresh_from_db()
     assert (row.state, row.finished, row.held, row.running) == ("STOPPED", 1, 0, [])
 
@@ -78,8 +78,8 @@ def test_a_heartbeat_is_one_statement(process_database: ProcessDatabase) -> None
             reporter._report("default")
         return [query["sql"].partition(" ")[0] for query in seen]
 
-    reporter = heartbeat.Heartbeat(loop.Poller({"work": 1}))
-    rows = Poller.objects.filter(pk=reporter._poller.instance)
+    poller = loop.Poller({"work": 1})
+    reporter, rows = heartbeat.Heartbeat(poller), Poller.objects.filter(pk=poller.instance)
     assert len(report()) > 1
     assert report() == ["UPDATE"]
     rows.delete()
@@ -87,18 +87,17 @@ def test_a_heartbeat_is_one_statement(process_database: ProcessDatabase) -> None
     for command, paused in (("pause", True), ("start", False)):
         rows.update(requested_command=command)
         report()
-        assert (reporter._poller.paused, rows.get().requested_command) == (paused, "")
+        assert (poller.paused, rows.get().requested_command) == (paused, "")
     rows.update(requested_command="pause")
     reporter._report("default", "STOPPED")
-    assert (reporter._poller.paused, rows.get().state) == (False, "STOPPED")
+    assert (poller.paused, rows.get().state) == (False, "STOPPED")
 
 
 def test_rows_of_pollers_long_dead_go(process_database: ProcessDatabase) -> None:
-    Poller.objects.create(instance="yesterday", heartbeat_time=Now() - timedelta(hours=25))
-    Poller.objects.create(instance="today", heartbeat_time=Now() - timedelta(hours=23))
+    for instance, hours in (("yesterday", 25), ("today", 23)):
+        Poller.objects.create(instance=instance, heartbeat_time=Now() - timedelta(hours=hours))
     with polling({"work": 1}) as poller:
         until(lambda: not Poller.objects.filter(instance="yesterday").exists())
-        assert Poller.objects.filter(instance="today").exists()
     assert set(Poller.objects.values_list("instance", flat=True)) == {"today", poller.instance}
 
 
@@ -117,24 +116,17 @@ def test_it_outlives_the_loss_of_every_connection_and_says_so_once(
     settings.DBTASKQUEUE = QUICK
     with polling({"work": 1}), caplog.at_level(logging.INFO):
         until(Poller.objects.exists)
-        with connections["default"].cursor() as cursor:
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-            )
+        cut_connections()
         until(lambda: "Heartbeat and rescue work again" in caplog.messages)
         before = Poller.objects.get().heartbeat_time
         until(lambda: Poller.objects.get().heartbeat_time > before)
     assert sum("Heartbeat and rescue fail" in message for message in caplog.messages) == 1
 
 
-# -- rescue -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(process_database: ProcessDatabase) -> None:
-    task = spent(timedelta(seconds=1))
+    task = spent()
     with polling({"brief": 1}):
-        until(lambda: Task.objects.filter(pk=task.pk, status="ERROR").exists())
+        until(lambda: status_of(task) == "ERROR")
     task.refresh_from_db()
     assert (task.attempt, task.total_attempt, task.ready_time) == (3, 3, None)
     assert task.finish_time and "died or never answered during attempt 3 of 3" in (task.process_result or "")
@@ -159,24 +151,16 @@ def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
 def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
     process_database: ProcessDatabase,
 ) -> None:
-    make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1, reference="held")
-    spent(timedelta(seconds=1), attempt=2, total_attempt=2, reference="attempt left")
-    spent(timedelta(seconds=1), queue="other", reference="other queue")
-    session, queue = Session.on("default"), state_of("brief")
-    assert rescue(session, "brief", queue.port) == []
+    make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1)
+    spent(attempt=2, total_attempt=2)
+    spent(queue="other")
+    assert rescued(Session.on("default")) == []
     assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
-    # And a holder that comes back after its rescue changes nothing
-    dead = spent(timedelta(seconds=1))
-    ((lease, _),) = rescue(session, "brief", queue.port)
-    with pytest.raises(LeaseLost):
-        SettlePort("default").settle(lease, Fail("late"))
-    assert Task.objects.get(pk=dead.pk).status == "ERROR"
-    assert Attempt.objects.count() == 1
 
 
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
-    for number in range(130):
-        spent(timedelta(seconds=1), reference=str(number))
+    for _ in range(130):
+        spent()
     heartbeat.Rescuer([state_of("brief")]).look()
     assert Counter(Task.objects.values_list("status", flat=True)) == {"ERROR": 130}
     assert Attempt.objects.count() == 130
@@ -186,35 +170,19 @@ def test_many_queues_are_looked_into_together(
     process_database: ProcessDatabase, django_assert_num_queries: Any
 ) -> None:
     """Given more queues than one statement takes, then in each what is dead is found, and nothing else."""
-    queues = [state_of("brief") for _ in range(heartbeat.MAX_QUEUES_PER_RESCUE + 5)]
+    at_once = heartbeat.MAX_QUEUES_PER_RESCUE
+    queues = [state_of("brief") for _ in range(at_once + 5)]
     for number, queue in enumerate(queues):
         queue.name = f"brief-{number:03}"
-    at_once = heartbeat.MAX_QUEUES_PER_RESCUE
     ends = 2  # that were not told, and of parents that are gone
     with django_assert_num_queries((1 if connection.vendor == "postgresql" else at_once) + ends):
         heartbeat.Rescuer(queues).look()
-    dead = [spent(timedelta(seconds=1), queue=queues[number].name).pk for number in (0, 7, at_once + 3)]
+    dead = [spent(queue=queues[number].name) for number in (0, 7, at_once + 3)]
     make_task("PROCESSING", queue="brief-009", max_attempts=1, attempt=1, next_process_time=timedelta(minutes=5))
     rescuer = heartbeat.Rescuer(queues)
     rescuer.look()
     assert rescuer.look() > 0
-    assert sorted(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == dead
-    assert Task.objects.get(queue="brief-009").status == "PROCESSING"
-
-
-def test_two_rescuers_write_one_attempt(postgres_process_database: ProcessDatabase) -> None:
-    spent(timedelta(seconds=1))
-    queue = state_of("brief")
-    first, second = Session.open("default"), Session.open("default")
-    with first.atomic():
-        assert len(exhausted(first, "brief")) == 1
-        assert rescue(second, "brief", queue.port) == []  # locked by the first, and not waited for
-    assert len(rescue(second, "brief", queue.port)) == 1
-    first.close()
-    second.close()
-
-
-# -- parking ----------------------------------------------------------------------------------------------------------
+    assert list(Task.objects.filter(status="ERROR").order_by("pk")) == dead
 
 
 def test_parked_tasks_come_back_when_a_poller_has_their_handler(process_database: ProcessDatabase) -> None:
@@ -223,37 +191,27 @@ def test_parked_tasks_come_back_when_a_poller_has_their_handler(process_database
     with polling({"work": 1}):
         until(lambda: Task.objects.filter(pk=mine.pk, status="COMPLETED", attempt=1).exists())
     alien.refresh_from_db()
-    assert (alien.status, alien.total_attempt) == ("CREATED", 0)
-    assert alien.parked_by
-
-
-# -- timeouts ---------------------------------------------------------------------------------------------------------
+    assert (alien.status, alien.total_attempt) == ("CREATED", 0) and alien.parked_by
 
 
 def test_a_thread_over_its_time_fails_at_once_and_frees_its_slot_at_its_end(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
+    postgres_process_database: ProcessDatabase, gate: Gate, tmp_path: Path
 ) -> None:
-    # Given one thread, a task that overruns, and one that waits for the slot; and a coroutine that overruns
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    task = enqueue("timed", "slow", {"do": "wait", "until": str(gate), "mark": str(mark)}, priority=-1)
+    task = enqueue("timed", "slow", gate.payload, priority=-1)
     other = enqueue("aiotimed", "slow", {"do": "wait", "until": str(tmp_path / "never")})
     with polling({"timed": 1, "aiotimed": 1}, threads=1) as poller:
-        until(lambda: lines(mark))
-        enqueue("timed", "next", {"mark": str(mark)})
+        gate.until_started()
+        after = enqueue("timed", "next", gate.payload)
         # Then the failures are written while the thread still runs; the coroutine is cancelled
-        until(lambda: not Task.objects.filter(reference="slow").exclude(status="ERROR").exists())
+        until(lambda: status_of(task) == status_of(other) == "ERROR")
         for one in (task, other):
             assert "TimeoutError" in Attempt.objects.get(task_id=one.pk).error_type
         until(lambda: [run.job.lease.id for run in poller.running()] == [task.pk])
-        assert len(lines(mark)) == 1
+        assert len(gate.starts()) == 1
         # And the slot is free when it really ends; what it returns changes nothing
-        gate.touch()
-        until(lambda: Task.objects.get(reference="next").status == "COMPLETED")
-    task.refresh_from_db()
-    assert task.status == "ERROR"
-
-
-# -- the cost of doing nothing ----------------------------------------------------------------------------------------
+        gate.open()
+        until(lambda: status_of(after) == "COMPLETED")
+    assert status_of(task) == "ERROR"
 
 
 def test_an_idle_poller_asks_little(process_database: ProcessDatabase, clock: SteppedClock) -> None:
@@ -275,12 +233,11 @@ def test_an_idle_poller_asks_little(process_database: ProcessDatabase, clock: St
 
 
 @pytest.mark.slow
-def test_an_idle_poller_needs_little_of_the_processor(postgres_process_database: ProcessDatabase) -> None:
-    with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
+def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
+    with start("--queue", "work") as poller:
         until(Poller.objects.exists)
         process = psutil.Process(poller.process.pid)
         # The system counts in steps of 10 ms: of a short window one step more is half the bound.
         assert any(process.cpu_percent(interval=10) <= 0.5 for _ in range(3))
-        poller.signal()
-        poller.ended()
+        poller.stop()
     assert not Task.objects.filter(total_attempt__gt=F("attempt")).exists()

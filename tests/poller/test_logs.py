@@ -1,4 +1,4 @@
-"""Log lines: one per event, harmless, and only where the project has none of its own."""
+"""What a process shows: log lines, one per event and harmless, and a status line, which they pass whole."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import io
 import json
 import logging
 import logging.config
+import os
+import pty
+import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 
-from django_dbtaskqueue.poller.process import logs
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.management.commands.runtaskpoller import Command
+from django_dbtaskqueue.poller.process import logs, status_lines
+from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
+from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.poller.processes import Gate
 
 HOSTILE = "one\r\n12:00:00 INFO forged\x1b[2J\u2028end"
 
@@ -56,15 +66,8 @@ def test_json_is_one_object_per_line_with_the_tasks_fields() -> None:
     assert len(line.splitlines()) == 1
     facts = json.loads(line)
     assert facts.pop("time").endswith("+00:00")
-    assert facts == {
-        "level": "WARNING",
-        "logger": "django_dbtaskqueue",
-        "message": f"said: {HOSTILE}",
-        "task_id": 7,
-        "queue": "q",
-        "reference": "r\n",
-        "attempt": 2,
-    }
+    said = {"level": "WARNING", "logger": "django_dbtaskqueue", "message": f"said: {HOSTILE}"}
+    assert facts == {**said, "task_id": 7, "queue": "q", "reference": "r\n", "attempt": 2}
     assert "ValueError" in json.loads(logs.JsonFormatter().format(failed()))["exception"]
 
 
@@ -72,12 +75,11 @@ def test_json_is_one_object_per_line_with_the_tasks_fields() -> None:
 def without_handlers() -> Iterator[None]:
     """As in a process that configured no logging: pytest's own handlers step aside."""
     root = logging.getLogger()
-    kept, level = root.handlers[:], root.level
-    root.handlers.clear()
+    kept, level, root.handlers = root.handlers, root.level, []
     try:
         yield
     finally:
-        root.handlers[:] = kept
+        root.handlers = kept
         root.setLevel(level)
 
 
@@ -106,18 +108,75 @@ def test_the_projects_own_logging_wins() -> None:
 
 def test_a_project_names_the_json_formatter_in_its_logging_setting() -> None:
     said, ours = io.StringIO(), logging.getLogger("django_dbtaskqueue.test_of_logging")
-    logging.config.dictConfig(
-        {
-            "version": 1,
-            "disable_existing_loggers": False,
-            "formatters": {"json": {"()": "django_dbtaskqueue.poller.process.logs.JsonFormatter"}},
-            "handlers": {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": said}},
-            "loggers": {ours.name: {"handlers": ["lines"], "propagate": False}},
-        }
-    )
-    try:
-        ours.warning("Task %s failed", 7, extra={"task_id": 7, "queue": "claims"})
-    finally:
-        ours.handlers.clear()
-        ours.propagate = True
+    formatters = {"json": {"()": "django_dbtaskqueue.poller.process.logs.JsonFormatter"}}
+    handlers = {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": said}}
+    loggers = {ours.name: {"handlers": ["lines"], "propagate": False}}
+    own = {"formatters": formatters, "handlers": handlers, "loggers": loggers}
+    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **own})
+    ours.warning("Task %s failed", 7, extra={"task_id": 7, "queue": "claims"})
     assert {"message": "Task 7 failed", "task_id": 7, "queue": "claims"}.items() <= json.loads(said.getvalue()).items()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    times, stream = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0]), Terminal()
+    monkeypatch.setattr(status_lines.clock, "monotonic", lambda: next(times))
+    monkeypatch.setenv("COLUMNS", "120")
+    line = StatusLine(stream, ["work", "other"])
+    line.draw(Snapshot("RUNNING", 1, 8, 10, 2))
+    line.draw(Snapshot("WAITING", 3, 8, 70, 2))
+    assert "work, other | 1/8 running | 10 done | 2 failed | 0/s | working" in stream.getvalue()
+    assert "work, other | 3/8 running | 70 done | 2 failed | 20/s | waiting for the database" in stream.getvalue()
+
+
+def test_several_pollers_are_added_up_and_the_worst_state_shows() -> None:
+    parts = [Snapshot("RUNNING", 1, 4, 10, 1), Snapshot("WAITING", 2, 4, 5, 0), Snapshot(finished=7)]
+    assert Snapshot.total(parts) == Snapshot("WAITING", 3, 8, 22, 1)
+    assert Snapshot(**asdict(parts[0])) == parts[0]
+
+
+def test_log_lines_stand_whole_above_it() -> None:
+    stream = Terminal()
+    line = StatusLine(stream, ["work"])
+    line.draw(Snapshot("RUNNING"))
+    line.above("from a child process")
+    handler = logging.StreamHandler(line)
+    handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))
+    line.close()
+    line.above("at the end")
+    shown = stream.getvalue().split(status_lines.CLEAR_LINE)
+    assert [part.partition("\n")[0] for part in shown] == [
+        "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",
+        "at the end",
+    ]  # fmt: skip
+    assert all("work | 0/0 running" in part for part in shown[1:4])
+    assert shown[-1] == "at the end\n"
+
+
+@pytest.mark.parametrize("options", [{}, {"log_format": "json"}, {"verbosity": 0}, {"child": 1}])
+def test_only_people_get_it(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    given = {"log_format": "text", "verbosity": 1, "child": None, **options}
+    with without_handlers(), Command()._logging({"work": 1}, given) as status:
+        assert bool(status) is not bool(options)
+
+
+def test_a_terminal_gets_it(sqlite_process_database: ProcessDatabase, gate: Gate) -> None:
+    enqueue("work", "seen", gate.payload)
+    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", "--queue", "work", "--drain"]
+    ours, theirs = pty.openpty()
+    env = {**sqlite_process_database.env, "COLUMNS": "150"}
+    with subprocess.Popen(command, env=env, cwd=REPOSITORY, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # how a terminal says that the other side is gone
+            while part := os.read(ours, 65_536):
+                seen += part
+                if b"| 1/4 running | 0 done | 0 failed |" in seen:
+                    gate.open()  # or the process does not end
+    os.close(ours)
+    assert process.returncode == 0

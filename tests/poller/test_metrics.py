@@ -32,24 +32,19 @@ both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def counted(settings: Any, taskqueue_registry: None) -> None:
+@pytest.fixture(autouse=True)
+def _counted(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"counted": {"retry": "fixed:1h"}}}
 
 
-def ended(settlement: Any, *, seconds: float = 0.01, waited: float = 2.0, lost: str = "", attempt: int = 1) -> Any:
-    """An attempt that ended, as a settler accounts it."""
+def ended(settlement: Any, *, lost: str = "", attempt: int = 1) -> Any:
+    """An attempt that ended after ten milliseconds and had waited for two seconds, as a settler accounts it."""
     ready = timezone.now()
     lease = SimpleNamespace(
         queue="counted", lost=lost, settled=False, outcome=None, policy=None, processor=None, retried=None,
-        attempt=attempt, max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=waited)),
+        attempt=attempt, max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=2)),
     )  # fmt: skip
-    return SimpleNamespace(lease=lease, settlement=settlement, seconds=seconds)
+    return SimpleNamespace(lease=lease, settlement=settlement, seconds=0.01)
 
 
 OUTCOMES = {
@@ -62,18 +57,17 @@ OUTCOMES = {
 
 
 @both
-def test_a_task_that_is_rescued_is_counted_as_failed(alias: str, counted: None) -> None:
+def test_a_task_that_is_rescued_is_counted_as_failed(alias: str) -> None:
     spent = {"attempt": 5, "max_attempts": 5, "next_process_time": -timedelta(seconds=1)}
     make_task("PROCESSING", queue="counted", using=alias, **spent)
     metrics = Collector()
-    queue = Poller({"counted": 1}, using=alias).queues["counted"]
-    rescue_due(Session.on(alias), queue, -1.0, metrics)
+    rescue_due(Session.on(alias), Poller({"counted": 1}, using=alias).queues["counted"], -1.0, metrics)
     metrics.store(alias)
     assert dict(Metric.objects.using(alias).values_list("outcome", "count")) == {"failed": 1}
 
 
 @both
-def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_all(alias: str, counted: None) -> None:
+def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_all(alias: str) -> None:
     metrics = Collector()
     for outcome in OUTCOMES.values():
         metrics.add(alias, "counted", [ended(outcome)] * 100)
@@ -95,7 +89,7 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
 
 
 @both
-def test_what_could_not_be_stored_is_kept(alias: str) -> None:
+def test_what_could_not_be_stored_is_kept() -> None:
     metrics = Collector()
     metrics.add("nowhere", "counted", [ended(Complete()), ended(Poison())])
     with pytest.raises(Exception, match="nowhere"):
@@ -105,32 +99,28 @@ def test_what_could_not_be_stored_is_kept(alias: str) -> None:
 
 
 @both
-def test_merging_changes_no_sum(alias: str, counted: None) -> None:
+def test_merging_changes_no_sum(alias: str) -> None:
     now = timezone.now().replace(second=0, microsecond=0)
+    metrics, failures = Metric.objects.using(alias), FailureCount.objects.using(alias)
+    durations = {"run_seconds": 0.5, "runs": {"3": 1, "4": 1}, "waits": {"1": 2}}
     for minutes in (5, 5, 6, 300, 301, 302, 303, 60 * 50, 60 * 50 + 25):
+        minute = now - timedelta(minutes=minutes)
         for outcome in ("completed", "failed"):
-            Metric.objects.using(alias).create(
-                queue="counted", minute=now - timedelta(minutes=minutes), outcome=outcome, count=2, run_seconds=0.5,
-                runs={"3": 1, "4": 1}, waits={"1": 2},
-            )  # fmt: skip
-        FailureCount.objects.using(alias).create(fingerprint="f", minute=now - timedelta(minutes=minutes), count=3)
+            metrics.create(queue="counted", minute=minute, outcome=outcome, count=2, **durations)
+        failures.create(fingerprint="f", minute=minute, count=3)
     sums = {"count": Sum("count"), "seconds": Sum("run_seconds")}
-    before = Metric.objects.using(alias).aggregate(**sums)
-    total = len(list(Metric.objects.using(alias).all()))
+    before, rows = metrics.aggregate(**sums), metrics.count()
 
-    gone = roll_up(Session.on(alias), *METRICS)
-
-    assert gone > 0 and roll_up(Session.on(alias), *METRICS) == 0
-    assert Metric.objects.using(alias).aggregate(**sums) == before
-    assert Metric.objects.using(alias).count() < total
-    assert FailureCount.objects.using(alias).aggregate(n=Sum("count"))["n"] == 27
-    histograms = Metric.objects.using(alias).values_list("count", "runs", "waits")
+    assert roll_up(Session.on(alias), *METRICS) > 0 and roll_up(Session.on(alias), *METRICS) == 0
+    assert metrics.aggregate(**sums) == before and metrics.count() < rows
+    assert failures.aggregate(n=Sum("count"))["n"] == 27
+    histograms = metrics.values_list("count", "runs", "waits")
     assert all(sum(runs.values()) == sum(waits.values()) == count for count, runs, waits in histograms)
     assert sum(point.total for point in series(alias, timedelta(days=4))) == before["count"]
 
 
 def test_a_poller_stores_what_it_did_and_groups_failures_by_what_they_have_in_common(
-    process_database: ProcessDatabase, counted: None
+    process_database: ProcessDatabase,
 ) -> None:
     def work(task: Lease) -> None:
         if task.payload % 2:
@@ -143,43 +133,31 @@ def test_a_poller_stores_what_it_did_and_groups_failures_by_what_they_have_in_co
 
     assert dict(Metric.objects.values_list("outcome").annotate(n=Sum("count"))) == {"completed": 10, "retried": 10}
     group = FailureGroup.objects.get()
+    assert (group.queue, group.error_type) == ("counted", "builtins.LookupError")
+    assert group.message == "no parcel # in '…'" and group.frame.endswith("work")
     (figures,) = stats_of_groups([group.fingerprint], "default")
-    assert (group.queue, group.error_type, figures.counts["1h"], figures.counts["7d"]) == (
-        "counted", "builtins.LookupError", 10, 10,
-    )  # fmt: skip
-    assert group.message == "no parcel # in '…'"
-    assert group.frame.endswith("work")
+    assert (figures.counts["1h"], figures.counts["7d"]) == (10, 10)
     assert figures.open.number == 0  # they wait for their next attempt
-    prints = {group.fingerprint}
-    assert set(Attempt.objects.values_list("fingerprint", flat=True)) == prints
-    assert set(Task.objects.filter(attempt=1, status="CREATED").values_list("fingerprint", flat=True)) == prints
+    for rows in (Attempt.objects, Task.objects.filter(attempt=1, status="CREATED")):
+        assert set(rows.values_list("fingerprint", flat=True)) == {group.fingerprint}
     (row,) = [row for row in overview().queues if row.queue == "counted"]
     assert (row.failed, row.statuses["COMPLETED"].number, row.statuses["CREATED"].number) == (10, 10, 10)
     assert row.rate_out == pytest.approx(10 / 300)
 
 
-# -- fingerprints ------------------------------------------------------------------------------------------------------
-
-
 def failing(error: Exception) -> Exception:
     """Return the error as a processor of ours raises it, through code that is not ours."""
-    try:
+    with pytest.raises(type(error)) as raised:
         json.loads("{}", object_hook=lambda _: (_ for _ in ()).throw(error))
-    except Exception as raised:
-        return raised
-    raise AssertionError
+    return raised.value
 
 
 def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
-    assert signature_of(one, "q") == signature_of(other, "q")
-    assert signature_of(one, "q").frame.startswith("tests.poller.test_metrics:")
-    different = [
-        signature_of(one, "p"),
-        signature_of(failing(KeyError("row")), "q"),
-        signature_of(ValueError("row 17"), "q"),
-    ]
-    assert len({kind.fingerprint for kind in [signature_of(one, "q"), *different]}) == 4
+    same = signature_of(one, "q")
+    assert same == signature_of(other, "q") and same.frame.startswith("tests.poller.test_metrics:")
+    different = (one, "p"), (failing(KeyError("row")), "q"), (ValueError("row 17"), "q")
+    assert len({same.fingerprint, *(signature_of(*kind).fingerprint for kind in different)}) == 4
 
 
 class Hostile(Exception):
@@ -207,16 +185,13 @@ def test_messages_without_what_varies() -> None:
 
 @both
 def test_open_tasks_of_a_group_are_counted(alias: str) -> None:
-    now = timezone.now()
-    FailureGroup.objects.using(alias).create(fingerprint="f" * 40, queue="parcels", first_seen=now, last_seen=now)
+    fingerprint, now = "f" * 40, timezone.now()
+    FailureGroup.objects.using(alias).create(fingerprint=fingerprint, queue="parcels", first_seen=now, last_seen=now)
     for status in ("ERROR", "ERROR", "POISON", "COMPLETED"):
-        make_task(status, fingerprint="f" * 40, using=alias)
-    (figures,) = stats_of_groups(["f" * 40], alias)
+        make_task(status, fingerprint=fingerprint, using=alias)
+    (figures,) = stats_of_groups([fingerprint], alias)
     assert (figures.open.number, figures.open.more) == (3, False)
     assert stats_of_groups([], alias) == []
-
-
-# -- histograms --------------------------------------------------------------------------------------------------------
 
 
 def test_classes_cover_every_duration_and_quantiles_stay_within_theirs() -> None:

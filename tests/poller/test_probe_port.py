@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.client import HTTPConnection
@@ -16,7 +17,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import enqueue, signals
 from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -27,7 +28,7 @@ from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.operations.test_prometheus import scraped
-from tests.poller.processes import PollerProcess, runtaskpoller, stuck_poller
+from tests.poller.processes import Gate, PollerProcess, running, runtaskpoller
 from tests.support import PATIENCE, until
 
 PORT = re.compile(r"Probes and metrics: http://127\.0\.0\.1:(\d+)/metrics")
@@ -54,11 +55,11 @@ def ports(poller: PollerProcess, number: int = 1) -> list[int]:
 class Manager:
     """The socket of a service manager, and what it heard."""
 
-    def __init__(self, address: str, watchdog_s: float) -> None:
+    def __init__(self, address: str) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind("\0" + address[1:] if address.startswith("@") else address)
         self.socket.settimeout(PATIENCE)
-        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(watchdog_s * 1_000_000))}
+        self.environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(int(PATIENCE * 1_000_000))}
         self.heard: list[str] = []
 
     def hear(self) -> str:
@@ -83,18 +84,22 @@ class Manager:
             self.socket.settimeout(PATIENCE)
         return False
 
+    def of_this_process(self, monkeypatch: pytest.MonkeyPatch, **environment: str) -> ServiceManager:
+        for name, value in (self.environment | environment).items():
+            monkeypatch.setenv(name, value)
+        return ServiceManager()
+
 
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[Manager]:
-    found = Manager(str(tmp_path / "notify"), PATIENCE)
+    found = Manager(str(tmp_path / "notify"))
     with found.socket:
         yield found
 
 
 def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
-    postgres_process_database: ProcessDatabase, manager: Manager, tmp_path: Path
+    postgres_process_database: ProcessDatabase, manager: Manager, gate: Gate
 ) -> None:
-    go = tmp_path / "go"
     database = replace(postgres_process_database, extra=manager.environment)
     with runtaskpoller(database, "--queue", "work,other", "--metrics-port", "0") as poller:
         ready = manager.until("READY=1")
@@ -104,26 +109,24 @@ def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
         until(lambda: status(port, "ready") == 200)
         assert status(port, "startup") == status(port, "live") == 200
         assert ask(port, "/healthz/live", "HEAD") == (200, "")
-        for wrong in ("soon", "nan", "-1"):
-            assert ask(port, f"/healthz/live?within={wrong}")[0] == 400
+        assert {ask(port, f"/healthz/live?within={wrong}")[0] for wrong in ("soon", "nan", "-1")} == {400}
         assert ask(port, "/admin")[0] == 404
         enqueue("work", "one", {"do": "ok"})
         enqueue("other", "two", {"do": "fail", "retry": False})
         until(lambda: Task.objects.filter(status__in=["COMPLETED", "ERROR"]).count() == 2)
-        enqueue("work", "held", {"do": "wait", "until": str(go)})
-        until(lambda: Task.objects.filter(status="PROCESSING").exists())
-        found: dict[tuple[str, ...], float] = {}
+        enqueue("work", "held", gate.payload)
+        gate.until_started()
 
-        def counted() -> bool:
-            found.update(scraped(ask(port, "/metrics")[1]))
-            return found[("dbtaskqueue_poller_finished_total",)] == 2
+        def counted() -> dict[tuple[str, ...], float]:
+            return scraped(ask(port, "/metrics")[1])
 
-        until(counted)
+        until(lambda: counted()[("dbtaskqueue_poller_finished_total",)] == 2)
+        found = counted()
         assert found["dbtaskqueue_poller_attempts_total", "work", "completed"] == 1
         assert found["dbtaskqueue_poller_attempts_total", "other", "failed"] == 1
         assert found["dbtaskqueue_poller_run_seconds_count", "work"] == 1
         assert found["dbtaskqueue_poller_wait_seconds_bucket", "work", "+Inf"] == 1
-        until(lambda: scraped(ask(port, "/metrics")[1])[("dbtaskqueue_poller_running_tasks",)] == 1)
+        until(lambda: counted()[("dbtaskqueue_poller_running_tasks",)] == 1)
         text = ask(port, "/metrics")[1]
         assert "process_cpu_seconds_total" in text  # the library's own, with the project's
         families = {family.name: family.type for family in parsed(text)}
@@ -133,7 +136,7 @@ def test_a_poller_is_ready_once_it_polls_and_not_when_it_drains(
         until(lambda: status(port, "ready") == 503)
         assert "ENDING" in ask(port, "/healthz/ready")[1]
         assert status(port, "live") == 200, "it drains: the task still runs"
-        go.touch()
+        gate.open()
         poller.ended()
     assert manager.silent()
 
@@ -143,8 +146,7 @@ def test_a_supervisor_answers_for_its_children(postgres_process_database: Proces
     with runtaskpoller(replace(postgres_process_database, extra=manager.environment), *options) as poller:
         assert "WATCHDOG=1" in manager.until("READY=1")
         supervisor, *children = ports(poller, 3)
-        for probe in ("startup", "ready", "live"):
-            until(lambda probe=probe: status(supervisor, probe) == 200)  # type: ignore[misc]
+        until(lambda: {status(supervisor, probe) for probe in ("startup", "ready", "live")} == {200})
         text = ask(supervisor, "/metrics")[1]
         assert {one.name for one in PROCESS_METRICS if one.name not in text} == set()
         assert all("dbtaskqueue_poller_leases" in ask(child, "/metrics")[1] for child in children)
@@ -153,33 +155,44 @@ def test_a_supervisor_answers_for_its_children(postgres_process_database: Proces
         poller.ended()
 
 
+class Sticky(signals.Listener):
+    """Keeps the fetching thread, as a bug in a project's listener would."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+
+    def poller_idle(self, poller: signals.RunningPoller) -> None:
+        self.entered.set()
+        self.go.wait(PATIENCE)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_a_poller_whose_thread_is_stuck_does_not_live(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (manager.environment | {"WATCHDOG_USEC": "200000"}).items():
-        monkeypatch.setenv(name, value)
-    ours, here = ServiceManager(), Address("127.0.0.1", free_port())
-    with stuck_poller() as stuck, served(here, probes := PollerProbes(stuck.poller, stuck.heartbeat)):
+    ours, listener = manager.of_this_process(monkeypatch, WATCHDOG_USEC="200000"), Sticky()
+    here, poller = Address("127.0.0.1", free_port()), Poller({"work": 1})
+    signals.register(listener)
 
-        def said() -> str:
-            ours.tell(probes, Snapshot.of(stuck.poller), stopping=False)
-            return "" if manager.silent() else manager.heard[-1]
+    def said() -> str:
+        ours.tell(probes, Snapshot.of(poller), stopping=False)
+        return "" if manager.silent() else manager.heard[-1]
 
-        assert status(here.port, "startup") == 503
-        stuck.start()
-        assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
-        until(lambda: ask(here.port, "/healthz/live?within=0.2")[0] == 503)
-        assert "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1]
-        until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
-        assert "WATCHDOG" not in manager.heard[-1]
-        stuck.go.set()
-        until(lambda: status(here.port, "ready") == 200)
-        until(lambda: "WATCHDOG=1" in said())
+    try:
+        with running(poller) as heartbeat, served(here, probes := PollerProbes(poller, heartbeat)):
+            assert listener.entered.wait(PATIENCE)
+            assert status(here.port, "live") == 200  # for up to five minutes it may be a slow database
+            until(lambda: ask(here.port, "/healthz/live?within=0.2")[0] == 503)
+            assert "fetch 0" in ask(here.port, "/healthz/live?within=0.2")[1]
+            until(lambda: "Threads are busy for longer than 200ms: fetch 0" in said())
+            assert "WATCHDOG" not in manager.heard[-1]
+            listener.go.set()
+            until(lambda: status(here.port, "ready") == 200)
+            until(lambda: "WATCHDOG=1" in said())
+    finally:
+        signals.unregister(listener)
 
 
 def test_a_port_in_use_is_a_wrong_configuration(sqlite_process_database: ProcessDatabase) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
+    with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(CommandError, match=f"--metrics-port 127.0.0.1:{port} cannot be opened") as refused:
             call_command("runtaskpoller", f"--metrics-port={port}", queue=["work"])
@@ -193,9 +206,6 @@ def test_what_an_address_says() -> None:
     for text in ("", "web", "1.2.3.4", "70000", "-1", "host:"):
         with pytest.raises(ValueError):
             address(text)
-
-
-# -- a service manager alone ------------------------------------------------------------------------------------------
 
 
 def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manager) -> None:
@@ -228,20 +238,16 @@ def test_a_processor_that_holds_the_interpreter_keeps_the_watchdog_silent(
 
 @pytest.mark.django_db(transaction=True)
 def test_the_watchdog_of_another_process_gets_nothing(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (manager.environment | {"WATCHDOG_PID": "1"}).items():
-        monkeypatch.setenv(name, value)
-    poller = Poller({"work": 1})
-    ServiceManager().tell(PollerProbes(poller, Heartbeat(poller)), Snapshot.of(poller), stopping=False)
+    poller, ours = Poller({"work": 1}), manager.of_this_process(monkeypatch, WATCHDOG_PID="1")
+    ours.tell(PollerProbes(poller, Heartbeat(poller)), Snapshot.of(poller), stopping=False)
     assert manager.hear().startswith("STATUS=INIT: 0 of ")
     poller.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
 def test_an_abstract_socket_and_the_environment_of_children(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    manager = Manager(f"@{tmp_path}", 1)
+    manager = Manager(f"@{tmp_path}")
     with manager.socket:
-        for name, value in manager.environment.items():
-            monkeypatch.setenv(name, value)
-        ServiceManager().stopped()
+        manager.of_this_process(monkeypatch).stopped()
         assert manager.hear() == "STOPPING=1"
         assert not ServiceManager().present, "the programs that a processor starts must not speak for the poller"

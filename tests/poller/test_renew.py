@@ -26,6 +26,49 @@ from tests.clock import SteppedClock
 from tests.support import PATIENCE, until
 
 LEASE = timedelta(hours=1)  # it is renewed after a third
+HALF = LEASE.total_seconds() / 2
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def _long(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"long": {"lease": LEASE}}}
+
+
+class Slow:
+    """A processor that holds tasks with the payload "slow" until ``done`` is set."""
+
+    def __init__(self) -> None:
+        self.done, self.started = threading.Event(), list[int]()
+
+    def __call__(self, task: Lease) -> None:
+        if task.payload == "slow":
+            self.started.append(task.id)
+            self.done.wait(PATIENCE)
+
+    async def on_the_loop(self, task: Lease) -> None:
+        await asyncio.to_thread(self, task)
+
+    def all(self, tasks: list[Lease]) -> None:
+        for task in tasks:
+            self(task)
+
+    def in_memory(self) -> Any:
+        """Return the slow tasks that a poller has taken ahead and not started, as it does after quick ones."""
+        enqueue_many("long", [{"payload": "quick"}] * 200 + [{"payload": "slow"}] * 20)
+        taken = Task.objects.filter(status="PROCESSING", payload="slow")
+        until(lambda: self.started and taken.exclude(pk__in=self.started).exists())
+        return taken.exclude(pk__in=self.started)
+
+
+@pytest.fixture
+def slow() -> Slow:
+    return Slow()
+
+
+def until_renewed(first: dict[int, Task]) -> None:
+    rows = Task.objects.filter(pk__in=first)
+    until(lambda: all(row.next_process_time > first[row.pk].next_process_time for row in rows.all()))
 
 
 @pytest.fixture
@@ -44,163 +87,96 @@ def thrown() -> Iterator[list[str]]:
     connection_created.disconnect(fail_once)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
-    taskqueue: TaskQueueKit, settings: Any, thrown: list[str], clock: SteppedClock
+    taskqueue: TaskQueueKit, slow: Slow, thrown: list[str], clock: SteppedClock
 ) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": LEASE}}}
-    done = threading.Event()
-
-    @processor("long")
-    def long(task: Any) -> None:
-        done.wait(PATIENCE)
-
-    task = enqueue("long")
+    processor("long")(slow)
+    task = enqueue("long", payload="slow")
     with taskqueue.run_poller("long"):
-        until(lambda: Task.objects.filter(pk=task.pk, status="PROCESSING").exists())
-        first = Task.objects.get(pk=task.pk).next_process_time
-        clock.advance(LEASE.total_seconds() / 2)
+        until(lambda: slow.started)
+        first = Task.objects.in_bulk()
+        clock.advance(HALF)
         until(lambda: thrown)
         clock.advance(RETRY_SECONDS)
-        until(lambda: Task.objects.get(pk=task.pk).next_process_time > first)
-        done.set()
+        until_renewed(first)
+        slow.done.set()
     task.refresh_from_db()
     assert (task.status, task.total_attempt) == ("COMPLETED", 1)
 
 
-@pytest.mark.django_db(transaction=True)
 def test_a_lease_made_shorter_while_running_is_renewed_in_time(
-    taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock
+    taskqueue: TaskQueueKit, slow: Slow, settings: Any, clock: SteppedClock
 ) -> None:
     """Given a poller that plans to renew in hours, when an operator shortens the lease, then renewal follows it."""
-    settings.DBTASKQUEUE = {"HEARTBEAT": "100ms", "QUEUES": {"long": {"lease": 10 * LEASE}}}
-    done = threading.Event()
-
-    @processor("long")
-    def long(task: Any) -> None:
-        done.wait(PATIENCE)
-
+    settings.DBTASKQUEUE["QUEUES"]["long"]["lease"] = 10 * LEASE
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
+    processor("long")(slow)
     with taskqueue.run_poller("long") as poller:
         until(lambda: poller.state == "RUNNING")
         Queue.objects.create(name="long", overrides={"lease": "PT1H"})
         until(lambda: poller.queues["long"].settings.lease == LEASE)
-        task = enqueue("long")
-        until(lambda: Task.objects.filter(pk=task.pk, status="PROCESSING").exists())
-        first = Task.objects.get(pk=task.pk).next_process_time
-        clock.advance(LEASE.total_seconds() / 2)
-        until(lambda: Task.objects.get(pk=task.pk).next_process_time > first)
-        done.set()
-    task.refresh_from_db()
-    assert (task.status, task.total_attempt) == ("COMPLETED", 1)
+        enqueue("long", payload="slow")
+        until(lambda: slow.started)
+        first = Task.objects.in_bulk()
+        clock.advance(HALF)
+        until_renewed(first)
+        slow.done.set()
+    assert Task.objects.get().total_attempt == 1
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_short_lease_taken_during_a_renewal_is_renewed_in_time(settings: Any) -> None:
-    """Given a renewal under way whose next one is far off, then a short lease taken meanwhile brings it forward."""
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": 10 * LEASE}}}
-    poller = Poller({"long": 1})
-    [queue] = poller.queues.values()
-    asked: list[QueueState] = []
-
-    def held(queue: QueueState) -> list[Lease]:
-        asked.append(queue)
-        if len(asked) == 1:
-            renewer.expect(queue, 0.3)  # by a checkout, while the renewal looks at what is held
-        return []
-
-    renewer = Renewer([queue], held, lambda lease: None)
-    renewer.start()
-    until(lambda: len(asked) >= 2)
-    renewer.stop()
-    poller.close()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_task_with_a_short_lease_of_its_own_is_renewed_again_and_again(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": "10m"}}}
+@pytest.mark.parametrize("taken", ["before", "meanwhile"])
+def test_a_short_lease_is_renewed_in_time_again_and_again(taken: str) -> None:
+    """Given a renewal whose next one is far off, then a short lease taken meanwhile brings it forward."""
     poller = Poller({"long": 1})
     [queue] = poller.queues.values()
     enqueue("long", lease=timedelta(milliseconds=300))
-    leases = Task.objects.checkout("long", poller_instance="p")
+    leases = Task.objects.checkout("long", poller_instance="p") if taken == "before" else []
     asked: list[QueueState] = []
 
     def held(queue: QueueState) -> list[Lease]:
         asked.append(queue)
+        if taken == "meanwhile" and len(asked) == 1:
+            renewer.expect(queue, 0.3)  # by a checkout, while the renewal looks at what is held
         return leases
 
     renewer = Renewer([queue], held, lambda lost: None)
     renewer.start()
-    try:
-        until(lambda: len(asked) >= 3)
-    finally:
-        renewer.stop()
-        poller.close()
+    until(lambda: len(asked) >= (3 if leases else 2))
+    renewer.stop()
+    poller.close()
 
 
-@pytest.mark.django_db(transaction=True)
 def test_waiting_tasks_do_not_outlive_their_leases_in_memory(
-    taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock
+    taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock
 ) -> None:
-    """Given tasks that wait in memory behind a slow one, when their leases get old, then they are renewed, too."""
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": LEASE}}}
-    done, started = threading.Event(), []
-
-    @processor("long")
-    def long(task: Any) -> None:
-        if task.payload == "slow":
-            started.append(task.id)
-            done.wait(PATIENCE)
-
-    # After quick tasks a poller takes many ahead.
-    enqueue_many("long", [{"payload": "quick"}] * 200 + [{"payload": "slow"}] * 20)
+    processor("long")(slow)
     with taskqueue.run_poller("long", threads=1):
-        in_memory = Task.objects.filter(status="PROCESSING", payload="slow")
-        until(lambda: bool(started) and in_memory.exclude(pk__in=started).exists())
-        first = dict(in_memory.exclude(pk__in=started).values_list("pk", "next_process_time"))
-        clock.advance(LEASE.total_seconds() / 2)
-        until(lambda: all(row.next_process_time > first[pk] for pk, row in Task.objects.in_bulk(first).items()))
-        assert len(started) == 1
-        done.set()
+        first = slow.in_memory().in_bulk()
+        clock.advance(HALF)
+        until_renewed(first)
+        assert len(slow.started) == 1
+        slow.done.set()
     assert set(Task.objects.values_list("status", "total_attempt")) == {("COMPLETED", 1)}
 
 
-@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
 def test_a_lease_that_was_lost_in_memory_is_not_started(
-    taskqueue: TaskQueueKit, settings: Any, clock: SteppedClock, kind: str
+    taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock, kind: str
 ) -> None:
     """Given tasks that wait in memory for a slot, when another poller takes one of them, then it runs there alone."""
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {"lease": LEASE}}}
-    done, started = threading.Event(), []
-
-    def begin(task: Any) -> None:
-        if task.payload == "slow":
-            started.append(task.id)
-            done.wait(PATIENCE)
-
-    async def begin_on_the_loop(task: Any) -> None:
-        await asyncio.to_thread(begin, task)
-
-    def begin_all(tasks: Any) -> None:
-        for task in tasks:
-            begin(task)
-
-    function = {"thread": begin, "coroutine": begin_on_the_loop, "batch": begin_all}[kind]
-    processor("long", **({"batch": 1} if kind == "batch" else {}))(function)
-    # After quick tasks a poller takes many ahead.
-    enqueue_many("long", [{"payload": "quick"}] * 200 + [{"payload": "slow"}] * 20)
+    function = {"thread": slow, "coroutine": slow.on_the_loop, "batch": slow.all}[kind]
+    processor("long", batch=1 if kind == "batch" else None)(function)
     with taskqueue.run_poller("long", threads=1, coroutines=1) as poller:
-        in_memory = Task.objects.filter(status="PROCESSING", payload="slow")
-        until(lambda: bool(started) and in_memory.exclude(pk__in=started).exists())
+        in_memory = slow.in_memory()
         with transaction.atomic():  # renewal passes over a locked row
-            task = in_memory.exclude(pk__in=started).select_for_update().order_by("pk")[0]
+            task = in_memory.select_for_update().order_by("pk")[0]
             Task.objects.filter(pk=task.pk).update(next_process_time=Now())
             (lease,) = Task.objects.checkout("long", poller_instance="another", limit=1, lease=2 * LEASE)
         ours = [held for held in poller.settler.held.copy() if held.id == task.pk]
-        clock.advance(LEASE.total_seconds() / 2)
+        clock.advance(HALF)
         until(lambda: all(held.deadline == 0.0 for held in ours))
         settle(Session.on("default"), [(lease, Complete())])
-        done.set()
+        slow.done.set()
     assert [held.id for held in ours] == [lease.id] == [task.pk]
-    assert task.pk not in started
+    assert task.pk not in slow.started
     assert set(Task.objects.values_list("status", "total_attempt")) == {("COMPLETED", 1), ("COMPLETED", 2)}

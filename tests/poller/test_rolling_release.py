@@ -12,7 +12,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.operations import doctor
 from tests.conftest import ProcessDatabase
-from tests.poller.processes import polling, runtaskpoller
+from tests.poller.processes import completed, polling, runtaskpoller, status_of
 from tests.support import until
 from tests.testapp.tasks import NEW_RELEASE, Order
 
@@ -20,28 +20,25 @@ from tests.testapp.tasks import NEW_RELEASE, Order
 def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
     postgres_process_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # Given two pollers of the old release, and one of the new one, which alone has a processor for orders
+    """Two pollers are of the old release, and one of the new one, which alone has a processor for orders."""
     assert not registry.payload_types("work")
     new = replace(postgres_process_database, extra={NEW_RELEASE: "1"})
     with polling({"work": 1}), polling({"work": 1}), runtaskpoller(new, "--queue", "work", "--threads", "2") as newest:
-        until(lambda: Poller.objects.filter(state="RUNNING").exclude(pid=os.getpid()).exists())
-        # When a web process of the new release enqueues orders, among tasks that all know
+        until(Poller.objects.filter(state="RUNNING").exclude(pid=os.getpid()).exists)
         with caplog.at_level(logging.WARNING, "django_dbtaskqueue"):
             enqueue_many("work", [Order(number) if number % 2 else {"payload": {}} for number in range(200)])
-            until(lambda: Task.objects.filter(status="COMPLETED").count() == 200)
-        # Then none of them was parked or charged twice, and nobody was warned
-        assert not [record.getMessage() for record in caplog.records if "parked" in record.getMessage()]
+            until(lambda: completed() == 200)
+        assert not [message for message in caplog.messages if "parked" in message]
         assert "are ready again" not in newest.log
         assert not Task.objects.exclude(attempt=1).exists()
-        newest.signal()
-        newest.ended()
+        newest.stop()
 
 
 def test_a_type_that_no_poller_has_is_parked_and_told_to_the_operator(process_database: ProcessDatabase) -> None:
     with polling({"work": 1}):
         order, known = enqueue("work", payload=Order(1)), enqueue("work", payload={})
-        until(lambda: Task.objects.filter(pk=known.pk, status="COMPLETED").exists())
-        until(lambda: Task.objects.filter(pk=order.pk, parked_by__isnull=False).exists())
+        until(lambda: status_of(known) == "COMPLETED")
+        until(Task.objects.filter(pk=order.pk, parked_by__isnull=False).exists)
     order.refresh_from_db()
     assert (order.status, order.attempt) == ("CREATED", 0)
     assert order.parked_by == "no handler for payload type tests.testapp.tasks.Order on queue work"
@@ -49,14 +46,12 @@ def test_a_type_that_no_poller_has_is_parked_and_told_to_the_operator(process_da
 
 
 def test_what_another_poller_has_is_parked_once_that_poller_is_gone(process_database: ProcessDatabase) -> None:
-    # Given the row of a poller of the new release, and a poller that left a task to it
     types = {"queue": "work", "weight": 1, "idle_seconds": 0, "types": ["tests.testapp.tasks.Order"]}
     Poller.objects.create(instance="new", state="RUNNING", queues=[types])
     with polling({"work": 1}) as poller:
         order = enqueue("work", payload=Order(1))
         until(lambda: poller.queues["work"].foreign_types)
-        until(lambda: Task.objects.filter(pk=order.pk, status="CREATED", parked_by=None, attempt=0).exists())
-        # When that other one ends, then its tasks do not wait unseen
+        until(Task.objects.filter(pk=order.pk, status="CREATED", parked_by=None, attempt=0).exists)
         Poller.objects.filter(pk="new").update(state="STOPPED")
         poller.queues["work"].foreign_until = 0.0
         poller.wake("work")

@@ -21,15 +21,7 @@ from tests.poller.processes import PollerProcess, polling, runtaskpoller
 from tests.support import until
 
 KILLS = int(os.environ.get("SCHEDULE_KILLS", "6"))
-
-
 pytestmark = pytest.mark.usefixtures("taskqueue_registry")
-
-
-def missed(minutes: int) -> None:
-    """Make a schedule that is due each minute, and was due so many times already."""
-    late = Now() - timedelta(minutes=minutes)
-    Schedule.objects.create(name="tick", queue="work", cron="* * * * *", missed="all", next_time=late)
 
 
 def ticks_done() -> int:
@@ -38,10 +30,10 @@ def ticks_done() -> int:
 
 def check_each_once(step: timedelta) -> None:
     """Each time from the first to the last tick has one task; the first time of all was no whole minute."""
-    references = list(Task.objects.order_by("pk").values_list("reference", flat=True))
-    found = [datetime.fromisoformat(str(one).partition("@")[2]) for one in references]
-    number = -((min(found) - max(found)) // step)
-    assert sorted(found)[1:] == [max(found) - n * step for n in reversed(range(number))]
+    references = Task.objects.values_list("reference", flat=True)
+    found = sorted(datetime.fromisoformat(str(one).partition("@")[2]) for one in references)
+    number = -((found[0] - found[-1]) // step)
+    assert found[1:] == [found[-1] - n * step for n in reversed(range(number))]
     assert len(found) == number + 1
 
 
@@ -51,9 +43,8 @@ def test_a_poller_that_idles_wakes_for_the_tick(
     settings.DBTASKQUEUE = {"QUEUES": {"work": {"idle_interval": "1h", "lease": "10h"}}, "NOTIFY": False}
     with polling({"work": 1}) as poller:
         until(lambda: poller.queues["work"].idle_pause)
-        Schedule.objects.create(
-            name="tick", queue="work", cron="0 0 1 1 *", next_time=Now() - timedelta(seconds=1), missed="skip"
-        )
+        late = Now() - timedelta(seconds=1)
+        Schedule.objects.create(name="tick", queue="work", cron="0 0 1 1 *", next_time=late, missed="skip")
         clock.advance(5)  # schedules are looked for each three seconds
         until(ticks_done)
 
@@ -79,7 +70,8 @@ def test_two_pollers_run_a_processor_each_minute(process_database: ProcessDataba
 
 def test_a_schedule_whose_code_is_gone_stops(process_database: ProcessDatabase) -> None:
     Schedule.objects.create(name="gone", queue="work", cron="* * * * * *", source="code", code={}, next_time=Now())
-    missed(2)
+    late = Now() - timedelta(minutes=2)
+    Schedule.objects.create(name="tick", queue="work", cron="* * * * *", missed="all", next_time=late)
     with polling({"work": 1}):
         until(lambda: ticks_done() >= 2)
     assert not Task.objects.filter(reference__startswith="gone@").exists()
@@ -90,25 +82,22 @@ def test_killed_pollers_leave_each_tick_with_exactly_one_task(postgres_process_d
     """SCHEDULE_KILLS says how many kills. A kill comes at any time of a second, also while a tick is enqueued."""
     Schedule.objects.create(name="tick", queue="work", cron="* * * * * *", missed="all", next_time=Now())
     with ExitStack() as stack:
-        pollers = [_start(stack, postgres_process_database) for _ in range(2)]
+
+        def start() -> PollerProcess:
+            poller = stack.enter_context(runtaskpoller(postgres_process_database, "--queue", "work"))
+            poller.until_logged("Queues: ")
+            return poller
+
+        pollers = [start(), start()]
         for kill in range(KILLS):
             seen = Schedule.objects.get().last_time
             until(lambda seen=seen: Schedule.objects.get().last_time != seen)
-            _wait_to(datetime.now(UTC) + timedelta(seconds=random.uniform(0.7, 1.1)))
+            moment = datetime.now(UTC) + timedelta(seconds=random.uniform(0.7, 1.1))
+            until(lambda moment=moment: datetime.now(UTC) >= moment)
             pollers[kill % 2].process.kill()
             pollers[kill % 2].ended(-signal.SIGKILL)
-            pollers[kill % 2] = _start(stack, postgres_process_database)
+            pollers[kill % 2] = start()
         until(lambda: ticks_done() >= 3)
         Schedule.objects.update(paused=True)
     check_each_once(timedelta(seconds=1))
     assert Task.objects.count() >= KILLS
-
-
-def _start(stack: ExitStack, database: ProcessDatabase) -> PollerProcess:
-    poller = stack.enter_context(runtaskpoller(database, "--queue", "work"))
-    poller.until_logged("Queues: ")
-    return poller
-
-
-def _wait_to(moment: datetime) -> None:
-    until(lambda: datetime.now(UTC) >= moment)

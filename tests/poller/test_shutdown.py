@@ -1,41 +1,48 @@
-"""The end of a poller: drained, cancelled, timed out, or asked for before it began."""
+"""The end of a poller: drained, cancelled, timed out, asked for before it began, or when nothing is left to do."""
 
 from __future__ import annotations
 
 import signal
 import socket
-from pathlib import Path
+import threading
+from datetime import timedelta
+from typing import Any
 
 import psutil
 import pytest
+from django.db.models.functions import Now
 
-from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.models import Attempt, Poller, Task
+from django_dbtaskqueue.poller import loop
+from django_dbtaskqueue.poller.queue_state import Options
+from django_dbtaskqueue.testing import TaskQueueKit
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
-from tests.poller.processes import lines, runtaskpoller
+from tests.poller.conftest import Start
+from tests.poller.processes import SELDOM, Gate, polling, runtaskpoller
 from tests.support import PATIENCE, until
 
 
 @pytest.mark.parametrize(("vendor", "number"), [("postgres", signal.SIGTERM), ("sqlite", signal.SIGINT)])
 def test_the_first_signal_drains_and_gives_back_what_has_not_started(
-    request: pytest.FixtureRequest, tmp_path: Path, vendor: str, number: int
+    request: pytest.FixtureRequest, gate: Gate, vendor: str, number: int
 ) -> None:
     database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
     # Given quick tasks, after which the poller takes many ahead, and then slow ones
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
     enqueue_many("work", [(f"quick{n}", {}) for n in range(200)])
-    enqueue_many("work", [(f"slow{n}", {"do": "wait", "until": str(gate), "mark": str(mark)}) for n in range(50)])
+    enqueue_many("work", [(f"slow{n}", gate.payload) for n in range(50)])
     slow = Task.objects.filter(reference__startswith="slow")
     with runtaskpoller(database, "--queue", "work", "--threads", "1") as poller:
-        until(lambda: lines(mark) and slow.filter(status="PROCESSING").count() > 1)
+        until(lambda: gate.starts() and slow.filter(status="PROCESSING").count() > 1)
         # When it is asked to stop while one of them runs
         poller.signal(number)
         poller.until_logged("Stopping: waiting at most 30s for 1 running tasks")
         until(lambda: slow.filter(status="PROCESSING").count() == 1)
-        gate.touch()
+        gate.open()
         poller.ended()
     # Then that one is done; the others are as if they had never been taken
-    assert slow.filter(status="COMPLETED").count() == len(lines(mark)) == 1
+    assert slow.filter(status="COMPLETED").count() == len(gate.starts()) == 1
     released = slow.exclude(status="COMPLETED")
     assert set(released.values_list("status", "attempt", "poller_instance")) == {("CREATED", 0, None)}
     assert released.filter(total_attempt=1).exists()
@@ -50,20 +57,14 @@ def test_a_poller_starts_and_ends_while_the_server_is_silent() -> None:
         database = ProcessDatabase("postgresql", f"postgresql://postgres:any@127.0.0.1:{port}/postgres")
         with runtaskpoller(database, "--queue", "work", "--shutdown-timeout", "1s") as poller:
             poller.until_logged("not reachable yet")
-            poller.signal()
-            assert "Stopped: 0 finished" in poller.ended()
+            assert "Stopped: 0 finished" in poller.stop()
 
 
-def test_the_second_signal_cancels(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    stuck = enqueue("work", "stuck", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    waiting = enqueue("aio", "waiting", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(postgres_process_database, "--queue", "work,aio") as poller:
-        until(lambda: len(lines(mark)) == 2)
-        poller.signal()
-        poller.until_logged("Stopping: waiting")
-        poller.signal()
-        log = poller.ended(1)
+def test_the_second_signal_cancels(start: Start, gate: Gate) -> None:
+    stuck, waiting = enqueue("work", "stuck", gate.payload), enqueue("aio", "waiting", gate.payload)
+    with start("--queue", "work,aio") as poller:
+        gate.until_started(2)
+        log = poller.stop_at_once(1)
     # The thread had to be left behind, and is named; the coroutine could be ended
     assert f"Task {stuck.pk} of work (stuck) still runs" in log
     assert f"Task {waiting.pk} of aio (waiting) still runs" not in log
@@ -73,43 +74,79 @@ def test_the_second_signal_cancels(postgres_process_database: ProcessDatabase, t
         assert "Cancelled" in Attempt.objects.get(task_id=task.pk).message
 
 
-def test_coroutines_alone_can_be_cancelled_cleanly(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    enqueue("aio", "waiting", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(sqlite_process_database, "--queue", "aio") as poller:
-        until(lambda: lines(mark))
-        poller.signal()
-        poller.until_logged("Stopping: waiting")
-        poller.signal()
-        poller.ended(0)
+def test_coroutines_alone_can_be_cancelled_cleanly(start_on_sqlite: Start, gate: Gate) -> None:
+    enqueue("aio", "waiting", gate.payload)
+    with start_on_sqlite("--queue", "aio") as poller:
+        gate.until_started()
+        poller.stop_at_once()
 
 
-def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(
-    sqlite_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
-    mark = tmp_path / "mark"
-    task = enqueue("work", "stuck", {"do": "wait", "until": str(tmp_path / "never"), "mark": str(mark)})
-    with runtaskpoller(sqlite_process_database, "--queue", "work", "--shutdown-timeout", "300ms") as poller:
-        until(lambda: lines(mark))
+def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(start_on_sqlite: Start, gate: Gate) -> None:
+    task = enqueue("work", "stuck", gate.payload)
+    with start_on_sqlite("--queue", "work", "--shutdown-timeout", "300ms") as poller:
+        gate.until_started()
         poller.signal()
-        log = poller.ended(1)
-    assert f"Task {task.pk} of work (stuck) still runs" in log
+        assert f"Task {task.pk} of work (stuck) still runs" in poller.ended(1)
     task.refresh_from_db()
     assert (task.status, task.attempt) == ("PROCESSING", 1)  # the lease decides when somebody else may have it
 
 
 @pytest.mark.slow
 def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
-    postgres_process_database: ProcessDatabase,
+    start: Start,
 ) -> None:
-    enqueue_many("work", [(None, {"do": "ok"})] * 500)
+    enqueue_many("work", [{}] * 500)
     for moment in range(8):
-        with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
+        with start("--queue", "work") as poller:
             starting, at = psutil.Process(poller.process.pid), moment / 8  # seconds of work
             until(lambda p=poller, one=starting, at=at: sum(one.cpu_times()[:2]) >= at or "Queues" in p.log)
             poller.signal()
             assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log
-    assert not Task.objects.exclude(status__in=["CREATED", "COMPLETED"]).exists()
-    assert set(Task.objects.filter(status="CREATED").values_list("attempt", flat=True)) <= {0}
-    assert set(Task.objects.filter(status="COMPLETED").values_list("attempt", flat=True)) <= {1}
+    assert set(Task.objects.values_list("status", "attempt")) <= {("CREATED", 0), ("COMPLETED", 1)}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
+    taskqueue: TaskQueueKit, settings: Any, alias: str
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
+    registry.register("long", lambda task: None)
+    ours, blue = enqueue("long", using=alias), enqueue("long", tag="blue", using=alias)
+    planned = Task.objects.using(alias).create(queue="long", next_process_time=Now() + timedelta(hours=1))
+    with taskqueue.run_poller("long", using=alias):
+        pass
+    rows = dict(Task.objects.using(alias).values_list("pk", "status"))
+    assert rows == {ours.pk: "COMPLETED", blue.pk: "CREATED", planned.pk: "CREATED"}
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_slow_first_calls_do_not_keep_batches_small(clock: SteppedClock, taskqueue_registry: None) -> None:
+    calls: list[Any] = []
+
+    def cold(task: Any) -> None:
+        calls.append(task.id)
+        if len(calls) <= 4:  # as a call that imports and connects
+            clock.advance(0.05)
+
+    registry.register("cold", cold)
+    enqueue_many("cold", [{}] * 1500)
+    clock.stop()
+    with polling({"cold": 1}, threads=2):
+        until(lambda: clock.advance(0.001) or len(calls) == 1500)
+    assert Task.objects.values("start_time").distinct().count() <= 18
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_a_draining_poller_ends_soon_after_its_last_task(settings: Any, taskqueue_registry: None) -> None:
+    """It waits for the end of the last task alone, and for no poll."""
+    settings.DBTASKQUEUE = {"QUEUES": {"long": SELDOM}}
+    go = threading.Event()
+    registry.register("long", lambda task: go.wait(PATIENCE) and None)
+    enqueue("long")
+    poller = loop.Poller({"long": 1}, Options(drain=True))
+    poller.start()
+    until(lambda: poller.running() and poller.queues["long"].idle_pause)
+    go.set()
+    until(lambda: poller.wait(0))
+    poller.close()

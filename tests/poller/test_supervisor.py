@@ -1,10 +1,12 @@
-"""``--processes``: children die, hang, and lose their parent."""
+"""``--processes``: children die, hang, and lose their parent. ``--reload``: a changed file restarts the poller."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,107 +19,89 @@ from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.clock import SteppedClock
-from tests.conftest import ProcessDatabase
+from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import age
-from tests.poller.processes import alive, lines, pids, runtaskpoller
+from tests.poller.conftest import Start
+from tests.poller.processes import Gate, alive, pids, runtaskpoller, status_of
 from tests.support import until
 
 
-def test_a_killed_child_is_replaced_and_a_signal_to_each_process_counts_once(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    with runtaskpoller(postgres_process_database, "--queue", "work", "--processes", "2") as poller:
+def test_a_killed_child_is_replaced_and_a_signal_to_each_process_counts_once(start: Start, gate: Gate) -> None:
+    with start("--queue", "work", "--processes", "2") as poller:
         until(lambda: len(pids()) == 2)
         victim, other = pids()
-        # When one is killed, then there is another one
         os.kill(victim, signal.SIGKILL)
         poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 100ms")
         until(lambda: len(pids()) == 3)
         # When a service manager signals parent and children alike, then what runs may end
-        task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
-        until(lambda: lines(mark))
+        task = enqueue("work", "running", gate.payload)
+        gate.until_started()
         for pid in {*pids()} - {victim}:
             os.kill(pid, signal.SIGTERM)
         poller.signal()
         poller.until_logged("Stopping: waiting")
-        gate.touch()
+        gate.open()
         poller.ended()
-    task.refresh_from_db()
-    assert task.status == "COMPLETED"
+    assert status_of(task) == "COMPLETED"
     assert Poller.objects.filter(state="STOPPED").count() == 2
     assert not any(alive(pid) for pid in (*pids(), other))
 
 
-def test_a_child_that_is_worn_out_is_replaced_without_a_gap(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    slow = enqueue("work", "slow", {"do": "wait", "until": str(gate), "mark": str(mark)})
+def test_a_child_that_is_worn_out_is_replaced_without_a_gap(start: Start, gate: Gate, tmp_path: Path) -> None:
+    slow = enqueue("work", "slow", gate.payload)
     options = ("--processes", "1", "--recycle-after", "3", "--shutdown-timeout", "100ms")
-    with runtaskpoller(postgres_process_database, "--queue", "work", *options) as poller:
-        until(lambda: lines(mark) and pids())
+    with start("--queue", "work", *options) as poller:
+        until(lambda: gate.starts() and pids())
         (old,) = pids()
-        for number in range(3):
-            enqueue("work", f"quick {number}")
+        enqueue_many("work", [{}] * 3)
         # Then another one polls, and the old one waits for its task, which may take longer than a shutdown
-        until(lambda: Poller.objects.filter(pid=old, state="ENDING").exists())
+        until(Poller.objects.filter(pid=old, state="ENDING").exists)
         (new,) = set(pids()) - {old}
+        mark = tmp_path / "mark"
         after = enqueue("work", "after", {"mark": str(mark)})
-        until(lambda: Task.objects.get(pk=after.pk).status == "COMPLETED")
-        assert lines(mark)[-1][-1] == str(new) and alive(old)
-        gate.touch()
+        until(lambda: status_of(after) == "COMPLETED")
+        assert mark.read_text().split()[-1] == str(new) and alive(old)
+        gate.open()
         poller.until_logged(f"Child {old} was replaced: exit code 0")
         slow.refresh_from_db()
         assert (slow.status, slow.total_attempt) == ("COMPLETED", 1)
-        poller.signal()
-        poller.ended()
+        poller.stop()
     assert not alive(new)
 
 
 @pytest.mark.slow
-def test_a_child_with_too_much_memory_is_replaced(sqlite_process_database: ProcessDatabase) -> None:
+def test_a_child_with_too_much_memory_is_replaced(start_on_sqlite: Start) -> None:
     options = ("--queue", "work", "--processes", "1", "--recycle-memory", "1")
-    with runtaskpoller(sqlite_process_database, *options) as poller:
-        until(lambda: pids())
+    with start_on_sqlite(*options) as poller:
+        until(pids)
         poller.until_logged(f"Child {pids()[0]} was replaced: exit code 0")
-        poller.signal()
-        poller.ended()
+        poller.stop()
 
 
-def test_children_drain_when_the_parent_is_killed(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    task = enqueue("work", "running", {"do": "wait", "until": str(gate), "mark": str(mark)})
-    with runtaskpoller(sqlite_process_database, "--queue", "work", "--processes", "1") as poller:
-        until(lambda: lines(mark) and pids())
+def test_children_drain_when_the_parent_is_killed(start_on_sqlite: Start, gate: Gate) -> None:
+    task = enqueue("work", "running", gate.payload)
+    with start_on_sqlite("--queue", "work", "--processes", "1") as poller:
+        until(lambda: gate.starts() and pids())
         (child,) = pids()
         poller.signal(signal.SIGKILL)
         poller.until_logged("The supervisor is gone: stopping")
-        gate.touch()
+        gate.open()
         until(lambda: not alive(child))
-    task.refresh_from_db()
-    assert task.status == "COMPLETED"
-    assert Poller.objects.get().state == "STOPPED"
+    assert (status_of(task), Poller.objects.get().state) == ("COMPLETED", "STOPPED")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("vendor", "how"), [("postgres", "kill"), ("postgres", "exit"), ("sqlite", "kill")])
-def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(
-    request: pytest.FixtureRequest, tmp_path: Path, vendor: str, how: str
-) -> None:
-    # Given a killer among innocents
-    process_database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
+@pytest.mark.slow  # PostgreSQL: tests/chaos/test_poison.py
+def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(start_on_sqlite: Start, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    killer = enqueue("work", "killer", {"do": how, "code": 3, "mark": str(mark)}, priority=-1)
-    enqueue_many("work", [(f"good{n}", {}) for n in range(100)])
-    # When a supervised poller drains the queue
-    with runtaskpoller(process_database, "--queue", "work", "--processes", "1", "--threads", "1", "--drain") as poller:
+    killer = enqueue("work", "killer", {"do": "kill", "mark": str(mark)}, priority=-1)
+    enqueue_many("work", [{}] * 100)
+    options = ("--queue", "work", "--processes", "1", "--threads", "1", "--drain")
+    with start_on_sqlite(*options) as poller:
         poller.until_logged("Starting another one")
         age(timedelta(minutes=1), pk=killer.pk)
         log = poller.ended()
-    # Then the killer got exactly its attempts, each charged, and all others are done
     killer.refresh_from_db()
-    assert (killer.status, killer.attempt, len(lines(mark))) == ("ERROR", 3, 3)
+    assert (killer.status, killer.attempt, len(mark.read_text().splitlines())) == ("ERROR", 3, 3)
     # ... the first killed the poller's process, the others the one that is there for such tasks
     attempts = list(Attempt.objects.filter(task_id=killer.pk).order_by("attempt"))
     died = "django_dbtaskqueue.core.exceptions.ProcessDied"
@@ -136,8 +120,6 @@ def test_exit_codes_in_words() -> None:
 # -- the supervisor alone, over small programs -----------------------------------------------------------------------
 
 HEARTBEAT_CODE = 'os.write(int(sys.argv[-1]), b"{}\\n")'
-
-
 SILENCE = timedelta(hours=1)
 
 
@@ -169,8 +151,7 @@ def test_a_stopped_child_is_killed_and_replaced(
 ) -> None:
     stops = first_time(f"{HEARTBEAT_CODE}; os.kill(os.getpid(), signal.SIGSTOP)")
     assert run(supervisor(tmp_path, stops), clock) == 0
-    assert "gave no sign of life" in caplog.text
-    assert "killed by SIGKILL" in caplog.text
+    assert "gave no sign of life" in caplog.text and "killed by SIGKILL" in caplog.text
 
 
 def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path) -> None:
@@ -215,3 +196,63 @@ def test_children_write_their_log_above_the_status_line(tmp_path: Path) -> None:
     above: list[str] = []
     assert supervisor(tmp_path, "sys.stderr.write('one\\ntwo\\n')", above=above.append).run() == 0
     assert above == ["one", "two"]
+
+
+SETTINGS = """
+from tests.settings import *
+
+INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
+"""
+TASKS = """
+from django_dbtaskqueue import processor
+from tests.testapp import tasks
+
+
+@processor("shop")
+def process(task):
+    tasks.run(task)
+    return %s
+"""
+
+
+def write(file: Path, version: object) -> None:
+    """Write the module anew, at another second than before: times of files may be coarse."""
+    before = file.stat().st_mtime if file.exists() else 0.0
+    file.write_text(TASKS % version)
+    os.utime(file, (before + 2, before + 2) if before else None)
+
+
+def write_until(file: Path, version: object, condition: Callable[[], Any]) -> None:
+    """Save the file until the process, which may just have begun to watch it, has noticed."""
+    until(lambda: write(file, version) or condition())
+
+
+def until_result(expected: int) -> None:
+    task = enqueue("shop")
+    until(lambda: Task.objects.get(pk=task.pk).result == expected)
+
+
+def test_a_changed_file_restarts_the_poller_after_what_runs(
+    sqlite_process_database: ProcessDatabase, tmp_path: Path, gate: Gate, settings: Any
+) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"shop": {}}}
+    (tmp_path / "shop").mkdir()
+    (tmp_path / "shop" / "__init__.py").touch()
+    (tmp_path / "site_settings.py").write_text(SETTINGS)
+    path = f"{REPOSITORY}{os.pathsep}{tmp_path}"
+    more = {"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    write(file := tmp_path / "shop" / "tasks.py", 1)
+    with runtaskpoller(replace(sqlite_process_database, extra=more), "--queue", "shop", "--reload") as poller:
+        running = enqueue("shop", payload=gate.payload)
+        gate.until_started()
+        write_until(file, 2, Poller.objects.filter(state="ENDING").exists)
+        gate.open()
+        until_result(2)
+        running.refresh_from_db()
+        assert (running.result, running.total_attempt) == (1, 1)
+        # And a file with a fault is waited for
+        write_until(file, "=", lambda: "It is started again when a file changes" in poller.log)
+        write(file, 3)
+        until_result(3)
+        poller.stop()
+    assert set(Poller.objects.values_list("state", flat=True)) == {"STOPPED"}

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -24,7 +25,7 @@ from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller import web_process
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
-from tests.poller.processes import PollerProcess, alive, lines, pids
+from tests.poller.processes import Gate, PollerProcess, alive, pids, status_of
 from tests.support import PATIENCE, until
 
 SETTINGS = """
@@ -48,32 +49,28 @@ urlpatterns = [path("order", order)]
 
 @contextmanager
 def server(database: ProcessDatabase, folder: Path, *options: str) -> Iterator[tuple[PollerProcess, str]]:
-    """Run ``manage.py runserver`` in a project of its own; yield it with its address."""
+    """Run ``manage.py runserver`` in a project of its own; yield it with the address of its page."""
     (folder / "site_settings.py").write_text(SETTINGS)
     (folder / "pages.py").write_text(PAGES)
     address = f"127.0.0.1:{free_port()}"
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runserver", *options, address]
-    env = {
-        **database.env,
-        "DJANGO_SETTINGS_MODULE": "site_settings",
-        "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{folder}",
-        "PYTHONUNBUFFERED": "1",
-    }
+    path = f"{REPOSITORY}{os.pathsep}{folder}"
+    env = replace(database, extra={"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": path}).env
     with tempfile.NamedTemporaryFile() as file:
         process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
         started = PollerProcess(process, file)
         try:
-            until(lambda: "Starting development server" in started.log)
-            yield started, f"http://{address}"
+            started.until_logged("Starting development server")
+            yield started, f"http://{address}/order"
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE)
 
 
-def ask(address: str) -> int:
+def order(address: str) -> Task:
     with urlopen(address) as answer:  # noqa: S310 -- of our own server
-        return int(answer.read())
+        return Task.objects.get(pk=int(answer.read()))
 
 
 def test_a_task_of_a_view_is_done_without_runtaskpoller(
@@ -81,9 +78,8 @@ def test_a_task_of_a_view_is_done_without_runtaskpoller(
 ) -> None:
     with server(sqlite_process_database, tmp_path) as (web, address):
         assert not Poller.objects.exists()  # not before the first request
-        task = ask(f"{address}/order")
-        until(lambda: Task.objects.get(pk=task).status == "COMPLETED")
-        until(lambda: pids())
+        task = order(address)
+        until(lambda: status_of(task) == "COMPLETED" and pids())
         (row,) = Poller.objects.all()
         assert "-web:" in row.instance and {queue["queue"] for queue in row.queues} == {"work", "aio"}
         assert row.pid != web.process.pid  # with autoreload it is the child that serves
@@ -93,24 +89,20 @@ def test_a_task_of_a_view_is_done_without_runtaskpoller(
 
 
 def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
+    postgres_process_database: ProcessDatabase, tmp_path: Path, gate: Gate
 ) -> None:
-    mark, gate = tmp_path / "mark", tmp_path / "gate"
-    running = [
-        enqueue("work", f"running {number}", {"do": "wait", "until": str(gate), "mark": str(mark)})
-        for number in range(4)
-    ]
+    running = [enqueue("work", payload=gate.payload) for _ in range(4)]
     with server(postgres_process_database, tmp_path, "--noreload") as (web, address):
-        waiting = ask(f"{address}/order")
-        until(lambda: len(lines(mark)) == 4)
+        waiting = order(address)
+        gate.until_started(4)
         until(lambda: pids() == [web.process.pid])
         web.signal(signal.SIGINT)
-        until(lambda: Poller.objects.filter(state="ENDING").exists())
-        gate.touch()
+        until(Poller.objects.filter(state="ENDING").exists)
+        gate.open()
         web.ended()
-    assert {Task.objects.get(pk=task.pk).status for task in running} == {"COMPLETED"}
-    left = Task.objects.get(pk=waiting)
-    assert (left.status, left.attempt) == ("CREATED", 0)
+    assert {status_of(task) for task in running} == {"COMPLETED"}
+    waiting.refresh_from_db()
+    assert (waiting.status, waiting.attempt) == ("CREATED", 0)
     assert Poller.objects.get().state == "STOPPED"
 
 
@@ -134,17 +126,14 @@ def test_a_poller_whose_thread_died_is_started_again(
     embedded = web_process.EmbeddedPoller()
     embedded.start()
     try:
-        until(lambda: Poller.objects.exclude(state="STOPPED").exists() and Poller.objects.count() == 2)
+        until(lambda: pids() and Poller.objects.count() == 2)
         task = enqueue("work")
-        until(lambda: Task.objects.get(pk=task.pk).status == "COMPLETED")
+        until(lambda: status_of(task) == "COMPLETED")
     finally:
         embedded.stop()
         signals.unregister(listener)
     assert "Thread dbtaskqueue-fetch-0 ended: its poller ends, another one must replace it" in caplog.messages
     assert set(Poller.objects.values_list("state", flat=True)) == {"STOPPED"}
-
-
-# -- in this process ---------------------------------------------------------------------------------------------------
 
 
 def test_a_request_of_a_test_starts_nothing(settings: Any, client: Any) -> None:

@@ -1,0 +1,100 @@
+"""Parts of a poller by themselves: free slots, the hand-over to an idle thread, periodic jobs, wake-ups."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job, thread
+from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread
+from django_dbtaskqueue.poller.queue_state import WOKEN_LOOK_SECONDS, Options, QueueState
+from tests.clock import SteppedClock
+from tests.support import PATIENCE, until
+
+pytestmark = pytest.mark.django_db
+
+
+def test_fetches_under_way_count_for_max_tasks() -> None:
+    fetcher = Poller({"work": 1, "other": 1}, Options(max_tasks=5, threads=20)).fetcher
+    assert sum(chosen[1] for chosen in iter(fetcher.choose, None)) == 5
+
+
+def test_the_task_starts_before_the_thread_that_fetched_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given a fetch thread that would keep the interpreter, when it hands a task over, then an idle thread has it."""
+    monkeypatch.setattr(thread, "HAND_OVER_SECONDS", PATIENCE)
+    ran, ended = list[int](), list[Done]()
+    processor = Processor("work", lambda task: ran.append(task.id))
+    executor = thread.ThreadExecutor(2, lambda done, idle: ended.append(done), ConcurrencyLimiter())
+
+    def hand_over() -> Lease:
+        enqueue("work")
+        [lease] = Task.objects.checkout("work", poller_instance="poller")
+        executor.submit([Job(lease, processor)], fast=False)
+        return lease
+
+    interval = sys.getswitchinterval()
+    try:
+        first = hand_over()
+        until(lambda: ended and executor._idle)
+        sys.setswitchinterval(PATIENCE)
+        second = hand_over()
+        assert ran == [first.id, second.id]
+    finally:
+        sys.setswitchinterval(interval)
+        executor.close()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_job_that_fails_is_tried_again_after_a_pause() -> None:
+    def fail() -> float:
+        raise ValueError("as asked")
+
+    job = Periodic("default", "failing", fail)
+    jobs = PeriodicThread("Jobs", "test-jobs", [job], last=(), retry=(600.0, 600.0), timeout=60.0)
+    jobs.start()
+    until(lambda: job.due)
+    assert job.due > clock.monotonic()
+    jobs.stop()
+
+
+# -- when wake-ups lead to a look into the table, also when somebody sends them without end: every role may NOTIFY -----
+
+FLOOD = 100
+
+
+@pytest.fixture
+def queue(clock: SteppedClock) -> QueueState:
+    clock.stop()
+    return Poller({"work": 1}).queues["work"]
+
+
+def look(queue: QueueState, *, got: int = 0, woken: bool = True) -> float:
+    """Look once, and be woken meanwhile and after it; return the seconds until the next look."""
+    wakes = queue.wakes
+    if woken:
+        queue.wake()
+    queue.fetched(got=got, asked=10, wakes=wakes, next_due=None)
+    if woken:
+        queue.wake()
+    return queue.next_poll - clock.monotonic()
+
+
+def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_comes(queue: QueueState) -> None:
+    assert look(queue) <= 0, "the first wake-ups lead to a look at once"
+    assert [look(queue) for _ in range(FLOOD)][-1] == pytest.approx(WOKEN_LOOK_SECONDS)
+    assert look(queue, got=1) <= 0
+
+
+def test_looks_that_nobody_asked_for_are_no_flood(queue: QueueState) -> None:
+    for _ in range(FLOOD):
+        look(queue, woken=False)
+        queue.vain_look_at -= 1
+    queue.wake()
+    assert queue.next_poll <= clock.monotonic()
