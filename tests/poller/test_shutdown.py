@@ -92,9 +92,7 @@ def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(start_on_sqli
 
 
 @pytest.mark.slow
-def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
-    start: Start,
-) -> None:
+def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(start: Start) -> None:
     enqueue_many("work", [{}] * 500)
     for moment in range(8):
         with start("--queue", "work") as poller:

@@ -15,24 +15,19 @@ BOOK: list[tuple[Any, ...]] = []
 Call = Callable[[Any], Any]
 
 
+def _note(name: str, when: str, what: Any) -> Any:
+    BOOK.append((name, when, what, threading.get_ident()))
+    return what
+
+
 def _writing(name: str, call: Call) -> Call:
-    if iscoroutinefunction(call):
+    if not iscoroutinefunction(call):
+        return lambda task: _note(name, "after", call(_note(name, "before", task)))
 
-        async def around_async(task: Any) -> Any:
-            BOOK.append((name, "before", task, threading.get_ident()))
-            value = await call(task)
-            BOOK.append((name, "after", value, threading.get_ident()))
-            return value
+    async def around_async(task: Any) -> Any:
+        return _note(name, "after", await call(_note(name, "before", task)))
 
-        return around_async
-
-    def around(task: Any) -> Any:
-        BOOK.append((name, "before", task, threading.get_ident()))
-        value = call(task)
-        BOOK.append((name, "after", value, threading.get_ident()))
-        return value
-
-    return around
+    return around_async
 
 
 @sync_and_async_middleware

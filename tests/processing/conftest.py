@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import enqueue, registry, testing
+from django_dbtaskqueue import Fixed, enqueue, registry, testing
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
+from tests.poller.processes import Held
+from tests.support import until
+from tests.testapp.models import Booking
 
 QUEUE = "parcels"
 both = pytest.mark.parametrize("alias", ["default", "sqlite"], ids=["postgresql", "sqlite"])
+on_real_connections = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+SOON = Fixed(timedelta(milliseconds=20), jitter=0)
+
+
+@dataclass
+class Letter:
+    text: str
+
+
+@dataclass
+class Crate:
+    weight: int
 
 
 @dataclass
@@ -24,7 +40,6 @@ class Site:
     alias: str
 
     def enqueue(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
-        """Enqueue into ``parcels``."""
         return enqueue(QUEUE, reference, payload, using=self.alias, **options)
 
     def poller(self, **options: Any) -> AbstractContextManager[Poller]:
@@ -46,12 +61,24 @@ class Site:
         return found
 
     def tasks(self, **selection: Any) -> Any:
-        """Return tasks of the queue."""
         return Task.objects.using(self.alias).filter(queue=QUEUE, **selection)
+
+    def values(self, *columns: str) -> list[Any]:
+        """Return columns of all tasks, in the order in which they were enqueued."""
+        return list(self.tasks().order_by("pk").values_list(*columns, flat=len(columns) == 1))
+
+    def until(self, task: Task, status: str = "COMPLETED") -> None:
+        until(lambda: self.task(task).status == status)
 
     def attempts(self, task: Task) -> list[Attempt]:
         """Return the failed attempts of a task, the first one first."""
         return list(Attempt.objects.using(self.alias).filter(task_id=task.pk).order_by("total_attempt"))
+
+    def book(self, reference: Any) -> int:
+        return Booking.objects.using(self.alias).create(reference=reference).pk
+
+    def booked(self) -> list[str]:
+        return list(Booking.objects.using(self.alias).order_by("pk").values_list("reference", flat=True))
 
 
 @pytest.fixture
@@ -71,3 +98,8 @@ def _registrations(settings: Any) -> Iterator[None]:
 @pytest.fixture
 def site(alias: str) -> Site:
     return Site(alias)
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()

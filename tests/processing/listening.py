@@ -3,64 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
+from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.signals import Listener
 
-HOOKS_OF_TASKS = ("checked_out", "started", "executed", "crashed", "finished")
+HOOKS = [name for name in vars(signals.Listener) if not name.startswith("_")]
+LIFE = ["checked_out", "started", "executed", "finished"]
 
 
-class Diary(Listener):
+class Told(signals.Listener):
+    """A listener with one method for all hooks."""
+
+    def told(self, hook: str, subject: Any, *facts: Any) -> None:
+        raise AssertionError("override it")
+
+    def __getattribute__(self, name: str) -> Any:
+        return partial(self.told, name) if name in HOOKS else super().__getattribute__(name)
+
+
+class Diary(Told):
     """Writes down what it is told, and how the task stood in the database at that moment."""
 
     def __init__(self, name: str = "diary", book: list[tuple[Any, ...]] | None = None) -> None:
         self.name = name
         self.book: list[tuple[Any, ...]] = [] if book is None else book
 
-    def write(self, hook: str, task: Lease, *facts: Any) -> None:
-        self.book.append((self.name, hook, task.reference, status_of(task), *facts))
+    def told(self, hook: str, subject: Any, *facts: Any) -> None:
+        if not hook.startswith("poll"):
+            subject, facts = subject.reference, (status_of(subject), *facts)
+        self.book.append((self.name, hook, subject, *facts))
 
-    def checked_out(self, task: Lease) -> None:
-        self.write("checked_out", task)
+    def of(self, subject: Any) -> list[tuple[Any, ...]]:
+        """Return what it was told of one task, or of a poller."""
+        return [(hook, *facts) for _, hook, about, *facts in self.book if about == subject]
 
-    def started(self, task: Lease) -> None:
-        self.write("started", task)
-
-    def executed(self, task: Lease, outcome: Outcome) -> None:
-        self.write("executed", task, outcome)
-
-    def crashed(self, task: Lease, error: BaseException | str) -> None:
-        self.write("crashed", task, error)
-
-    def finished(self, task: Lease) -> None:
-        self.write("finished", task)
-
-    def poller_started(self, poller: Any) -> None:
-        self.book.append((self.name, "poller_started", poller))
-
-    def poller_executed(self, poller: Any, tasks: int) -> None:
-        self.book.append((self.name, "poller_executed", poller, tasks))
-
-    def poller_idle(self, poller: Any) -> None:
-        self.book.append((self.name, "poller_idle", poller))
-
-    def poll_failed(self, poller: Any, error: Exception) -> None:
-        self.book.append((self.name, "poll_failed", poller, error))
-
-    def poller_finished(self, poller: Any) -> None:
-        self.book.append((self.name, "poller_finished", poller))
-
-    def hooks(self, reference: str) -> list[str]:
-        """Return what it was told of one task."""
-        return [entry[1] for entry in self.book if entry[2] == reference]
-
-    def of_pollers(self) -> list[tuple[Any, ...]]:
-        """Return what it was told of pollers."""
-        return [entry for entry in self.book if entry[1].startswith("poll")]
+    def hooks(self, subject: Any) -> list[str]:
+        return [hook for hook, *_ in self.of(subject)]
 
 
 def status_of(task: Lease) -> str | None:
@@ -70,6 +53,17 @@ def status_of(task: Lease) -> str | None:
         return "PROCESSING"
     found = Task.objects.using(task.port.alias).filter(pk=task.id)
     return found.values_list("status", flat=True).first()
+
+
+@contextmanager
+def listening(*listeners: signals.Listener) -> Iterator[None]:
+    for listener in listeners:
+        signals.register(listener)
+    try:
+        yield
+    finally:
+        for listener in listeners:
+            signals.unregister(listener)
 
 
 class Nobody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -12,17 +13,14 @@ from django.core import checks
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_dbtaskqueue import Fixed, Poison, Reenqueue, processor, registry, testing
+from django_dbtaskqueue import Poison, Reenqueue, processor, registry, testing
 from django_dbtaskqueue.core.exceptions import MiddlewareError
 from django_dbtaskqueue.core.lease import Lease
 from tests.processing import around
-from tests.processing.conftest import QUEUE, Site
-from tests.testapp.models import Booking
+from tests.processing.conftest import QUEUE, SOON, Site
 
 pytestmark = pytest.mark.django_db
 real = pytest.mark.django_db(transaction=True)  # for pollers, which have threads of their own
-AROUND = "tests.processing.around"
-SOON = Fixed(timedelta(milliseconds=20), jitter=0)
 Call = Callable[[Any], Any]
 
 
@@ -32,43 +30,47 @@ def _book() -> None:
 
 
 def use(settings: Any, *names: str) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "MIDDLEWARE": [f"{AROUND}.{name}" for name in names]}
+    paths = [f"tests.processing.around.{name}" for name in names]
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "MIDDLEWARE": paths}
 
 
-def messages(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.getMessage().startswith("Middleware ")]
+def middleware(run: Callable[[Call, Any], Any]) -> Callable[[Call], Call]:
+    """Make a factory of a function, under its name."""
+
+    @wraps(run)
+    def factory(call: Call) -> Call:
+        return lambda task: run(call, task)
+
+    return factory
 
 
-# -- where it runs -----------------------------------------------------------------------------------------------------
+def name_of(factory: Any) -> str:
+    return f"Middleware {factory.__module__}.{factory.__name__} "
 
 
 @real
-@pytest.mark.parametrize(("is_async", "how"), [(False, "poller"), (False, "drain"), (True, "poller"), (True, "drain")])
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("how", ["run", "drain"])
 def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is_async: bool, how: str) -> None:
     use(settings, "outer", "unused", "inner")
     places: list[int] = []
 
-    async def process(task: Lease) -> dict[str, int]:
+    def process(task: Lease) -> dict[str, int]:
         places.append(threading.get_ident())
         return {"said": task.payload}
 
-    def process_sync(task: Lease) -> dict[str, int]:
-        places.append(threading.get_ident())
-        return {"said": task.payload}
+    async def process_async(task: Lease) -> dict[str, int]:
+        return process(task)
 
-    processor(QUEUE)(process if is_async else process_sync)
-    task = site.enqueue(7, "a")
-    if how == "drain":
-        site.drain()
-    else:
-        site.run()
-    assert site.task(task).result == {"said": 7}
-    assert [entry[:2] for entry in around.BOOK] == [
-        ("outer", "before"), ("inner", "before"), ("inner", "after"), ("outer", "after"),
-    ]  # fmt: skip
-    (lease, *_), values = {entry[2] for entry in around.BOOK[:2]}, [entry[2] for entry in around.BOOK[2:]]
-    assert (lease.reference, lease.payload, values) == ("a", 7, [{"said": 7}] * 2)
-    assert {entry[3] for entry in around.BOOK} == {*places}
+    processor(QUEUE)(process_async if is_async else process)
+    site.enqueue(7, "a")
+    getattr(site, how)()
+    assert site.values("result") == [{"said": 7}]
+    names, moments, facts, threads = zip(*around.BOOK, strict=True)
+    assert names == ("outer", "inner", "inner", "outer") and moments == ("before", "before", "after", "after")
+    assert facts[0] is facts[1] and (facts[0].reference, facts[0].payload) == ("a", 7)
+    assert facts[2:] == ({"said": 7}, {"said": 7})
+    assert {*threads} == {*places}
 
 
 def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: Any) -> None:
@@ -83,33 +85,26 @@ def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: 
 def test_a_batch_is_one_call_with_the_list(site: Site, settings: Any) -> None:
     use(settings, "outer")
     processor(QUEUE, batch=5)(lambda tasks: [task.payload for task in tasks])
-    made = [site.enqueue(number) for number in range(3)]
+    for number in range(3):
+        site.enqueue(number)
     site.run()
-    assert [site.task(task).result for task in made] == [0, 1, 2]
-    assert [[lease.payload for lease in entry[2]] for entry in around.BOOK[:1]] == [[0, 1, 2]]
-    assert len(around.BOOK) == 2
+    assert site.values("result") == [0, 1, 2]
+    before, _ = around.BOOK
+    assert [lease.payload for lease in before[2]] == [0, 1, 2]
 
 
 def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
-    def booking(call: Call) -> Call:
-        def run(task: Lease) -> Any:
-            Booking.objects.using(site.alias).create(reference="middleware")
-            assert transaction.get_connection(site.alias).in_atomic_block
-            return call(task)
+    @middleware
+    def booking(call: Call, task: Lease) -> Any:
+        site.book("middleware")
+        assert transaction.get_connection(site.alias).in_atomic_block
+        return call(task)
 
-        return run
-
-    @processor(QUEUE, mode="atomic", max_attempts=1, middleware=[booking])
-    def process(task: Lease) -> None:
-        if task.payload == "fails":
-            raise ValueError("no")
-
-    site.enqueue("fails")
-    site.drain()
-    assert not Booking.objects.using(site.alias).exists()
-    site.enqueue("works")
-    site.drain()
-    assert Booking.objects.using(site.alias).count() == 1
+    processor(QUEUE, mode="atomic", max_attempts=1, middleware=[booking])(lambda task: 1 / task.payload)
+    for payload in (0, 1):
+        site.enqueue(payload)
+        site.drain()
+        assert len(site.booked()) == payload
 
 
 def test_without_middleware_the_function_itself_is_called(site: Site) -> None:
@@ -122,55 +117,48 @@ def test_without_middleware_the_function_itself_is_called(site: Site) -> None:
 # -- it may not change the outcome -------------------------------------------------------------------------------------
 
 
-def returns_another(call: Call) -> Call:
-    return lambda task: [call(task)]
+@middleware
+def returns_another(call: Call, task: Lease) -> Any:
+    return [call(task)]
 
 
-def forgets_to_return(call: Call) -> Call:
-    def run(task: Lease) -> None:
-        call(task)
-
-    return run
+@middleware
+def forgets_to_return(call: Call, task: Lease) -> None:
+    call(task)
 
 
-def hides(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        try:
-            return call(task)
-        except ValueError:
-            return None
-
-    return run
+@middleware
+def hides(call: Call, task: Lease) -> Any:
+    try:
+        return call(task)
+    except ValueError:
+        return None
 
 
-def raises_another(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        try:
-            return call(task)
-        except ValueError as error:
-            raise KeyError("other") from error
-
-    return run
+@middleware
+def raises_another(call: Call, task: Lease) -> Any:
+    try:
+        return call(task)
+    except ValueError as error:
+        raise KeyError("other") from error
 
 
-def tries_again(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        try:
-            return call(task)
-        except ValueError:
-            return call(task)
-
-    return run
+@middleware
+def tries_again(call: Call, task: Lease) -> Any:
+    try:
+        return call(task)
+    except ValueError:
+        return call(task)
 
 
 @pytest.mark.parametrize("factory", [returns_another, forgets_to_return])
 def test_another_value_is_refused(site: Site, factory: Any, caplog: pytest.LogCaptureFixture) -> None:
     processor(QUEUE, middleware=[factory])(lambda task: "mine")
-    task = site.enqueue()
+    site.enqueue()
     site.drain()
-    assert site.task(task).result == "mine"
-    (line,) = messages(caplog)
-    assert f"Middleware {factory.__module__}.{factory.__name__} returned another" in line
+    assert site.values("result") == ["mine"]
+    (line,) = [message for message in caplog.messages if message.startswith("Middleware ")]
+    assert f"{name_of(factory)}returned another" in line
     assert ("does it lack a return?" in line) is (factory is forgets_to_return)
 
 
@@ -188,39 +176,34 @@ def test_the_failure_of_the_processor_stands(site: Site, factory: Any, caplog: p
     assert (site.task(task).status, len(calls)) == ("ERROR", 1)
     (attempt,) = site.attempts(task)
     assert (attempt.error_type, attempt.message) == ("builtins.ValueError", "mine")
-    (line,) = messages(caplog)
-    assert f"Middleware {factory.__module__}.{factory.__name__} " in line and "the failure ValueError stands" in line
+    (line,) = [message for message in caplog.messages if message.startswith("Middleware ")]
+    assert name_of(factory) in line and "the failure ValueError stands" in line
 
 
-def fails_before(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        raise KeyError("its own")
-
-    return run
+@middleware
+def fails_before(call: Call, task: Lease) -> Any:
+    raise KeyError("its own")
 
 
-def fails_after(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        call(task)
-        raise KeyError("its own")
-
-    return run
+@middleware
+def fails_after(call: Call, task: Lease) -> Any:
+    call(task)
+    raise KeyError("its own")
 
 
-def does_not_call(call: Call) -> Call:
-    return lambda task: None
+@middleware
+def does_not_call(call: Call, task: Lease) -> None: ...
 
 
-def calls_twice(call: Call) -> Call:
-    return lambda task: [call(task), call(task)]
+@middleware
+def calls_twice(call: Call, task: Lease) -> Any:
+    return [call(task), call(task)]
 
 
-def settles(call: Call) -> Call:
-    def run(task: Lease) -> Any:
-        task.poison("no")
-        return call(task)
-
-    return run
+@middleware
+def settles(call: Call, task: Lease) -> Any:
+    task.poison("no")
+    return call(task)
 
 
 @pytest.mark.parametrize(
@@ -239,27 +222,24 @@ def test_its_own_error_is_a_failure_that_names_it(site: Site, factory: Any, reas
     site.drain(with_scheduled=True)
     assert site.task(task).status == "ERROR"
     first, second = site.attempts(task)
-    assert first.message == second.message
-    assert first.message.startswith(f"Middleware {factory.__module__}.{factory.__name__} failed: {reason}")
+    assert first.message == second.message and first.message.startswith(f"{name_of(factory)}failed: {reason}")
 
 
 @real
 def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
-    def changing(call: Call) -> Call:
-        def run(task: Lease) -> Any:
-            if task.payload == "not now":
+    @middleware
+    def changing(call: Call, task: Lease) -> Any:
+        match task.payload:
+            case "not now":
                 return Reenqueue(timedelta(hours=1))
-            if task.payload == "own error":
+            case "own error":
                 raise KeyError("its own")
-            if task.payload == "settled":
-                task.poison("by it")
-                return None
-            try:
-                return f"more than {call(task)}"
-            except ValueError:
-                return Poison("hidden")
-
-        return run
+            case "settled":
+                return task.poison("by it")
+        try:
+            return f"more than {call(task)}"
+        except ValueError:
+            return Poison("hidden")
 
     changing.changes_outcome = True  # type: ignore[attr-defined]
 
@@ -269,12 +249,12 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
             raise ValueError("mine")
         return "mine"
 
-    made = [site.enqueue(payload) for payload in ("works", "fails", "not now", "own error", "settled")]
+    *_, own_error = [site.enqueue(payload) for payload in ("works", "fails", "not now", "settled", "own error")]
     site.run()
-    rows = [site.task(task) for task in made]
-    assert [row.status for row in rows] == ["COMPLETED", "POISON", "CREATED", "ERROR", "POISON"]
-    assert (rows[0].result, rows[2].attempt) == ("more than mine", 0)
-    (attempt,) = site.attempts(made[3])
+    assert site.values("status") == ["COMPLETED", "POISON", "CREATED", "POISON", "ERROR"]
+    assert site.values("result")[0] == "more than mine"
+    assert site.values("attempt")[2] == 0
+    (attempt,) = site.attempts(own_error)
     assert attempt.error_type == "builtins.KeyError"
     assert "Raised by the middleware tests.processing.test_middleware." in attempt.traceback
 
@@ -286,24 +266,19 @@ def test_the_test_kit_raises_its_error(site: Site) -> None:
     assert isinstance(raised.value.__cause__, KeyError)
 
 
-# -- what is refused at once -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("name", "is_async", "reason"),
+    ("name", "reason"),
     [
-        ("nowhere", False, "cannot be imported: "),
-        ("BOOK", False, r"is \[\], and not a factory that takes call"),
-        ("NotDone", False, "returned 'nothing to call', and not a function of the task"),
-        ("sync_only", True, "is not for async processors, and there is one. Decorate it with "),
+        ("nowhere", "cannot be imported: "),
+        ("BOOK", r"is \[\], and not a factory that takes call"),
+        ("NotDone", "returned 'nothing to call', and not a function of the task"),
+        ("sync_only", "is not for async processors, and there is one. Decorate it with "),
     ],
 )
-def test_a_wrong_one_is_refused_before_a_task_is_taken(
-    site: Site, settings: Any, name: str, is_async: bool, reason: str
-) -> None:
+def test_a_wrong_one_is_refused_before_a_task_is_taken(site: Site, settings: Any, name: str, reason: str) -> None:
     async def process(task: Lease) -> None: ...
 
-    processor(QUEUE)(process if is_async else lambda task: None)
+    processor(QUEUE)(process if name == "sync_only" else lambda task: None)
     use(settings, name)
     task = site.enqueue()
     found = [error.msg for error in checks.run_checks(tags=["dbtaskqueue"]) if error.id == "dbtaskqueue.E011"]

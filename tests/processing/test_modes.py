@@ -1,72 +1,56 @@
-"""``separate``: at least once. ``atomic``: the processor's writes and its outcome are one transaction."""
+"""``separate``: at least once. ``atomic``: writes and outcome are one transaction. Batches: up to n tasks in a call."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
-from django.test import override_settings
 
-from django_dbtaskqueue import Complete, Fail, LeaseLost, Reenqueue, enqueue, processor, registry
+from django_dbtaskqueue import Complete, Fail, LeaseLost, Poison, Reenqueue, enqueue_many, processor, registry
 from django_dbtaskqueue.core.lease import Lease
-from tests.processing.conftest import QUEUE, Site, both
-from tests.support import PATIENCE, until
+from tests.poller.processes import Held, cut_connections
+from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
+from tests.support import PATIENCE, actors, until
 from tests.testapp.models import Booking
 
-pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+pytestmark = on_real_connections
 ONCE: dict[str, Any] = {"max_attempts": 1}
-
-
-def book(task: Lease) -> None:
-    Booking.objects.using(task.port.alias).create(reference=task.reference or "none")
-
-
-def booked(site: Site) -> list[str]:
-    return list(Booking.objects.using(site.alias).order_by("reference").values_list("reference", flat=True))
 
 
 @both
 @pytest.mark.parametrize(("mode", "left"), [("separate", ["a"]), ("atomic", [])])
 def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
-    @processor(QUEUE, mode=mode, **ONCE)
-    def crash(task: Lease) -> None:
-        book(task)
-        raise RuntimeError("after the write")
-
-    task = site.enqueue(reference="a")
+    processor(QUEUE, mode=mode, **ONCE)(lambda task: 1 / 0 if site.book("a") else None)
+    task = site.enqueue()
     site.run()
-    assert booked(site) == left
+    assert site.booked() == left
     assert site.task(task).status == "ERROR"
-    assert [attempt.message for attempt in site.attempts(task)] == ["after the write"]
+    assert [attempt.message for attempt in site.attempts(task)] == ["division by zero"]
 
 
 @both
-def test_atomic_outcome_and_writes_become_visible_together(site: Site) -> None:
-    at_the_end, go_on = threading.Event(), threading.Event()
-
+def test_atomic_outcome_and_writes_become_visible_together(site: Site, held: Held) -> None:
     @processor(QUEUE, mode="atomic")
     def write(task: Lease) -> str:
-        book(task)
-        at_the_end.set()
-        go_on.wait(PATIENCE)
+        site.book("a")
+        held(task)
         return "done"
 
-    task = site.enqueue(reference="a")
+    site.enqueue()
     with site.poller():
-        # Given a processor that has written and not returned
-        assert at_the_end.wait(PATIENCE)
-        # Then the checkout is committed and nothing else is
-        assert site.task(task).status == "PROCESSING"
-        assert booked(site) == []
-        go_on.set()
-    assert (site.task(task).status, site.task(task).result, booked(site)) == ("COMPLETED", "done", ["a"])
+        held.until_started()
+        assert (site.values("status"), site.booked()) == (["PROCESSING"], []), "only its checkout is committed"
+        held.go_on.set()
+    assert (site.values("status", "result"), site.booked()) == ([("COMPLETED", "done")], ["a"])
 
 
 @both
@@ -75,13 +59,14 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
 
     @processor(QUEUE, mode="atomic", **ONCE)
     def write(task: Lease) -> Any:
-        book(task)
+        site.book(task.reference)
         return outcomes[str(task.reference)]
 
-    tasks = [site.enqueue(reference=name) for name in outcomes]
+    for name in outcomes:
+        site.enqueue(reference=name)
     site.run()
-    assert [site.task(task).status for task in tasks] == ["ERROR", "COMPLETED", "ERROR"]
-    assert booked(site) == ["complete", "fail"]
+    assert site.values("status") == ["ERROR", "COMPLETED", "ERROR"]
+    assert sorted(site.booked()) == ["complete", "fail"]
 
 
 def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None:
@@ -90,30 +75,53 @@ def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None
     @processor(QUEUE, mode="atomic")
     def write(task: Lease) -> None:
         runs.append(task.total_attempt)
-        book(task)
+        site.book("a")
         if len(runs) == 1:  # an operator revokes the lease; SQLite lets nobody else write meanwhile
-            done = threading.Thread(target=lambda: (site.tasks().release_all(), connections.close_all()))
-            done.start()
-            done.join(PATIENCE)
+            with actors(1) as (operator,):
+                operator.do(site.tasks().release_all).result(PATIENCE)
 
-    task = site.enqueue(reference="a")
+    site.enqueue()
     poller = site.run()
-    assert runs == [1, 2]
-    assert (site.task(task).status, booked(site)) == ("COMPLETED", ["a"])
+    assert (runs, site.values("status"), site.booked()) == ([1, 2], ["COMPLETED"], ["a"])
     assert poller.counts.lost == 1
 
 
 @both
 def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
-    inside: list[bool] = []
+    aliases = ("default", "sqlite")
+    processor(QUEUE, mode="atomic")(lambda task: [connections[alias].in_atomic_block for alias in aliases])
+    site.enqueue()
+    site.run()
+    assert site.values("result") == [[site.alias == alias for alias in aliases]]
 
-    @processor(QUEUE, mode="atomic")
-    def look(task: Lease) -> None:
-        inside.extend(connections[alias].in_atomic_block for alias in ("default", "sqlite"))
+
+@both
+def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_returned(site: Site) -> None:
+    @processor(QUEUE, mode="atomic", **ONCE)
+    def change_of_mind(task: Lease) -> str:
+        site.book("a")
+        with suppress(ValueError), transaction.atomic(using=task.port.alias):
+            task.complete("first")
+            raise ValueError("not this way")
+        return "second"
 
     site.enqueue()
     site.run()
-    assert inside == [site.alias == "default", site.alias == "sqlite"]
+    assert site.values("status", "result", "total_attempt") == [("COMPLETED", "second", 1)]
+    assert site.booked() == ["a"]
+
+
+@both
+def test_atomic_a_lost_lease_that_is_hushed_up_rolls_the_writes_back_all_the_same(site: Site) -> None:
+    @processor(QUEUE, mode="atomic", **ONCE)
+    def hush_up(task: Lease) -> None:
+        site.book("a")
+        task.total_attempt -= 1  # as if somebody else held it by now
+        with suppress(LeaseLost):
+            task.complete()
+
+    site.enqueue()
+    assert (site.drain().lost, site.booked()) == (1, [])
 
 
 LEFT_OPEN: dict[str, Callable[[str], Any]] = {
@@ -125,63 +133,53 @@ LEFT_OPEN: dict[str, Callable[[str], Any]] = {
 @both
 @pytest.mark.parametrize("how", LEFT_OPEN)
 def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, how: str) -> None:
-    """Given a processor that leaves its connection in a broken transaction, then the next task has one of its own."""
+    """It leaves its connection in a broken transaction, and the next task has one of its own."""
 
     @processor(QUEUE, **ONCE)
     def leave_open(task: Lease) -> None:
-        if task.reference == "left":
-            LEFT_OPEN[how](site.alias)
-            book(task)
-            with suppress(DatabaseError), connections[site.alias].cursor() as cursor:
-                cursor.execute("SELECT 1 FROM nowhere")
-        else:
-            book(task)
+        if task.payload == "next":
+            site.book("next")
+            return
+        LEFT_OPEN[how](site.alias)
+        site.book("left")
+        with suppress(DatabaseError), connections[site.alias].cursor() as cursor:
+            cursor.execute("SELECT 1 FROM nowhere")
 
-    tasks = [site.enqueue(reference=reference) for reference in ("left", "next")]
+    site.enqueue("left"), site.enqueue("next")
     site.run(threads=1)
-    assert [site.task(task).status for task in tasks] == ["COMPLETED", "COMPLETED"]
-    assert booked(site) == ["next"]
+    assert (site.values("status"), site.booked()) == (["COMPLETED"] * 2, ["next"])
 
 
-@both
-def test_separate_settling_in_the_processors_own_transaction(site: Site) -> None:
-    @processor(QUEUE, **ONCE)
-    def settle_it(task: Lease) -> None:
-        with transaction.atomic(using=site.alias):
-            book(task)
-            task.complete("own")
+def test_async_a_lost_connection_costs_one_attempt_not_every_one(site: Site) -> None:
+    """Nobody closes the one connection of Django's async ORM, as the end of a request does elsewhere."""
 
-    task = site.enqueue(reference="a")
-    site.run()
-    assert (site.task(task).result, booked(site)) == ("own", ["a"])
+    @processor(QUEUE, retry=SOON, max_attempts=3)
+    async def count(task: Lease) -> int:
+        return await Booking.objects.acount()
 
-
-# -- what cannot work --------------------------------------------------------------------------------------------------
-
-
-def errors() -> list[str]:
-    return [f"{error.id} {error.msg}" for error in checks.run_checks(tags=["dbtaskqueue"])]
+    with site.poller():
+        site.until(site.enqueue())
+        cut_connections()
+        for _ in range(3):
+            site.enqueue()
+    assert site.values("status") == ["COMPLETED"] * 4
 
 
-def test_an_atomic_processor_of_another_database_is_a_system_check_error() -> None:
-    processor(QUEUE, mode="atomic", using="sqlite")(book)
-    (error,) = errors()
-    assert error.startswith("dbtaskqueue.E004")
-    assert "book" in error and "'sqlite'" in error and "'default'" in error
+def book(task: Lease) -> None:
+    """Do nothing."""
 
 
-def test_other_combinations_pass_the_check() -> None:
+def test_an_atomic_processor_of_another_database_is_a_system_check_error(settings: Any) -> None:
     for mode, using in (("separate", "sqlite"), ("atomic", "default"), ("atomic", None)):
-        registry.unregister(QUEUE)
         processor(QUEUE, mode=mode, using=using)(book)
-        assert errors() == []
-
-
-def test_an_atomic_processor_of_the_queues_database_passes_the_check() -> None:
-    with override_settings(DBTASKQUEUE={"QUEUES": {QUEUE: {"database": "sqlite"}}}):
-        processor(QUEUE, mode="atomic", using="sqlite")(book)
-        assert errors() == []
-        enqueue(QUEUE, "a")
+        assert checks.run_checks(tags=["dbtaskqueue"]) == []
+        registry.unregister(QUEUE)
+    processor(QUEUE, mode="atomic", using="sqlite")(book)
+    (error,) = checks.run_checks(tags=["dbtaskqueue"])
+    assert error.id == "dbtaskqueue.E004"
+    assert "book" in error.msg and "'sqlite'" in error.msg and "'default'" in error.msg
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": "sqlite"}}}
+    assert checks.run_checks(tags=["dbtaskqueue"]) == []
 
 
 def test_what_is_no_mode_is_refused() -> None:
@@ -193,55 +191,23 @@ def test_what_is_no_mode_is_refused() -> None:
         processor(QUEUE, mode="external")(book)
 
 
-@both
-def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_returned(site: Site) -> None:
-    @processor(QUEUE, mode="atomic", **ONCE)
-    def change_of_mind(task: Lease) -> str:
-        book(task)
-        with suppress(ValueError), transaction.atomic(using=task.port.alias):
-            task.complete("first")
-            raise ValueError("not this way")
-        return "second"
-
-    task = site.enqueue(reference="a")
-    site.run()
-    row = site.task(task)
-    assert (row.status, row.result, row.total_attempt) == ("COMPLETED", "second", 1)
-    assert booked(site) == ["a"]
-
-
-@both
-def test_atomic_a_lost_lease_that_is_hushed_up_rolls_the_writes_back_all_the_same(site: Site) -> None:
-    @processor(QUEUE, mode="atomic", **ONCE)
-    def hush_up(task: Lease) -> None:
-        book(task)
-        task.total_attempt -= 1  # as if somebody else held it by now
-        with suppress(LeaseLost):
-            task.complete()
-
-    site.enqueue(reference="a")
-    assert site.drain().lost == 1
-    assert booked(site) == []
-
-
-def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site) -> None:
-    """Given an atomic processor past its timeout that keeps its row locked, then others are settled meanwhile."""
-    at_work, go_on = threading.Event(), threading.Event()
+def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site, held: Held) -> None:
+    """Past its timeout, too."""
 
     @processor(QUEUE, mode="atomic", timeout=timedelta(milliseconds=50), **ONCE)
     def hang(task: Lease) -> None:
-        if task.reference == "hangs":
+        if task.payload == "hangs":
             task.report_progress(0.5)
-            at_work.set()
-            go_on.wait(PATIENCE)
+            held(task)
 
-    hanging = site.enqueue(reference="hangs")
+    hanging = site.enqueue("hangs")
     with site.poller(threads=4) as poller:
-        assert at_work.wait(PATIENCE)
-        others = [site.enqueue(reference=str(number)) for number in range(20)]
-        until(lambda: poller.overdue() or site.tasks(status="COMPLETED").count() == len(others))
+        held.until_started()
+        for _ in range(20):
+            site.enqueue()
+        until(lambda: poller.overdue() or site.tasks(status="COMPLETED").count() == 20)
         assert site.task(hanging).status == "PROCESSING"
-        go_on.set()
+        held.go_on.set()
     assert site.task(hanging).status in ("COMPLETED", "ERROR")
 
 
@@ -256,3 +222,165 @@ def test_a_context_that_is_no_object_ends_its_task_alone(site: Site) -> None:
     assert site.task(good).status == "COMPLETED"
     bad = site.tasks(status="ERROR")
     assert ["context of a task is a JSON object" in str(task.process_result) for task in bad] == [True] * 3
+
+
+either = pytest.mark.parametrize("is_async", [False, True])
+
+
+def fill(site: Site, number: int) -> None:
+    enqueue_many(QUEUE, [(f"r{index}", index) for index in range(number)], using=site.alias)
+
+
+def register(
+    function: Callable[[list[Lease]], Any], *, is_async: bool = False, batch: int = 10, **options: Any
+) -> None:
+    """Register a function as it is, or as a coroutine function."""
+
+    async def process(tasks: list[Lease]) -> Any:
+        return function(tasks)
+
+    processor(QUEUE, batch=batch, **options)(process if is_async else function)
+
+
+@either
+def test_whole_batches_are_handed_over_and_each_task_has_its_own_outcome(site: Site, is_async: bool) -> None:
+    sizes: list[int] = []
+    register(lambda tasks: sizes.append(len(tasks)) or [task.reference for task in tasks], is_async=is_async)
+    fill(site, 45)
+    site.run(threads=1, coroutines=1)
+    assert site.values("result") == site.values("reference")
+    assert sum(sizes) == 45 and max(sizes) == 10
+    assert len(sizes) <= 9  # a queue that is full makes full batches
+
+
+@pytest.mark.parametrize(
+    ("value", "outcomes"),
+    [
+        (None, [("COMPLETED", None)] * 4),
+        (Complete("same"), [("COMPLETED", "same")] * 4),
+        (Poison("bad"), [("POISON", None)] * 4),
+        ({"a": 1}, [("COMPLETED", {"a": 1})] * 4),
+        (
+            [Complete(1), Fail("no", retry=False), Poison("bad"), "plain"],
+            [("COMPLETED", 1), ("ERROR", None), ("POISON", None), ("COMPLETED", "plain")],
+        ),
+    ],
+)
+def test_one_value_is_the_outcome_of_all_and_a_list_has_one_for_each(site: Site, value: Any, outcomes: Any) -> None:
+    register(lambda tasks: value)
+    fill(site, 4)  # less than a batch, which does not wait for more
+    site.run()
+    assert site.values("status", "result") == outcomes
+
+
+@pytest.mark.parametrize(("number", "is_async"), [(0, False), (1, True), (4, False)])
+def test_a_wrong_number_of_outcomes_fails_each_task_and_teaches(site: Site, number: int, is_async: bool) -> None:
+    register(lambda tasks: [1] * number, is_async=is_async, batch=3, max_attempts=1)
+    fill(site, 3)
+    site.run(threads=1, coroutines=1)
+    assert site.values("status") == ["ERROR"] * 3
+    (attempt,) = site.attempts(site.tasks().first())
+    assert f"got 3 tasks and returned {number} outcomes" in attempt.message
+    assert "Complete([...])" in attempt.message
+
+
+@either
+def test_separate_an_exception_fails_each_task_by_its_own_budget(site: Site, is_async: bool) -> None:
+    register(lambda tasks: 1 / 0, is_async=is_async, max_attempts=3, retry=SOON)
+    fill(site, 2)
+    site.tasks(reference="r0").update(max_attempts=1)
+    site.run()
+    assert site.values("status", "total_attempt") == [("ERROR", 1), ("ERROR", 3)]
+
+
+@pytest.mark.parametrize("mode", ["separate", "atomic"])
+def test_what_cannot_be_decoded_is_taken_out_before_the_call(site: Site, mode: str) -> None:
+    register(lambda tasks: [task.payload.weight for task in tasks], payload=Crate, mode=mode)
+    enqueue_many(QUEUE, [Crate(1), Crate(2), Crate(3)], using=site.alias)
+    site.tasks(pk=site.values("pk")[1]).update(payload={"weight": "heavy"})
+    site.run()
+    assert site.values("status", "result") == [("COMPLETED", 1), ("ERROR", None), ("COMPLETED", 3)]
+
+
+@both
+def test_atomic_one_transaction_for_the_batch(site: Site, held: Held) -> None:
+    def process(tasks: list[Lease]) -> list[str]:
+        for task in tasks:
+            site.book(task.reference)
+        held(tasks[0])
+        return [f"{task.reference}!" for task in tasks]
+
+    register(process, mode="atomic")
+    fill(site, 3)
+    with site.poller():
+        held.until_started()
+        assert site.booked() == []
+        held.go_on.set()
+    assert site.booked() == ["r0", "r1", "r2"]
+    assert site.values("result") == ["r0!", "r1!", "r2!"]
+
+
+@both
+def test_atomic_when_the_batch_fails_each_runs_alone_and_only_the_bad_one_fails(site: Site) -> None:
+    calls: list[list[str | None]] = []
+
+    def process(tasks: list[Lease]) -> None:
+        calls.append([task.reference for task in tasks])
+        for task in tasks:
+            site.book(task.reference)
+            if task.reference == "r1":
+                raise RuntimeError("bad apple")
+
+    register(process, mode="atomic", max_attempts=1)
+    fill(site, 3)
+    site.run()
+    assert calls == [["r0", "r1", "r2"], ["r0"], ["r1"], ["r2"]]
+    assert site.booked() == ["r0", "r2"]
+    # One attempt, however often it was called
+    assert site.values("status", "total_attempt") == [("COMPLETED", 1), ("ERROR", 1), ("COMPLETED", 1)]
+
+
+@both
+def test_atomic_a_task_that_settled_itself_in_a_batch_that_failed_is_settled_again(site: Site) -> None:
+    register(lambda tasks: tasks[0].complete("own") or (1 / 0 if len(tasks) > 1 else None), mode="atomic")
+    fill(site, 2)
+    site.run()
+    assert site.values("result", "attempt") == [("own", 1), ("own", 1)]
+
+
+def test_atomic_one_lost_lease_does_not_take_the_others_with_it(site: Site) -> None:
+    calls: list[int] = []
+
+    def process(tasks: list[Lease]) -> None:
+        calls.append(len(tasks))
+        if len(calls) == 1:  # an operator revokes one lease of the batch; SQLite lets nobody else write meanwhile
+            with actors(1) as (operator,):
+                operator.do(lambda: site.tasks(reference="r1").release_all()).result(PATIENCE)
+
+    register(process, mode="atomic")
+    fill(site, 3)
+    poller = site.run()
+    assert calls == [3, 1, 1, 1, 1]
+    assert site.values("status") == ["COMPLETED"] * 3
+    assert poller.counts.lost == 1
+
+
+@both
+def test_if_one_of_an_async_batch_is_cancelled_the_others_are_released(site: Site) -> None:
+    begun, calls = threading.Event(), list[list[str | None]]()
+
+    @processor(QUEUE, batch=3)
+    async def process(tasks: list[Lease]) -> None:
+        calls.append(sorted(str(task.reference) for task in tasks))
+        if len(tasks) == 3:
+            begun.set()
+            await asyncio.sleep(PATIENCE)
+
+    fill(site, 3)
+    with site.poller():
+        assert begun.wait(PATIENCE)
+        assert site.tasks(reference="r1").cancel() == 1
+        until(lambda: site.tasks(status="COMPLETED").count() == 2)
+    assert calls[0] == ["r0", "r1", "r2"] and sorted(chain.from_iterable(calls[1:])) == ["r0", "r2"]
+    assert site.values("status") == ["COMPLETED", "POISON", "COMPLETED"]
+    assert list(site.tasks(status="COMPLETED").values_list("attempt", flat=True)) == [1, 1]

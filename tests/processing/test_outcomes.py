@@ -1,0 +1,193 @@
+"""What an outcome may hold and when a task is due again: no outcome, whatever it holds, may stop a poller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+
+from django_dbtaskqueue import Arithmetic, Fixed, Staged, enqueue, processor, registry, testing
+from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Poison, Reenqueue
+from django_dbtaskqueue.models import Task
+from tests.processing.conftest import QUEUE, Site, both, on_real_connections
+
+pytestmark = pytest.mark.django_db
+
+
+class Hostile:
+    """An object that fails whatever is asked of it."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    __str__ = __repr__
+
+
+WRONG: list[tuple[Any, Any, dict[str, Any]]] = [
+    *((Fail, error, {}) for error in (5, None, b"\xff", ValueError)),
+    *((Fail, "no", options) for options in ({"delay": 5}, {"delay": timedelta(-1)}, {"retry": 2})),
+    (Poison, 5, {}),
+    (Reenqueue, 5, {}),
+    (Reenqueue, timedelta(0), {"keep_attempts": "no"}),
+]
+
+
+def test_an_outcome_checks_its_arguments_when_it_is_made() -> None:
+    for outcome, argument, options in WRONG:
+        with pytest.raises((TypeError, ValueError), match=outcome.__name__):
+            outcome(argument, **options)
+
+
+def altered(outcome: Any, **values: Any) -> Any:
+    """Return an outcome that was changed after its arguments were checked."""
+    for name, value in values.items():
+        object.__setattr__(outcome, name, value)
+    return outcome
+
+
+ALTERED: list[Callable[[], Any]] = [
+    lambda: altered(Fail("no"), error=5),
+    lambda: altered(Fail("no"), error=Hostile()),
+    lambda: altered(Fail("no"), delay=Hostile()),
+    lambda: altered(Poison("no"), reason=Hostile()),
+    lambda: altered(Reenqueue(timedelta(0)), delay=Hostile()),
+    *(lambda kind=kind: object.__new__(kind) for kind in (Fail, Complete, Reenqueue)),  # without their fields
+]
+
+
+def plain(task: Any) -> Any:
+    return ALTERED[task.payload]()
+
+
+async def asynchronous(task: Any) -> Any:
+    return plain(task)
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "plain": (plain, {}),
+    "atomic": (plain, {"mode": "atomic"}),
+    "asynchronous": (asynchronous, {}),
+    "batch": (lambda tasks: [plain(task) for task in tasks], {"batch": 10}),
+    "by hand": (lambda task: task.port.settle(task, plain(task)), {}),
+}
+
+
+@on_real_connections
+@both
+@pytest.mark.parametrize("way", WAYS)
+def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, settings: Any, way: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"max_attempts": 1}, "letters": {}}, "NOTIFY": False}
+    registry.register("letters", lambda task: None)
+    function, options = WAYS[way]
+    registry.register(QUEUE, function, **options)
+    for number in range(len(ALTERED)):
+        site.enqueue(number), site.enqueue(number)
+    other = enqueue("letters", using=site.alias)
+    with testing.run_poller(QUEUE, "letters", using=site.alias):
+        pass
+    assert "PROCESSING" not in site.values("status")
+    assert site.task(other).status == "COMPLETED"
+
+
+MINUTE = timedelta(minutes=1)
+
+
+def wait_of(task: Task) -> int:
+    """Return the seconds from the last write until the task is due."""
+    assert task.ready_time is not None
+    return round((task.ready_time - task.last_update_time).total_seconds())
+
+
+def again(_: Any) -> Reenqueue:
+    return Reenqueue()
+
+
+def test_the_policy_is_asked_with_the_number_of_the_reenqueue(site: Site) -> None:
+    asked, waits = list[Any](), list[int]()
+
+    def policy(number: int, error: BaseException | None) -> timedelta:
+        asked.append((number, error))
+        return number * MINUTE
+
+    processor(QUEUE, reenqueue=policy)(again)
+    task = site.enqueue()
+    for _ in range(3):
+        site.drain()
+        row = site.task(task)
+        waits.append(wait_of(row))
+        site.tasks().update(ready_time=row.create_time, next_process_time=row.create_time)
+    assert (asked, waits) == ([(1, None), (2, None), (3, None)], [60, 120, 180])
+    assert (row.status, row.attempt, row.reenqueue_attempt, row.total_attempt) == ("CREATED", 0, 3, 3)
+
+
+def test_a_processor_that_reenqueues_by_itself_gets_the_same_delay(site: Site) -> None:
+    @processor(QUEUE, reenqueue=Arithmetic(MINUTE, jitter=0))
+    def settle_it(task: Lease) -> None:
+        task.reenqueue(result="half", keep_attempts=True)
+
+    task = site.enqueue()
+    site.drain()
+    row = site.task(task)
+    assert (wait_of(row), row.result, row.attempt) == (60, "half", 1)
+
+
+@pytest.mark.parametrize("declared", [None, "manual"])
+def test_without_a_policy_the_attempt_fails_and_says_what_to_do(site: Site, declared: Any) -> None:
+    processor(QUEUE, reenqueue=declared, retry=Fixed(MINUTE, jitter=0), max_attempts=2)(again)
+    task = site.enqueue()
+    assert site.drain().retried == 1
+    row = site.task(task)
+    assert (row.status, row.attempt, row.reenqueue_attempt, wait_of(row)) == ("CREATED", 1, 0, 60)
+    for text in (site.attempts(task)[0].message, row.process_result or ""):
+        assert "Reenqueue(timedelta(minutes=5))" in text
+
+
+def test_settling_by_oneself_without_a_policy_raises_and_writes_nothing(site: Site) -> None:
+    @processor(QUEUE)
+    def settle_it(task: Lease) -> str:
+        try:
+            with transaction.atomic(using=site.alias):
+                task.reenqueue()
+        except ReenqueueDelayMissing as error:
+            return str(error)
+        return "not raised"
+
+    site.enqueue()
+    site.drain()
+    [(status, said)] = site.values("status", "result")
+    assert status == "COMPLETED" and QUEUE in said and "Give the delay" in said
+
+
+def test_a_policy_that_gives_up_ends_in_error(site: Site) -> None:
+    processor(QUEUE, reenqueue=Staged((1, timedelta(0)), jitter=0))(again)
+    task = site.enqueue()
+    site.drain()
+    row = site.task(task)
+    assert (row.status, row.reenqueue_attempt) == ("ERROR", 1)
+    assert "gives up at reenqueue 2" in (row.process_result or "")
+
+
+HOURLY, TWO_MINUTES = Fixed(timedelta(hours=1)), "fixed:2m,jitter=0"
+
+
+@pytest.mark.parametrize(
+    ("given", "options", "function", "seconds"),
+    [
+        ({}, {"reenqueue": HOURLY}, lambda task: Reenqueue(MINUTE), 60),
+        ({"QUEUES": {QUEUE: {"reenqueue": TWO_MINUTES}}}, {"reenqueue": HOURLY}, again, 120),
+        ({"DEFAULTS": {"reenqueue": Fixed(MINUTE, jitter=0)}}, {}, again, 60),
+        ({}, {"batch": 5, "reenqueue": lambda number, error: number * MINUTE}, again, 60),
+    ],
+    ids=["the delay that is given", "the queue's settings before the processor", "the defaults", "a batch"],
+)
+def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any, function: Any, seconds: int) -> None:
+    settings.DBTASKQUEUE = given
+    processor(QUEUE, **options)(function)
+    task = site.enqueue()
+    site.drain()
+    assert wait_of(site.task(task)) == seconds
