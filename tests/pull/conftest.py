@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import queue
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.pull import blocking
 from django_dbtaskqueue.pull.handle import QueueHandle
 from django_dbtaskqueue.signals import task_changed
 from tests.conftest import ProcessDatabase
 
-Told = list[tuple[str, str, int]]
+SECOND, HOUR, DAY = timedelta(seconds=1), timedelta(hours=1), timedelta(days=1)
+Configure = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
-def _queues(settings: Any) -> Callable[..., None]:
+def configure(settings: Any) -> Configure:
     """Set the queue ``mail``; call it for other settings."""
 
     def configure(**mail: Any) -> None:
@@ -29,12 +34,6 @@ def _queues(settings: Any) -> Callable[..., None]:
 
 
 @pytest.fixture
-def configure(_queues: Callable[..., None]) -> Callable[..., None]:
-    """Set the queue ``mail`` otherwise."""
-    return _queues
-
-
-@pytest.fixture
 def mail(process_database: ProcessDatabase) -> Iterator[QueueHandle]:
     """The queue ``mail``."""
     yield queue("mail")
@@ -42,14 +41,44 @@ def mail(process_database: ProcessDatabase) -> Iterator[QueueHandle]:
     usage.discard("default", "mail")
 
 
+class Told(list[tuple[str, int]]):
+    """What the signal told of ``mail``: (call, task id), in order."""
+
+    def calls(self) -> list[str]:
+        return [call for call, _ in self]
+
+    def note(self, sender: str, *, call: str, task_ids: tuple[int, ...], **_: Any) -> None:
+        self.extend((call, task_id) for task_id in task_ids if sender == "mail")
+
+
 @pytest.fixture
 def told() -> Iterator[Told]:
-    """What the signal told: (queue, call, task id), in order."""
-    seen: Told = []
-
-    def receiver(sender: str, *, call: str, task_ids: tuple[int, ...], **_: Any) -> None:
-        seen.extend((sender, call, task_id) for task_id in task_ids)
-
-    task_changed.connect(receiver)
+    seen = Told()
+    task_changed.connect(seen.note)
     yield seen
-    task_changed.disconnect(receiver)
+    task_changed.disconnect(seen.note)
+
+
+def take(handle: QueueHandle, **options: Any) -> Lease:
+    """Take a task that must be there."""
+    task = handle.take(**options)
+    assert task is not None
+    return task
+
+
+def taken(handle: QueueHandle, *payload: Any, **options: Any) -> Lease:
+    """Put a task, and take it."""
+    handle.put(*payload, **options)
+    return take(handle)
+
+
+def row(task: Any) -> Task:
+    return Task.objects.get(pk=task.id)
+
+
+def status(task: Any) -> str:
+    return str(row(task).status)
+
+
+def waiters(name: str = "mail") -> int:
+    return blocking.waiters(name, ["default"])

@@ -11,38 +11,27 @@ from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue, registry
 from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
-from tests.pull.test_verbs import take
-from tests.pull.test_waiting import waiters
+from tests.pull.conftest import HOUR, SECOND, row, take, taken, waiters
 from tests.support import PATIENCE, actors, until
-
-SECOND = timedelta(seconds=1)
-SETTINGS: dict[str, Any] = {
-    "max_attempts": 2,
-    "capacity": 3,
-    "ttl": timedelta(hours=1),
-    "lease": "90s",
-    "retry": Fixed(SECOND, jitter=0),
-    "keep": "delete",
-}
 
 
 def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatabase) -> None:
-    sites = queue("sites").create(**SETTINGS)
+    sites = queue("sites").create(
+        max_attempts=2, capacity=3, ttl=HOUR, lease="90s", retry=Fixed(SECOND, jitter=0), keep="delete"
+    )
     # Its row holds them as text and numbers
     assert Queue.objects.get(pk="sites").overrides == {
         "max_attempts": 2, "capacity": 3, "ttl": "PT1H", "lease": "PT1M30S", "retry": "fixed:1s,jitter=0",
         "keep": "delete",
     }  # fmt: skip
     # Producers and takers obey them
-    task = sites.put()
-    row = Task.objects.get(pk=task.pk)
-    assert row.max_attempts == 2 and row.expire_time == row.next_process_time + timedelta(hours=1)
+    task = row(sites.put())
+    assert task.max_attempts == 2 and task.expire_time == task.next_process_time + HOUR
     sites.put()
     sites.put()
     with pytest.raises(QueueFull):
@@ -50,7 +39,7 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
     lease = take(sites)
     assert timedelta(seconds=85) < lease.lease_until - lease.start_time < timedelta(seconds=95)
     lease.fail("once")
-    again = Task.objects.get(pk=task.pk)
+    again = row(task)
     assert again.next_process_time - again.last_update_time == SECOND
     sites.ack(take(sites))
     assert Task.objects.count() == 2
@@ -58,9 +47,8 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
 
 def test_a_runtime_queue_is_known_to_other_processes(postgres_process_database: ProcessDatabase) -> None:
     queue("work-2").create(max_attempts=7)
-    postgres_process_database.run(
-        "shell", "-v", "0", "-c", "from django_dbtaskqueue import queue; queue('work-2').put()"
-    )
+    code = "from django_dbtaskqueue import queue; queue('work-2').put()"
+    postgres_process_database.run("shell", "-v", "0", "-c", code)
     assert Task.objects.get().max_attempts == 7
 
 
@@ -88,26 +76,17 @@ BAD: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_bad_setting_is_an_error_and_no_queue(sqlite_process_database: ProcessDatabase) -> None:
+def test_a_bad_setting_is_an_error_and_no_queue_nor_is_one_that_is_rolled_back(mail: QueueHandle) -> None:
     for message, given in BAD.items():
         with pytest.raises(ImproperlyConfigured, match=message):
             queue("sites").create(**given)
-    assert not Queue.objects.exists()
-    with pytest.raises(UnknownQueue):
-        queue("sites").put()
-
-
-def test_a_create_that_is_rolled_back_made_nothing(process_database: ProcessDatabase) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic():
         queue("sites").create()
         queue("sites").put()
         raise ZeroDivisionError
+    assert not Queue.objects.exists() and not Task.objects.exists()
     with pytest.raises(UnknownQueue):
         queue("sites").put()
-    assert not Task.objects.exists()
-
-
-# -- drop ------------------------------------------------------------------------------------------------------------
 
 
 def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) -> None:
@@ -130,15 +109,13 @@ def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) ->
 
 def test_drop_is_refused_while_a_lease_lives(process_database: ProcessDatabase) -> None:
     sites = queue("sites").create()
-    sites.put()
-    sites.put()
-    task = take(sites)
+    task = taken(sites)
     with pytest.raises(TaskQueueError, match=r"1 tasks are being processed.*release_all\(\)"):
         sites.drop()
-    assert Task.objects.count() == 2 and Queue.objects.exists()
+    assert Task.objects.count() == 1 and Queue.objects.exists()
     sites.ack(task)
-    take(sites)
-    age(timedelta(hours=1))  # that lease is over
+    taken(sites)
+    age(HOUR)  # that lease is over
     assert sites.drop() == 2
 
 
@@ -146,39 +123,20 @@ def test_drop_is_refused_while_somebody_waits(process_database: ProcessDatabase)
     sites = queue("sites").create()
     with actors(1) as (actor,):
         future = actor.do(sites.take, timedelta(seconds=PATIENCE))
-        until(lambda: waiters(sites) == 1)
+        until(lambda: waiters("sites") == 1)
         with pytest.raises(TaskQueueError, match=r"1 threads are waiting in take\(\)"):
             sites.drop()
         sites.put()
-        task = future.result(PATIENCE)
-        assert isinstance(task, Lease)
-        sites.ack(task)
+        sites.ack(future.result(PATIENCE))  # type: ignore[arg-type]
     assert sites.drop() == 1
-
-
-# -- overrides -------------------------------------------------------------------------------------------------------
-
-
-def test_runtime_overrides_count_for_producers(mail: QueueHandle) -> None:
-    assert mail.put().max_attempts == 5
-    row = Queue.objects.create(name="mail", overrides={"max_attempts": 9, "ttl": "1h"})
-    task = mail.put()
-    assert task.max_attempts == 9
-    assert Task.objects.get(pk=task.pk).expire_time is not None
-    row.overrides = {}
-    row.save()
-    assert mail.put().max_attempts == 5
-    row.delete()
-    assert mail.put().max_attempts == 5
 
 
 def test_a_runtime_override_of_retry_counts_for_consumers(mail: QueueHandle, taskqueue_registry: None) -> None:
     registry.register("mail", lambda task: None, retry="fixed:1h,jitter=0")
     Queue.objects.create(name="mail", overrides={"retry": "fixed:9m,jitter=0"})
-    mail.put()
-    take(mail).fail("not yet")
-    row = Task.objects.get()
-    assert abs(row.next_process_time - row.last_update_time - timedelta(minutes=9)) < timedelta(seconds=1)
+    taken(mail).fail("not yet")
+    found = Task.objects.get()
+    assert abs(found.next_process_time - found.last_update_time - timedelta(minutes=9)) < SECOND
 
 
 def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle, clock: SteppedClock) -> None:
@@ -191,7 +149,6 @@ def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle, clock: Ste
 
 def test_overrides_that_cannot_be_are_logged_once_and_not_applied(mail: QueueHandle, caplog: Any) -> None:
     Queue.objects.create(name="mail", overrides={"max_attempts": -1})
-    for _ in range(3):
-        assert mail.put().max_attempts == 5
+    assert {mail.put().max_attempts for _ in range(3)} == {5}
     assert caplog.text.count("Overrides of queue mail are not applied") == 1
     assert "max_attempts=-1" in caplog.text

@@ -18,13 +18,14 @@ from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf import toml_file
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations import checks
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import polling
 from tests.support import PATIENCE, until
 
+Edit = Callable[[str], None]
 GOOD = """
 [queues.mail]
 lease = "15m"
@@ -61,9 +62,8 @@ def file(tmp_path: Path, settings: Any) -> Path:
 
 
 @pytest.fixture
-def edit(file: Path, clock: SteppedClock) -> Callable[[str], None]:
+def edit(file: Path, clock: SteppedClock) -> Edit:
     """Write the file anew, in one step as editors and deployments do, and let time pass until it is looked at."""
-
     moments = itertools.count(10**9)
 
     def write(text: str) -> None:
@@ -76,14 +76,11 @@ def edit(file: Path, clock: SteppedClock) -> Callable[[str], None]:
     return write
 
 
-def lease(name: str = "mail") -> timedelta:
-    return conf.queue_settings(name).lease
+def lease_minutes() -> float:
+    return conf.queue_settings("mail").lease / timedelta(minutes=1)
 
 
-# -- reading ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_file_goes_over_the_dict_setting_by_setting(edit: Callable[[str], None]) -> None:
+def test_the_file_goes_over_the_dict_setting_by_setting(edit: Edit) -> None:
     mail = conf.queue_settings("mail")
     assert (mail.lease, mail.timeout, mail.max_attempts) == (timedelta(minutes=15), timedelta(seconds=30), 3)
     assert mail.retry == Fixed(timedelta(seconds=30))
@@ -132,63 +129,58 @@ def test_a_missing_file_is_an_error_and_the_system_check_says_so(file: Path) -> 
         conf.settings()
     assert [error.id for error in checks.check_settings()] == ["dbtaskqueue.E001"]
     file.write_text(GOOD)
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
 
 
 def test_the_path_may_start_at_base_dir_and_must_be_one(file: Path, settings: Any) -> None:
     settings.BASE_DIR = file.parent
     settings.DBTASKQUEUE = {"FILE": "queues.toml"}
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     settings.DBTASKQUEUE = {"FILE": 5}
     with pytest.raises(ImproperlyConfigured, match=r"'FILE'\]=5 is not valid: the path of a TOML file"):
         conf.settings()
 
 
-# -- following -------------------------------------------------------------------------------------------------------
-
-
 def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(
-    edit: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    edit: Edit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert lease() == timedelta(minutes=15)
-    # When the file is edited, the new settings count, and queues can come and go
+    assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "20m"\n[queues.novel]\nttl = "1h"')
-    assert lease() == timedelta(minutes=20)
+    assert lease_minutes() == 20
     assert conf.queue_settings("novel").ttl == timedelta(hours=1)
     assert not conf.is_known("letters")
     assert conf.queue_settings("mail").max_attempts == 5
-    # When the next edit is bad, nothing changes, and that is logged once, with every fault, also of a newer file
+    # A bad edit changes nothing, and that is logged once, with every fault, also of a newer file
     for _ in range(2):
         edit('[queues.mail]\nlease = "25m"\nkeep = "forever"\nttl = 5')
-        assert lease() == timedelta(minutes=20)
+        assert lease_minutes() == 20
         assert conf.settings() is conf.settings()
     assert "has 2 faults" in caplog.text
     assert caplog.text.count("The settings stay as they were") == 1
-    # When it is mended, it counts
     edit('[queues.mail]\nlease = "25m"')
-    assert lease() == timedelta(minutes=25)
+    assert lease_minutes() == 25
 
 
 def test_a_file_that_goes_away_changes_nothing(
-    file: Path, edit: Callable[[str], None], clock: SteppedClock, caplog: pytest.LogCaptureFixture
+    file: Path, edit: Edit, clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     file.unlink()
     clock.advance(toml_file.CHECK_INTERVAL_S)
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     assert "cannot be read" in caplog.text
     edit('[queues.mail]\nlease = "2m"')
-    assert lease() == timedelta(minutes=2)
+    assert lease_minutes() == 2
 
 
-def test_tasks_do_not_move_with_an_edit(edit: Callable[[str], None], caplog: pytest.LogCaptureFixture) -> None:
-    assert lease() == timedelta(minutes=15)
+def test_tasks_do_not_move_with_an_edit(edit: Edit, caplog: pytest.LogCaptureFixture) -> None:
+    assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "2m"\ndatabase = "sqlite"\n[queues.new]\ndatabase = "sqlite"')
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     assert "database = 'sqlite' cannot change while processes run" in caplog.text
     assert "[queues.new]" not in caplog.text  # nothing lives there yet
     edit('[queues.mail]\nlease = "2m"\n[queues.new]\ndatabase = "sqlite"')
-    assert lease() == timedelta(minutes=2)
+    assert lease_minutes() == 2
     assert conf.queue_settings("new").database == "sqlite"
 
 
@@ -196,7 +188,7 @@ def test_it_is_looked_at_once_a_second_and_read_only_when_it_changed(
     file: Path, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.stop()
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     looks = []
     stat = Path.stat
 
@@ -212,15 +204,14 @@ def test_it_is_looked_at_once_a_second_and_read_only_when_it_changed(
         clock.advance(1)
 
 
-def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Callable[[str], None]) -> None:
+def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Edit) -> None:
     """Given settings whose two values always agree, then no thread ever sees them differ."""
-    pairs = [f'[queues.mail]\nlease = "{n}m"\ntimeout = "{n}m"' for n in (1, 2)]
-    edit(pairs[0])
-    state = conf._state
-    assert state is None
+    first, second = (f'[queues.mail]\nlease = "{n}m"\ntimeout = "{n}m"' for n in (1, 2))
+    edit(first)
+    assert conf._state is None
     conf.settings()
 
-    def look(_: int) -> set[tuple[timedelta, timedelta | None]]:
+    def look() -> set[Any]:
         seen = set()
         while (timedelta(minutes=2), timedelta(minutes=2)) not in seen:
             found = conf.queue_settings("mail")
@@ -228,56 +219,39 @@ def test_threads_see_one_or_the_other_and_never_a_mixture(edit: Callable[[str], 
         return seen
 
     with ThreadPoolExecutor(4) as pool:
-        futures = [pool.submit(look, n) for n in range(4)]
-        edit(pairs[1])
-        both = [future.result(PATIENCE) for future in futures]
-    assert all(early == late for seen in both for early, late in seen)
+        futures = [pool.submit(look) for _ in range(4)]
+        edit(second)
+        assert all(early == late for future in futures for early, late in future.result(PATIENCE))
 
 
-# -- in force --------------------------------------------------------------------------------------------------------
-
-
-def test_producers_and_waiters_follow(sqlite_process_database: ProcessDatabase, edit: Callable[[str], None]) -> None:
+def test_producers_follow_and_the_row_goes_over_the_file(sqlite_process_database: ProcessDatabase, edit: Edit) -> None:
     assert enqueue("mail").max_attempts == 3
-    edit("[queues.mail]\nmax_attempts = 8")
+    edit('[queues.mail]\nmax_attempts = 8\nlease = "15m"')
     assert enqueue("mail").max_attempts == 8
+    Queue.objects.create(name="mail", overrides={"max_attempts": 9})
+    applied = queue_settings("mail", "default")
+    assert (applied.max_attempts, applied.lease) == (9, timedelta(minutes=15))
+    assert enqueue("mail").max_attempts == 9
 
 
 def test_pollers_follow_and_show_what_they_applied(
-    sqlite_process_database: ProcessDatabase,
-    tmp_path: Path,
-    settings: Any,
-    clock: SteppedClock,
-    caplog: pytest.LogCaptureFixture,
+    sqlite_process_database: ProcessDatabase, file: Path, settings: Any, edit: Edit, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    path = tmp_path / "queues.toml"
-    path.write_text('[queues.work]\nlease = "1m"')
-    settings.DBTASKQUEUE = {"FILE": path, "HEARTBEAT": "100ms"}
+    settings.DBTASKQUEUE = {"FILE": file, "HEARTBEAT": "100ms"}
     with polling({"work": 1}) as poller:
-        (queue,) = poller.queues.values()
-        assert queue.settings.lease == timedelta(minutes=1)
-        path.write_text('[queues.work]\nlease = "5m"')
-        os.utime(path, (0, 0))
-        clock.advance(toml_file.CHECK_INTERVAL_S)
-        until(lambda: queue.settings.lease == timedelta(minutes=5))
+        edit('[queues.work]\nlease = "5m"')
+        until(lambda: poller.queues["work"].settings.lease == timedelta(minutes=5))
         until(lambda: "Queue work: lease=5m<1m" in caplog.text)
-
-
-def test_the_row_goes_over_the_file(sqlite_process_database: ProcessDatabase, file: Path) -> None:
-    Queue.objects.create(name="mail", overrides={"max_attempts": 9})
-    assert queue_settings("mail", "default").max_attempts == 9
-    assert queue_settings("mail", "default").lease == timedelta(minutes=15)
-    assert enqueue("mail").max_attempts == Task.objects.get().max_attempts == 9
 
 
 def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 3600.0)
     monkeypatch.setattr(toml_file, "CHECK_INTERVAL_S", 0.0)
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     file.write_text("")  # truncated, the rest is to come
-    assert lease() == timedelta(minutes=15)
+    assert lease_minutes() == 15
     file.write_text('[queues.mail]\nlease = "2m"')
     monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 0.0)
     monkeypatch.setattr(conf._state.file, "_next_check", 0.0)  # type: ignore[union-attr]
-    assert lease() == timedelta(minutes=2)
+    assert lease_minutes() == 2

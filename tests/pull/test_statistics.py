@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
@@ -15,17 +13,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
-from django_dbtaskqueue import (
-    Complete,
-    CompleteDelete,
-    Fail,
-    Poison,
-    Reenqueue,
-    enqueue,
-    enqueue_many,
-    processor,
-    queue,
-)
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue, enqueue_many, queue, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
@@ -37,11 +25,9 @@ from django_dbtaskqueue.signals import task_changed
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
-from tests.pull.conftest import Told
-from tests.pull.test_verbs import take
-from tests.support import PATIENCE, Actor, at_once, until
+from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, take, taken
+from tests.support import PATIENCE, actors, at_once, until
 
-HOUR = timedelta(hours=1)
 EVERY_CALL = """
 from datetime import timedelta
 from django_dbtaskqueue import queue
@@ -58,6 +44,13 @@ work.delete(work.take().id)
 ITS_CALLS = {"put": 6, "take": 4, "ack": 1, "touch": 1, "release": 1, "bury": 1, "kick": 1, "delete": 1}
 
 
+def poll(function: Any) -> None:
+    """Let a poller empty the queue ``mail``."""
+    registry.register("mail", function)
+    with run_poller("mail"):
+        pass
+
+
 def test_by_status_and_done_does_not_count_in_the_total(mail: QueueHandle) -> None:
     none = dict.fromkeys(("CREATED", "PROCESSING", "COMPLETED", "ERROR", "POISON"), 0)
     assert mail.statistics().by_status == {**none, "total": 0}
@@ -71,25 +64,22 @@ def test_by_status_and_done_does_not_count_in_the_total(mail: QueueHandle) -> No
 
 def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
     assert mail.statistics().by_call == {}
-    ids = [mail.put().pk, enqueue("mail", "r").pk]
+    first, second = mail.put().pk, enqueue("mail", "r").pk
     enqueue("mail", "r", on_duplicate="ignore")  # nothing was put
     enqueue_many("mail", [{}, {}, {"reference": "r"}], on_duplicate="ignore")
     mail.ack(take(mail))
     task = take(mail)
     mail.touch(task, HOUR)
     mail.release(task)
-    mail.bury(ids[1])
+    mail.bury(second)
     mail.kick(1)
-    mail.delete(ids[1])
-    many = sorted({task_id for _, call, task_id in told if call == "put"} - set(ids))
-    assert told == [
-        ("mail", "put", ids[0]), ("mail", "put", ids[1]), ("mail", "put", many[0]), ("mail", "put", many[1]),
-        ("mail", "take", ids[0]), ("mail", "ack", ids[0]), ("mail", "take", ids[1]), ("mail", "touch", ids[1]),
-        ("mail", "release", ids[1]), ("mail", "bury", ids[1]), ("mail", "kick", ids[1]), ("mail", "delete", ids[1]),
-    ]  # fmt: skip
+    mail.delete(second)
+    many = sorted({task_id for call, task_id in told if call == "put"} - {first, second})
+    calls = [("put", first), ("put", second), ("put", many[0]), ("put", many[1]), ("take", first), ("ack", first)]
+    assert told == calls + [(call, second) for call in ("take", "touch", "release", "bury", "kick", "delete")]
     mail.release(take(mail), HOUR)
-    expired = mail.put(ttl=timedelta(seconds=1), priority=-1)
-    age(timedelta(seconds=2), pk=expired.pk)
+    expired = mail.put(ttl=SECOND, priority=-1)
+    age(2 * SECOND, pk=expired.pk)
     take(mail)
     assert mail.truncate() == 4
     assert mail.statistics().by_call == {
@@ -98,31 +88,28 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
 
 
 def test_what_a_poller_does_is_counted_and_told(mail: QueueHandle, told: Told, taskqueue_registry: None) -> None:
-    # Given a task for each outcome, one that failed and is due again, and one that comes too late
-    outcomes: dict[str, Any] = {"done": None, "result": Complete(1), "gone": CompleteDelete(), "poison": Poison("bad")}
-    outcomes |= {"later": Reenqueue(HOUR), "fail": Fail("no", retry=False), "retry": Fail("no", delay=HOUR)}
-    processor("mail")(lambda task: outcomes[task.payload])
-    ids = {name: mail.put(name).pk for name in outcomes}
-    late = mail.put("done", ttl=timedelta(seconds=1)).pk
+    # Given a task for each outcome, and one that comes too late
+    outcomes: list[tuple[str, Any]] = [
+        *[("ack", None), ("ack", Complete(1)), ("ack", CompleteDelete()), ("poison", Poison("bad"))],
+        *[("reenqueue", Reenqueue(HOUR)), ("fail", Fail("no", retry=False)), ("retry", Fail("no", delay=HOUR))],
+    ]
+    ids = [mail.put(number).pk for number in range(len(outcomes))]
+    late = mail.put(0, ttl=SECOND).pk
     age(HOUR, pk=late)
     told.clear()
-    # When a poller empties the queue
-    with run_poller("mail"):
-        pass
+    poll(lambda task: outcomes[task.payload][1])
     # Then each call is counted and told once
-    calls = ["ack", "ack", "ack", "poison", "reenqueue", "fail", "retry"]
-    expected = [("mail", "take", pk) for pk in (*ids.values(), late)] + [("mail", "ttl", late)]
-    expected += [("mail", call, pk) for call, pk in zip(calls, ids.values(), strict=True)]
+    expected = [("take", pk) for pk in (*ids, late)] + [("ttl", late)]
+    expected += [(call, pk) for (call, _), pk in zip(outcomes, ids, strict=True)]
     assert sorted(told) == sorted(expected)
-    assert mail.statistics().by_call == Counter(call for _, call, _ in expected) + Counter(put=len(ids) + 1)
+    assert mail.statistics().by_call == Counter(call for call, _ in expected) + Counter(put=len(ids) + 1)
 
 
 def test_only_a_lease_that_ran_out_is_counted_as_expired(
     mail: QueueHandle, told: Told, taskqueue_registry: None
 ) -> None:
-    # Given a task whose holder died, and a poller's processor that settles by itself, after a touch
-    task = mail.put()
-    take(mail)
+    """A task's holder died; then a poller's processor settles by itself, after a touch, twice."""
+    task = taken(mail)
     age(HOUR)
     told.clear()
 
@@ -130,33 +117,24 @@ def test_only_a_lease_that_ran_out_is_counted_as_expired(
         task.touch(HOUR)
         task.reenqueue(timedelta(0)) if task.reenqueue_attempt == 0 else task.complete()
 
-    processor("mail")(work)
-    # When it is processed, and put back, and processed again
-    with run_poller("mail"):
-        pass
-    # Then the first take alone found an expired lease
+    poll(work)
     calls = ["lease_expired", "take", "touch", "reenqueue", "take", "touch", "ack"]
-    assert told == [("mail", call, task.pk) for call in calls]
+    assert told == [(call, task.id) for call in calls]
 
 
 def test_a_release_after_a_crash_is_no_other_expired_lease(
     mail: QueueHandle, told: Told, taskqueue_registry: None
 ) -> None:
-    # Given two tasks whose holder died
-    processor("mail")(lambda task: None)
-    ids = [mail.put().pk for _ in range(2)]
-    take(mail), take(mail)
+    """A poller takes two tasks whose holder died, and releases them to run them one by one."""
+    ids = [taken(mail).id for _ in range(2)]
     age(HOUR)
     told.clear()
-    # When a poller takes both, and releases them to run them one by one
-    with run_poller("mail"):
-        pass
-    # Then each lost one lease, though it was taken more than once
-    calls = Counter((call, pk) for _, call, pk in told)
+    poll(lambda task: None)
+    calls = Counter(told)
     for pk in ids:
-        taken = calls["take", pk] - calls["release", pk]
-        assert (calls["lease_expired", pk], calls["ack", pk], taken) == (1, 1, 1)
-    assert any(call == "release" for call, _ in calls)
+        times_taken = calls["take", pk] - calls["release", pk]
+        assert (calls["lease_expired", pk], calls["ack", pk], times_taken) == (1, 1, 1)
+    assert "release" in told.calls()
 
 
 @pytest.mark.urls("tests.operations.test_api")
@@ -164,7 +142,7 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     # Given failed tasks, one for each way, and two whose time is up
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API": True}
     failed = [make_task("ERROR", queue="mail", reference=f"R{number}").pk for number in range(5)]
-    late = [mail.put(ttl=timedelta(seconds=1)).pk for _ in range(2)]
+    late = [mail.put(ttl=SECOND).pk for _ in range(2)]
     age(HOUR, pk__in=late)
     told.clear()
     browser = Client()
@@ -172,7 +150,7 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     # When they are changed by a queryset, on the command line, by the API, in the admin, and by housekeeping
     Task.objects.filter(pk=failed[0]).reprocess()
     call_command("taskqueue", "reprocess", f"--id={failed[1]}", "--yes", stdout=StringIO())
-    body = json.dumps({"ids": [failed[2]], "reason": "mended"})
+    body = {"ids": [failed[2]], "reason": "mended"}
     answer = browser.post("/api/tasks/reprocess/ids", body, content_type="application/json")
     assert answer.json()["changed"] == 1
     form = {"action": "reprocess", "_selected_action": [failed[3]], "reason": "mended", "confirm": "yes"}
@@ -183,23 +161,21 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     Task.objects.filter(queue="mail").purge()
     # Then each change is counted and told once
     expected = [("reprocess", pk) for pk in failed] + [("ttl", pk) for pk in late] + [("cancel", failed[0])]
-    expected += [("delete", pk) for pk in failed + late]
-    assert told == [("mail", call, pk) for call, pk in expected]
+    assert told == expected + [("delete", pk) for pk in failed + late]
     assert mail.statistics().by_call == {"put": 2, "reprocess": 5, "ttl": 2, "cancel": 1, "delete": 7}
 
 
 def test_a_task_whose_holder_died_on_its_last_attempt_is_counted_where_a_poller_ends_it(
-    mail: QueueHandle, told: Told, taskqueue_registry: None, configure: Callable[..., None]
+    mail: QueueHandle, told: Told, taskqueue_registry: None, configure: Configure
 ) -> None:
     configure(max_attempts=1)
-    processor("mail")(lambda task: None)
-    task = mail.put()
-    take(mail)
+    registry.register("mail", lambda task: None)
+    task = taken(mail)
     age(HOUR)
     told.clear()
     with run_poller("mail"):
-        until(lambda: Task.objects.filter(status="ERROR").exists())
-    assert told == [("mail", "fail", task.pk), ("mail", "lease_expired", task.pk)]
+        until(Task.objects.filter(status="ERROR").exists)
+    assert told == [("fail", task.id), ("lease_expired", task.id)]
 
 
 def test_waiting_tasks_are_told_apart(mail: QueueHandle) -> None:
@@ -212,7 +188,6 @@ def test_waiting_tasks_are_told_apart(mail: QueueHandle) -> None:
 
 
 def test_they_outlive_processes_and_add_up_over_them(postgres_process_database: ProcessDatabase) -> None:
-    # Given another process that used every verb and ended, and this one, which uses them, too
     postgres_process_database.run("shell", "-v", "0", "-c", EVERY_CALL)
     exec(EVERY_CALL)  # noqa: S102 -- the same program
     assert queue("work").statistics().by_call == {call: 2 * number for call, number in ITS_CALLS.items()}
@@ -231,15 +206,17 @@ def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pyte
 
 
 def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(old: str, new: str) -> None:
+        with connection.schema_editor() as editor:
+            editor.execute(f"ALTER TABLE {old} RENAME TO {new}")
+
     counter = usage.UsageCounter()
     monkeypatch.setattr(usage, "counter", counter)
     mail.put()
-    with connection.schema_editor() as editor:
-        editor.execute("ALTER TABLE dbtaskqueue_usagecount RENAME TO away")
+    rename("dbtaskqueue_usagecount", "away")
     with pytest.raises(Exception, match="dbtaskqueue_usagecount"):
         counter.store("default")
-    with connection.schema_editor() as editor:
-        editor.execute("ALTER TABLE away RENAME TO dbtaskqueue_usagecount")
+    rename("away", "dbtaskqueue_usagecount")
     assert mail.statistics().by_call == {"put": 1}
     counter.flush()
 
@@ -249,18 +226,13 @@ def test_producers_do_not_wait_for_a_counter(postgres_process_database: ProcessD
     mail = queue("mail")
     mail.put()
     mail.statistics()
-    holder = Actor("holder")
-
-    def hold() -> None:
-        transaction.set_autocommit(False)
-        list(UsageCount.objects.select_for_update())
-
-    holder.do(hold).result(PATIENCE)
-    at_once(4, lambda _: mail.put())
-    assert mail.statistics().by_call == {"put": 5}
-    holder.do(transaction.rollback).result(PATIENCE)
-    holder.do(transaction.set_autocommit, True).result(PATIENCE)
-    holder.close()
+    with actors(1) as (holder,):
+        holder.do(transaction.set_autocommit, False)
+        holder.do(lambda: list(UsageCount.objects.select_for_update())).result(PATIENCE)
+        at_once(4, lambda _: mail.put())
+        assert mail.statistics().by_call == {"put": 5}
+        holder.do(transaction.rollback)
+        holder.do(transaction.set_autocommit, True).result(PATIENCE)
 
 
 def test_they_show_what_is_committed(mail: QueueHandle) -> None:
@@ -277,21 +249,18 @@ def test_they_show_what_is_committed(mail: QueueHandle) -> None:
 
 
 def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
-    # Given many rows of some minutes and days
-    now = datetime.now(UTC)
-    ages = [timedelta(0), timedelta(0), *[timedelta(minutes=30)] * 4, *[timedelta(days=10, minutes=n) for n in (0, 0)]]
-    ages += [timedelta(days=9), timedelta(days=9, hours=1), timedelta(days=9, hours=2)]
-    midnight = now.replace(hour=23, minute=0, second=0, microsecond=0)
+    """The latest stand, old minutes are one row each, old days too."""
+    now = datetime.now(UTC).replace(second=0, microsecond=0)
+    midnight = now.replace(hour=23, minute=0)
+    minutes = [now, now, *[now - HOUR / 2] * 4]
+    minutes += [midnight - 10 * DAY, midnight - 10 * DAY, *(midnight - 9 * DAY - n * HOUR for n in range(3))]
     for call in ("put", "take"):
-        for old in ages:
-            start = midnight if old >= timedelta(days=1) else now.replace(second=0, microsecond=0)
-            UsageCount.objects.create(queue="mail", minute=start - old, call=call, count=2)
-    # When they are merged
+        for minute in minutes:
+            UsageCount.objects.create(queue="mail", minute=minute, call=call, count=2)
     gone = roll_up(Session.on("default"), UsageCount)
-    # Then the latest stand, old minutes are one row each, old days too, and the sums are as before
     assert UsageCount.objects.filter(call="put").count() == 2 + 1 + 1 + 1
-    assert gone == 2 * (len(ages) - 5)
-    assert mail.statistics().by_call == {"put": 2 * len(ages), "take": 2 * len(ages)}
+    assert gone == 2 * (len(minutes) - 5)
+    assert mail.statistics().by_call == {"put": 2 * len(minutes), "take": 2 * len(minutes)}
     assert roll_up(Session.on("default"), UsageCount) == 0
 
 
@@ -300,9 +269,6 @@ def test_a_receiver_that_raises_changes_nothing(mail: QueueHandle, caplog: Any) 
         raise ZeroDivisionError
 
     task_changed.connect(broken)
-    try:
-        mail.put()
-        assert mail.take() is not None
-    finally:
-        task_changed.disconnect(broken)
+    taken(mail)
+    task_changed.disconnect(broken)
     assert "ZeroDivisionError" in caplog.text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_dbtaskqueue import Complete, Poison, enqueue, queue
 from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
@@ -19,7 +20,8 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull import task_end
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import runtaskpoller
-from tests.support import PATIENCE, Actor, until
+from tests.pull.conftest import Configure
+from tests.support import PATIENCE, Actor, actors, until
 
 MOMENT = timedelta(milliseconds=50)  # that passes in vain
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -30,16 +32,10 @@ def alias(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(autouse=True)
-def _parcels(settings: Any, _queues: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-
-
 @pytest.fixture
 def actor() -> Iterator[Actor]:
-    made = Actor()
-    yield made
-    made.close()
+    with actors(1) as (made,):
+        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -48,62 +44,60 @@ def _nobody_is_left() -> Iterator[None]:
     assert not task_end._waiting
 
 
-def is_watched(task: Task) -> bool:
-    return Task.objects.using(task._state.db).filter(pk=task.pk, watched=True).exists()
+def waited_for(alias: str, actor: Actor, wait: Callable[..., Any] = Task.wait) -> tuple[Task, Future[Any]]:
+    """Enqueue a task, for whose end the actor waits."""
+    task = enqueue("mail", using=alias)
+    future = actor.do(wait, task, PATIENCE)
+    until(Task.objects.using(alias).filter(watched=True).exists)
+    return task, future
 
 
 def end(task: Task, outcome: Any) -> None:
-    lease = queue("parcels", using=task._state.db).take()
+    lease = queue("mail", using=task._state.db).take()
     assert lease is not None and lease.id == task.pk
     lease._settle(outcome)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("wait", [Task.wait, async_to_sync(Task.await_result)], ids=["sync", "async"])
 @pytest.mark.parametrize("keep", ["keep", "history"])
 def test_the_result_is_returned_when_the_task_completes(
-    alias: str, actor: Actor, settings: Any, keep: str, is_async: bool
+    alias: str, actor: Actor, configure: Configure, keep: str, wait: Any
 ) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": keep}}}
-    task = enqueue("parcels", using=alias)
-    waiter = actor.do(async_to_sync(task.await_result) if is_async else task.wait, PATIENCE)
-    until(lambda: is_watched(task))
+    configure(keep=keep)
+    task, future = waited_for(alias, actor, wait)
     end(task, Complete({"said": 7}))
-    assert waiter.result(PATIENCE) == {"said": 7}
+    assert future.result(PATIENCE) == {"said": 7}
     assert task.wait(0) == {"said": 7}  # it has ended: at once
 
 
 def test_a_failure_is_raised_with_its_text(alias: str, actor: Actor) -> None:
-    task = enqueue("parcels", using=alias)
-    waiter = actor.do(task.wait, timedelta(seconds=PATIENCE))
-    until(lambda: is_watched(task))
+    task, future = waited_for(alias, actor)
     end(task, Poison("a bad address"))
     with pytest.raises(TaskFailed, match="ended in POISON: a bad address") as raised:
-        waiter.result(PATIENCE)
+        future.result(PATIENCE)
     assert (raised.value.task_id, raised.value.status, raised.value.text) == (task.pk, "POISON", "a bad address")
 
 
-def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
-    task = enqueue("parcels", using=alias)
-    waiter = actor.do(task.wait, PATIENCE)
-    until(lambda: is_watched(task))
+def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, configure: Configure) -> None:
+    configure(keep="delete")
+    task, future = waited_for(alias, actor)
     end(task, Complete("lost"))
     with pytest.raises(TaskGone, match='its queue has keep="delete", or it was deleted'):
-        waiter.result(PATIENCE)
+        future.result(PATIENCE)
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_timeout_leaves_the_task_alone(alias: str, is_async: bool) -> None:
-    task = enqueue("parcels", using=alias)
+@pytest.mark.parametrize("wait", [Task.wait, async_to_sync(Task.await_result)], ids=["sync", "async"])
+def test_a_timeout_leaves_the_task_alone(alias: str, wait: Any) -> None:
+    task = enqueue("mail", using=alias)
     with pytest.raises(TimeoutError, match=r"has not ended in time\. It goes on"):
-        async_to_sync(task.await_result)(MOMENT) if is_async else task.wait(MOMENT)
+        wait(task, MOMENT)
     end(task, Complete("done"))
     assert task.wait() == "done"
 
 
 def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
     with transaction.atomic(using=alias):
-        task = enqueue("parcels", using=alias)
+        task = enqueue("mail", using=alias)
         with pytest.raises(TaskQueueError, match=r"inside a transaction would never end.*Wait after the transaction"):
             task.wait(PATIENCE)
     end(task, Complete())
@@ -112,18 +106,16 @@ def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
 
 
 def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Actor, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
-    task = enqueue("parcels", using=alias)
-    waiter = actor.do(task.wait, PATIENCE)
-    until(lambda: is_watched(task))
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
+    task, future = waited_for(alias, actor)
     notify.unlisten(task_end._wake)  # as if another process ended the task
     end(task, Complete("found"))
-    assert waiter.result(PATIENCE) == "found"
+    assert future.result(PATIENCE) == "found"
 
 
 def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
     """A processor that settles inside a long transaction of its own."""
-    task = enqueue("parcels")
+    task = enqueue("mail")
     with transaction.atomic():
         Task.objects.select_for_update().get(pk=task.pk)
         with pytest.raises(TimeoutError):
@@ -132,39 +124,33 @@ def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
 
 def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_end, "MAX_WAITERS", 1)
-    task = enqueue("parcels", using=alias)
-    waiter = actor.do(task.wait, PATIENCE)
-    until(lambda: is_watched(task))
+    task, future = waited_for(alias, actor)
     with pytest.raises(TaskQueueError, match="1 threads and coroutines of this process wait"):
         task.wait(PATIENCE)
     end(task, Complete(1))
-    assert waiter.result(PATIENCE) == 1
+    assert future.result(PATIENCE) == 1
 
 
-def test_a_hundred_coroutines_wait_on_one_thread() -> None:
-    tasks = [enqueue("parcels", str(number)) for number in range(100)]
+def test_a_hundred_coroutines_wait_on_one_thread(actor: Actor) -> None:
+    tasks = [enqueue("mail") for _ in range(100)]
 
     async def all_of_them() -> list[Any]:
         return await asyncio.gather(*(task.await_result(PATIENCE) for task in tasks))
 
-    threads: list[int] = []
-
-    def run() -> None:
+    def end_all() -> int:
         until(lambda: Task.objects.filter(watched=True).count() == 100)
-        threads.append(threading.active_count())
+        threads = threading.active_count()
         for task in tasks:
             end(task, Complete(task.pk))
-        connections.close_all()
+        return threads
 
-    ending = threading.Thread(target=run)
-    ending.start()
+    ending = actor.do(end_all)
     assert async_to_sync(all_of_them)() == [task.pk for task in tasks]
-    ending.join(PATIENCE)
-    assert threads[0] < 20
+    assert ending.result(PATIENCE) < 20
 
 
 def test_a_notification_that_names_no_task_breaks_no_listener() -> None:
-    for name in ("parcels", "ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
+    for name in ("mail", "ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
         task_end._wake(name)  # what it raised would end the listening of all waiters of this process
 
 
@@ -175,5 +161,4 @@ def test_another_process_wakes_the_waiter(
     with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
         poller.until_logged("work")
         assert enqueue("work", payload={"do": "ok", "result": 7}).wait(PATIENCE) == 7
-        poller.signal()
-        poller.ended()
+        poller.stop()

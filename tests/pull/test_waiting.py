@@ -1,10 +1,12 @@
-"""Waiting for a task: woken by events, served in the order of coming, and never a busy loop."""
+"""Waiting for a task: woken by events, served in the order of coming, and never a busy loop. And ``take(group=…)``."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,47 +14,47 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue import UnknownQueue, enqueue_many, queue
+from django_dbtaskqueue import LeaseLost, TaskQueueError, UnknownQueue, enqueue_many, queue
 from django_dbtaskqueue.core import durations
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db import notify
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull import blocking
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
-from tests.support import PATIENCE, Actor, actors, at_once, backend_pid, until
+from tests.factories import age
+from tests.poller.processes import counted_queries
+from tests.pull.conftest import HOUR, SECOND, Configure, Told, status, take, waiters
+from tests.support import PATIENCE, Actor, at_once, backend_pid, until
 
 LONG = timedelta(seconds=PATIENCE)
 SOON = PATIENCE / 2  # seconds: well before a poll would find anything
-Waiter = Callable[[], "Future[Lease | None]"]
+Waiter = Callable[..., "Future[Any]"]
 
 
 @pytest.fixture(autouse=True)
-def _no_polls(configure: Callable[..., None]) -> None:
+def _no_polls(configure: Configure) -> None:
     """So seldom that only an event can be in time."""
     configure(poll_interval="10m", lease="10h")
 
 
 @pytest.fixture
-def waiter(mail: QueueHandle) -> Iterator[Callable[..., Future[Lease | None]]]:
-    """Start a thread that waits in ``take``, behind those that wait already; return its future."""
+def waiter() -> Iterator[Waiter]:
+    """Start a thread that waits in ``take``, or what is given, behind those that wait already; return its future."""
     cast: list[Actor] = []
 
-    def start(handle: QueueHandle = mail, timeout: timedelta = LONG) -> Future[Lease | None]:
-        before = waiters(handle)
-        cast.append(Actor(f"waiter-{len(cast)}"))
-        future = cast[-1].do(handle.take, timeout)
-        until(lambda: waiters(handle) == before + 1)
+    def start(call: Callable[..., Any] | None = None, actor: Actor | None = None, name: str = "mail") -> Future[Any]:
+        before = waiters(name)
+        cast.append(actor or Actor(f"waiter-{len(cast)}"))
+        future = cast[-1].do(call or queue("mail").take, LONG)
+        until(lambda: waiters(name) == before + 1)
         return future
 
     yield start
     for actor in cast:
         actor.close()
-
-
-def waiters(handle: QueueHandle) -> int:
-    return blocking.waiters(handle.name, ["default"])
 
 
 def got(future: Future[Lease | None]) -> int:
@@ -68,22 +70,21 @@ def test_a_put_wakes_at_its_commit_and_not_before(mail: QueueHandle, waiter: Wai
         task = mail.put()
         assert not future.done()
     assert got(future) == task.pk
+
+
+def test_a_put_of_another_process_wakes(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
     future = waiter()
-    task = mail.put()
-    assert got(future) == task.pk
-
-
-def test_a_put_of_another_process_wakes(postgres_process_database: ProcessDatabase) -> None:
-    with actors(1) as (actor,):
-        future = actor.do(queue("mail").take, LONG)
-        until(lambda: waiters(queue("mail")) == 1)
-        with transaction.atomic(), connection.cursor() as cursor:  # as another process does
-            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('mail')")
-            cursor.execute("SELECT pg_notify(%s, 'mail')", [notify.CHANNEL])
-        assert got(future) == Task.objects.get().pk
+    with transaction.atomic(), connection.cursor() as cursor:  # as another process does
+        cursor.execute("INSERT INTO dbtaskqueue_task (queue_name) VALUES ('mail')")
+        cursor.execute("SELECT pg_notify(%s, 'mail')", [notify.CHANNEL])
+    assert got(future) == Task.objects.get().pk
 
 
 def test_a_task_scheduled_for_later_is_taken_when_it_is_due(mail: QueueHandle) -> None:
+    task = mail.put(delay=timedelta(milliseconds=300))
+    assert mail.wait(LONG)
+    assert Task.objects.filter(pk=task.pk, ready_time__lte=Now()).exists()
+    mail.ack(take(mail))
     task = mail.put(delay=timedelta(milliseconds=300))
     taken = mail.take(LONG)
     assert taken is not None and taken.id == task.pk
@@ -91,7 +92,7 @@ def test_a_task_scheduled_for_later_is_taken_when_it_is_due(mail: QueueHandle) -
 
 
 def test_without_events_polling_finds_the_task(
-    mail: QueueHandle, waiter: Waiter, configure: Callable[..., None], settings: Any
+    mail: QueueHandle, waiter: Waiter, configure: Configure, settings: Any
 ) -> None:
     configure(poll_interval="100ms")
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
@@ -100,15 +101,10 @@ def test_without_events_polling_finds_the_task(
     assert got(future) == Task.objects.get().pk
 
 
-# -- wait: until a task can be taken ----------------------------------------------------------------------------------
-
-
-def test_wait_returns_at_a_put_to_all_who_wait_and_takes_nothing(mail: QueueHandle) -> None:
-    with actors(3) as waiting:
-        futures = [actor.do(mail.wait, LONG) for actor in waiting]
-        until(lambda: waiters(mail) == 3)
-        task = mail.put()
-        assert [future.result(SOON) for future in futures] == [True] * 3
+def test_wait_returns_at_a_put_to_all_who_wait_and_takes_nothing(mail: QueueHandle, waiter: Waiter) -> None:
+    futures = [waiter(mail.wait) for _ in range(3)]
+    task = mail.put()
+    assert [future.result(SOON) for future in futures] == [True] * 3
     task.refresh_from_db()
     assert (task.status, task.total_attempt) == ("CREATED", 0)
     assert mail.take() is not None
@@ -117,7 +113,7 @@ def test_wait_returns_at_a_put_to_all_who_wait_and_takes_nothing(mail: QueueHand
 def test_wait_knows_what_can_be_taken(mail: QueueHandle) -> None:
     now = timedelta(0)
     assert not mail.wait(now)
-    task = mail.put(delay=timedelta(hours=1))
+    task = mail.put(delay=HOUR)
     mail.put(tag="eu")
     assert not mail.wait(now), "none is due for this handle"
     assert queue("mail", tags=["eu"]).wait(now)
@@ -127,48 +123,21 @@ def test_wait_knows_what_can_be_taken(mail: QueueHandle) -> None:
     assert not mail.wait(now), "a live lease holds it"
 
 
-def test_wait_of_a_group_ignores_the_others(mail: QueueHandle, clock: SteppedClock) -> None:
+def test_wait_of_a_group_ignores_the_others(mail: QueueHandle, waiter: Waiter, clock: SteppedClock) -> None:
     mail.put(group="a")
-    with actors(1) as (actor,):
-        future = actor.do(lambda: mail.wait(LONG, group="b"))
-        until(lambda: waiters(mail) == 1)
-        assert not future.done()
-        clock.advance(LONG.total_seconds())
-        assert not future.result(SOON)
-        future = actor.do(lambda: mail.wait(LONG, group="b"))
-        until(lambda: waiters(mail) == 1)
-        mail.put(group="b")
-        assert future.result(SOON)
-
-
-def test_wait_returns_when_a_scheduled_task_is_due(mail: QueueHandle) -> None:
-    task = mail.put(delay=timedelta(milliseconds=300))
-    assert mail.wait(LONG)
-    assert Task.objects.filter(pk=task.pk, ready_time__lte=Now()).exists()
-
-
-def test_a_take_of_a_group_is_woken_by_a_put_into_it(mail: QueueHandle) -> None:
-    with actors(1) as (actor,):
-        future = actor.do(lambda: mail.take(LONG, group="b"))
-        until(lambda: waiters(mail) == 1)
-        mail.put(group="a")
-        task = mail.put(group="b")
-        assert got(future) == task.pk
-
-
-# -- fairness --------------------------------------------------------------------------------------------------------
+    future = waiter(partial(mail.wait, group="b"))
+    assert not future.done()
+    clock.advance(LONG.total_seconds())
+    assert not future.result(SOON)
+    future = waiter(partial(mail.wait, group="b"))
+    mail.put(group="b")
+    assert future.result(SOON)
 
 
 def test_waiters_are_served_longest_first(mail: QueueHandle, waiter: Waiter) -> None:
-    # Given five waiters, who came one after the other
     futures = [waiter() for _ in range(5)]
-    # When five tasks come at once, then each gets the one that is its turn
-    enqueue_many("mail", [{"payload": n} for n in range(5)])
-    ids = [got(future) for future in futures]
-    assert ids == sorted(Task.objects.values_list("pk", flat=True))
-
-
-def test_each_single_task_goes_to_who_waits_longest(mail: QueueHandle, waiter: Waiter) -> None:
+    enqueue_many("mail", [{}] * 5)
+    assert [got(future) for future in futures] == sorted(Task.objects.values_list("pk", flat=True))
     futures = [waiter() for _ in range(3)]
     for place, future in enumerate(futures):
         task = mail.put()
@@ -184,26 +153,21 @@ def test_a_newcomer_gets_only_what_the_waiters_leave(mail: QueueHandle, waiter: 
         assert got(future) == task.pk
     future = waiter()
     enqueue_many("mail", [{}, {}])
-    second = mail.take()
+    second = take(mail)
     *_, first, last = Task.objects.order_by("pk").values_list("pk", flat=True)
-    assert got(future) == first
-    assert second is not None and second.id == last
+    assert (got(future), second.id) == (first, last)
 
 
-def test_waiters_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, waiter: Any) -> None:
-    plain = waiter()
-    with actors(1) as (actor,):
-        tagged = actor.do(queue("mail", tags=["eu"]).take, LONG)
-        until(lambda: waiters(mail) == 2)
-        task = mail.put(tag="eu")
-        assert got(tagged) == task.pk
-        assert not plain.done()
-        other = mail.put()
-        assert got(plain) == other.pk
+def test_waiters_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, waiter: Waiter) -> None:
+    plain, tagged = waiter(), waiter(queue("mail", tags=["eu"]).take)
+    task = mail.put(tag="eu")
+    assert got(tagged) == task.pk and not plain.done()
+    other = mail.put()
+    assert got(plain) == other.pk
 
 
 def test_many_waiters_get_every_task_once(mail: QueueHandle) -> None:
-    enqueue_many("mail", [{} for _ in range(60)])
+    enqueue_many("mail", [{}] * 60)
 
     def drain(_: int) -> list[int]:
         ids = []
@@ -213,108 +177,69 @@ def test_many_waiters_get_every_task_once(mail: QueueHandle) -> None:
         return ids
 
     taken = [task_id for ids in at_once(4, drain) for task_id in ids]
-    assert sorted(taken) == sorted(Task.objects.values_list("pk", flat=True))
-    assert not Task.objects.exclude(status="COMPLETED").exists()
+    assert sorted(taken) == sorted(Task.objects.filter(status="COMPLETED").values_list("pk", flat=True))
+    assert len(taken) == 60
 
 
-# -- the end of patience ---------------------------------------------------------------------------------------------
-
-
-def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, clock: SteppedClock) -> None:
-    statements: list[str] = []
-
-    def watch(execute: Any, sql: str, *rest: Any) -> Any:
-        statements.append(sql)
-        return execute(sql, *rest)
-
-    def look() -> Lease | None:
-        with connection.execute_wrapper(watch):
-            return mail.take(LONG)
-
-    with actors(1) as (actor,):
-        future = actor.do(look)
-        until(lambda: waiters(mail) == 1)
-        assert not future.done()
+def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, clock: SteppedClock) -> None:
+    with counted_queries() as statements:
+        future = waiter()
         clock.advance(LONG.total_seconds())
         assert future.result(SOON) is None
     assert len(statements) < 30
 
 
-def test_who_waits_behind_another_leaves_in_time_too(mail: QueueHandle, waiter: Any) -> None:
+def test_who_waits_behind_another_leaves_in_time_too(mail: QueueHandle, waiter: Waiter) -> None:
     waiter()
     assert mail.take(timedelta(milliseconds=100)) is None
-    assert waiters(mail) == 1
+    assert waiters() == 1
     mail.put()
 
 
 def test_a_timeout_is_a_duration(sqlite_process_database: ProcessDatabase) -> None:
     for verb, wrong in ((queue("mail").take, "5s"), (queue("mail").wait, None)):
-        for value in (wrong, 5, -timedelta(seconds=1)):
+        for value in (wrong, 5, -SECOND):
             with pytest.raises((TypeError, ValueError), match="timeout="):
                 verb(value)  # type: ignore[arg-type]
 
 
-def test_a_waiter_of_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Any) -> None:
-    brief = queue("brief-queue").create()
-    future = waiter(brief)
+def test_a_waiter_of_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Waiter) -> None:
+    future = waiter(queue("brief-queue").create().take, name="brief-queue")
     Queue.objects.filter(pk="brief-queue").delete()
     blocking.wake("brief-queue")
     with pytest.raises(UnknownQueue):
         future.result(SOON)
 
 
-def test_who_fails_leaves_the_line_to_the_next(postgres_process_database: ProcessDatabase) -> None:
-    mail = queue("mail")
-    with actors(2) as (first, second):
-        pid = first.do(backend_pid).result(SOON)
-        futures = []
-        for number, actor in enumerate((first, second), start=1):
-            futures.append(actor.do(mail.take, LONG))
-            until(lambda number=number: waiters(mail) == number)
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
-        task = mail.put()
-        with pytest.raises(OperationalError):
-            futures[0].result(SOON)
-        assert got(futures[1]) == task.pk
+def test_who_fails_leaves_the_line_to_the_next(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
+    first = Actor("first")
+    pid = first.do(backend_pid).result(SOON)
+    cut_off, after = waiter(actor=first), waiter()
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+    task = queue("mail").put()
+    with pytest.raises(OperationalError):
+        cut_off.result(SOON)
+    assert got(after) == task.pk
 
 
-# -- inside a transaction --------------------------------------------------------------------------------------------
+def test_a_transaction_waits_where_news_can_reach_it(
+    postgres_process_database: ProcessDatabase, waiter: Waiter
+) -> None:
+    future = waiter(transaction.atomic(queue("mail").take))
+    task = queue("mail").put()
+    assert got(future) == task.pk and status(task) == "PROCESSING"
 
 
-def test_a_transaction_waits_where_news_can_reach_it(postgres_process_database: ProcessDatabase) -> None:
-    mail = queue("mail")
-
-    def inside() -> Lease | None:
-        with transaction.atomic():
-            return mail.take(LONG)
-
-    with actors(1) as (actor,):
-        future = actor.do(inside)
-        until(lambda: waiters(mail) == 1)
-        task = mail.put()
-        assert got(future) == task.pk
-    assert Task.objects.get().status == "PROCESSING"
-
-
-@pytest.fixture
-def nobody_waits(clock: SteppedClock, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits all the same fails."""
-    monkeypatch.setattr(durations.clock, "wait_for", None)
-
-
-@pytest.mark.usefixtures("nobody_waits")
-def test_a_stricter_transaction_does_not_wait_in_vain(postgres_process_database: ProcessDatabase) -> None:
-    with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        assert queue("mail").take(LONG) is None
-
-
-@pytest.mark.usefixtures("nobody_waits")
-def test_a_sqlite_transaction_does_not_wait_in_vain(sqlite_process_database: ProcessDatabase) -> None:
-    with transaction.atomic():
-        assert queue("mail").take(LONG) is None
+def test_a_transaction_that_sees_nothing_new_does_not_wait_in_vain(
+    mail: QueueHandle, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction.atomic(), monkeypatch.context() as patch:
+        patch.setattr(durations.clock, "wait_for", None)  # who waits all the same fails
+        if connection.vendor == "postgresql":
+            with connection.cursor() as cursor:
+                cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        assert mail.take(LONG) is None
 
 
 def test_a_transaction_gives_way_to_nobody(mail: QueueHandle, waiter: Waiter) -> None:
@@ -322,17 +247,14 @@ def test_a_transaction_gives_way_to_nobody(mail: QueueHandle, waiter: Waiter) ->
     future = waiter()
     with transaction.atomic():
         own = mail.put()
-        task = mail.take()
-        assert task is not None and task.id == own.pk
+        task = take(mail)
+        assert task.id == own.pk
         mail.ack(task)
     other = mail.put()
     assert got(future) == other.pk
 
 
-# -- listening -------------------------------------------------------------------------------------------------------
-
-
-def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: ProcessDatabase) -> None:
+def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
     def listening() -> int:
         with connection.cursor() as cursor:
             cursor.execute(
@@ -340,9 +262,98 @@ def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: Pr
             )
             return int(cursor.fetchone()[0])
 
-    with actors(1) as (actor,):
-        future = actor.do(queue("mail").take, LONG)
-        until(lambda: listening() == 1)
-        queue("mail").put()
-        got(future)
-        until(lambda: listening() == 0)
+    future = waiter()
+    until(lambda: listening() == 1)
+    queue("mail").put()
+    got(future)
+    until(lambda: listening() == 0)
+
+
+# -- from one group of a queue, in its order, under the same fence, by an index ----------------------------------------
+
+
+def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle, waiter: Waiter) -> None:
+    mail.put(reference="free")
+    for reference in ("a1", "b1", "a2", "b2"):
+        mail.put(reference=reference, group=reference[0])
+    head = take(mail, group="b")
+    assert head.reference == "b1" and mail.take(group="b") is None, "its next task waits behind it"
+    assert take(mail, group="a").reference == "a1"
+    mail.ack(head)
+    assert take(mail, group="b").reference == "b2"
+    assert mail.take(group="c") is None
+    assert take(mail).reference == "free" and mail.take() is None
+    # Priority goes before age
+    mail.put(reference="late", group="d", priority=5)
+    mail.put(reference="soon", group="d", priority=1)
+    assert take(mail, group="d").reference == "soon"
+    # A put into it wakes who waits
+    future = waiter(partial(mail.take, group="f"))
+    mail.put(group="e")
+    task = mail.put(group="f")
+    assert got(future) == task.pk
+
+
+def test_a_lease_that_ran_out_is_taken_over_and_its_holder_fenced_off(mail: QueueHandle, told: Told) -> None:
+    task = mail.put(group="a")
+    late = take(mail, group="a")
+    age(11 * HOUR)
+    newer = take(mail, group="a")
+    assert newer.total_attempt == late.total_attempt + 1
+    with pytest.raises(LeaseLost):
+        mail.ack(late)
+    mail.ack(newer)
+    assert told.calls() == ["put", "take", "lease_expired", "take", "ack"]
+    assert status(task) == "COMPLETED"
+
+
+def test_of_a_group_tags_pauses_and_due_times_hold(mail: QueueHandle) -> None:
+    mail.put(group="tagged", tag="eu")
+    mail.put(group="later", delay=HOUR)
+    mail.put(group="a")
+    assert mail.take(group="tagged") is mail.take(group="later") is None
+    assert queue("mail", tags=["eu"]).take(group="tagged") is not None
+    Queue.objects.create(name="mail", paused_time="2000-01-01T00:00:00Z")
+    assert mail.take(group="a") is None
+
+
+def test_of_a_group_one_of_many_consumers_gets_the_task(mail: QueueHandle) -> None:
+    task = mail.put(group="a")
+    leases = at_once(4, lambda _: mail.take(group="a"))
+    assert [lease.id for lease in leases if lease is not None] == [task.pk]
+
+
+def test_what_cannot_be_a_group_is_refused(mail: QueueHandle) -> None:
+    mail.put()
+    for wrong in (7, "", "a\0b", "x" * 201):
+        with pytest.raises(TaskQueueError, match="group="):
+            mail.take(group=wrong)  # type: ignore[arg-type]
+
+
+def test_it_is_found_by_the_index_of_groups(mail: QueueHandle) -> None:
+    """Given 3,000 ready tasks of other groups, then one index with the group in it is read, and no other task."""
+    enqueue_many("mail", ({"group": f"g{number}"} for number in range(3000)))
+    session = Session.on("default")
+    params = {"queue_name": "mail", "group": "g2999", "tags": session.sql.dialect.array([]), "limit": 1}
+    sql = session.sql.first_ready_of_group
+    assert len(session.run(sql, params)) == 1
+    if not session.postgresql:
+        steps = [row[3] for row in session.run(f"EXPLAIN QUERY PLAN {sql}", params)]
+        (step,) = [step for step in steps if "dbtaskqueue_task" in step]
+        assert "queue_name=? AND group_key=?" in step
+        return
+    for statistics in ("SELECT 1", "ANALYZE dbtaskqueue_task"):  # those of an empty table at first
+        session.run(statistics, {})
+        (plan,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)[0]
+        nodes = list(nodes_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
+        names = [node.get("Index Name", "") for node in nodes]
+        assert [name for name in names if name.startswith("dbtaskqueue_task")] == ["dbtaskqueue_task_lead"]
+        read = [node for node in nodes if node.get("Relation Name") == "dbtaskqueue_task"]
+        assert [(node["Actual Rows"], node.get("Rows Removed by Filter", 0)) for node in read] == [(1, 0)]
+
+
+def nodes_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the nodes of a plan."""
+    yield node
+    for child in node.get("Plans", []):
+        yield from nodes_of(child)
