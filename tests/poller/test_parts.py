@@ -86,6 +86,13 @@ def look(queue: QueueState, *, got: int = 0, woken: bool = True) -> float:
     return queue.next_poll - clock.monotonic()
 
 
+def test_a_wake_up_during_a_fetch_leads_to_another_at_once(queue: QueueState) -> None:
+    wakes = queue.wakes
+    queue.wake()
+    queue.fetched(got=0, asked=10, wakes=wakes, next_due=None)
+    assert queue.next_poll <= clock.monotonic()
+
+
 def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_comes(queue: QueueState) -> None:
     assert look(queue) <= 0, "the first wake-ups lead to a look at once"
     assert [look(queue) for _ in range(FLOOD)][-1] == pytest.approx(WOKEN_LOOK_SECONDS)

@@ -42,6 +42,9 @@ class Site:
     def enqueue(self, payload: Any = None, reference: str | None = None, **options: Any) -> Task:
         return enqueue(QUEUE, reference, payload, using=self.alias, **options)
 
+    def fill(self, *payloads: Any) -> list[Task]:
+        return [self.enqueue(payload) for payload in payloads]
+
     def poller(self, **options: Any) -> AbstractContextManager[Poller]:
         """Run a real poller for a ``with`` block, at whose end the queue is empty."""
         return testing.run_poller(QUEUE, using=self.alias, **options)

@@ -78,8 +78,7 @@ def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
     """Its slots are shared by the processors that name it."""
     processor(QUEUE, executor=pool)(held)
     processor(QUEUE, executor=pool, payload=Letter)(held)
-    for payload in (None, Letter("hello")) * 3:
-        site.enqueue(payload)
+    site.fill(*(None, Letter("hello")) * 3)
     with site.poller(threads=8) as poller:
         held.until_started(2)
         until(lambda: poller.queues[QUEUE].next_poll)  # the poller has looked again since
@@ -143,7 +142,7 @@ def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
 def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site, held: Held) -> None:
     crowded = Crowded(1)
     processor(QUEUE, executor=crowded)(held)
-    first, _ = site.enqueue(), site.enqueue()
+    first, _ = site.fill(None, None)
     with crowded, polling(site, held.go_on) as poller:
         held.until_started()
         until(lambda: len(poller.running()) == 2)
@@ -172,7 +171,7 @@ class SlowToSubmit(Crowded):
 def test_what_is_being_submitted_at_a_cancel_is_given_back_uncharged(site: Site, held: Held) -> None:
     slow = SlowToSubmit()
     processor(QUEUE, executor=slow)(held)
-    site.enqueue(), site.enqueue()
+    site.fill(None, None)
     with slow, polling(site, slow.go_on, held.go_on) as poller:
         assert slow.asked.wait(PATIENCE)
         [pool] = [one for one in poller.executors.all if isinstance(one, PoolExecutor)]
@@ -207,7 +206,7 @@ def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_polle
 def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome(site: Site, held: Held) -> None:
     processor(QUEUE)(lambda task: held(task) if task.payload == "slow" else None)
     enqueue_many(QUEUE, [{}] * 200, using=site.alias)  # quick ones, after which the poller takes many ahead
-    first, second = site.enqueue("slow"), site.enqueue("slow")
+    first, second = site.fill("slow", "slow")
     with polling(site, held.go_on, threads=1) as poller:
         queues = list(poller.queues.values())
         held.until_started()

@@ -61,7 +61,7 @@ def test_the_kits_poller_reports_obeys_rescues_and_unparks(site: Site) -> None:
 def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> None:
     processor(QUEUE, retry="fixed:1h,jitter=0")(lambda task: fail(task) if task.payload == "fails" else Reenqueue())
     override(site, reenqueue="fixed:7m,jitter=0", retry="fixed:9m,jitter=0")
-    again, fails = site.enqueue(), site.enqueue("fails")
+    again, fails = site.fill(None, "fails")
     report = site.drain()
     assert (report.reenqueued, report.retried) == (1, 1)
     assert (minutes_to_wait(site, again), minutes_to_wait(site, fails)) == (7, 9)

@@ -76,7 +76,7 @@ def test_how_an_attempt_ends(site: Site, logged: Lines, itself: bool) -> None:
         outcome = ENDS[task.payload][0]
         return task.port.settle(task, outcome) if itself else outcome
 
-    tasks = [site.enqueue(number) for number in range(len(ENDS))]
+    tasks = site.fill(*range(len(ENDS)))
     site.run()
     for task, (_, event, level, text) in zip(tasks, ENDS, strict=True):
         [end] = [one for one in logged() if one.task_id == task.pk and one.task_event not in ("taken", "started")]
@@ -123,7 +123,7 @@ def test_a_lost_lease(site: Site, held: Held, logged: Lines) -> None:
 
 def test_code_without_a_poller(site: Site, logged: Lines) -> None:
     parcels = queue(QUEUE, using=site.alias)
-    site.enqueue(), site.enqueue()
+    site.fill(None, None)
     parcels.release(parcels.take())
     parcels.ack(parcels.take())
     late = parcels.take()

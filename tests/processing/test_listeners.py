@@ -181,7 +181,8 @@ def test_a_listener_that_raises_is_logged_and_changes_nothing(
     site: Site, diary: Diary, caplog: pytest.LogCaptureFixture
 ) -> None:
     processor(QUEUE, max_attempts=1)(lambda task: 1 / task.payload)
-    site.enqueue(1, "well"), site.enqueue(0, "ill")
+    site.enqueue(1, "well")
+    site.enqueue(0, "ill")
     with caplog.at_level(logging.ERROR, "django_dbtaskqueue"), listening(Rude()):
         site.run()
     assert site.values("status") == ["COMPLETED", "ERROR"]

@@ -85,8 +85,7 @@ def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: 
 def test_a_batch_is_one_call_with_the_list(site: Site, settings: Any) -> None:
     use(settings, "outer")
     processor(QUEUE, batch=5)(lambda tasks: [task.payload for task in tasks])
-    for number in range(3):
-        site.enqueue(number)
+    site.fill(0, 1, 2)
     site.run()
     assert site.values("result") == [0, 1, 2]
     before, _ = around.BOOK
@@ -249,7 +248,7 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
             raise ValueError("mine")
         return "mine"
 
-    *_, own_error = [site.enqueue(payload) for payload in ("works", "fails", "not now", "settled", "own error")]
+    *_, own_error = site.fill("works", "fails", "not now", "settled", "own error")
     site.run()
     assert site.values("status") == ["COMPLETED", "POISON", "CREATED", "POISON", "ERROR"]
     assert site.values("result")[0] == "more than mine"

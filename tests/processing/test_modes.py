@@ -29,7 +29,7 @@ ONCE: dict[str, Any] = {"max_attempts": 1}
 @both
 @pytest.mark.parametrize(("mode", "left"), [("separate", ["a"]), ("atomic", [])])
 def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str]) -> None:
-    processor(QUEUE, mode=mode, **ONCE)(lambda task: 1 / 0 if site.book("a") else None)
+    processor(QUEUE, mode=mode, **ONCE)(lambda task: site.book("a") / 0)
     task = site.enqueue()
     site.run()
     assert site.booked() == left
@@ -145,7 +145,7 @@ def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, h
         with suppress(DatabaseError), connections[site.alias].cursor() as cursor:
             cursor.execute("SELECT 1 FROM nowhere")
 
-    site.enqueue("left"), site.enqueue("next")
+    site.fill("left", "next")
     site.run(threads=1)
     assert (site.values("status"), site.booked()) == (["COMPLETED"] * 2, ["next"])
 
@@ -160,8 +160,7 @@ def test_async_a_lost_connection_costs_one_attempt_not_every_one(site: Site) -> 
     with site.poller():
         site.until(site.enqueue())
         cut_connections()
-        for _ in range(3):
-            site.enqueue()
+        site.fill(*[None] * 3)
     assert site.values("status") == ["COMPLETED"] * 4
 
 
@@ -203,8 +202,7 @@ def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site
     hanging = site.enqueue("hangs")
     with site.poller(threads=4) as poller:
         held.until_started()
-        for _ in range(20):
-            site.enqueue()
+        site.fill(*[None] * 20)
         until(lambda: poller.overdue() or site.tasks(status="COMPLETED").count() == 20)
         assert site.task(hanging).status == "PROCESSING"
         held.go_on.set()
@@ -227,7 +225,7 @@ def test_a_context_that_is_no_object_ends_its_task_alone(site: Site) -> None:
 either = pytest.mark.parametrize("is_async", [False, True])
 
 
-def fill(site: Site, number: int) -> None:
+def enqueue_batch(site: Site, number: int) -> None:
     enqueue_many(QUEUE, [(f"r{index}", index) for index in range(number)], using=site.alias)
 
 
@@ -246,7 +244,7 @@ def register(
 def test_whole_batches_are_handed_over_and_each_task_has_its_own_outcome(site: Site, is_async: bool) -> None:
     sizes: list[int] = []
     register(lambda tasks: sizes.append(len(tasks)) or [task.reference for task in tasks], is_async=is_async)
-    fill(site, 45)
+    enqueue_batch(site, 45)
     site.run(threads=1, coroutines=1)
     assert site.values("result") == site.values("reference")
     assert sum(sizes) == 45 and max(sizes) == 10
@@ -268,7 +266,7 @@ def test_whole_batches_are_handed_over_and_each_task_has_its_own_outcome(site: S
 )
 def test_one_value_is_the_outcome_of_all_and_a_list_has_one_for_each(site: Site, value: Any, outcomes: Any) -> None:
     register(lambda tasks: value)
-    fill(site, 4)  # less than a batch, which does not wait for more
+    enqueue_batch(site, 4)  # less than a batch, which does not wait for more
     site.run()
     assert site.values("status", "result") == outcomes
 
@@ -276,7 +274,7 @@ def test_one_value_is_the_outcome_of_all_and_a_list_has_one_for_each(site: Site,
 @pytest.mark.parametrize(("number", "is_async"), [(0, False), (1, True), (4, False)])
 def test_a_wrong_number_of_outcomes_fails_each_task_and_teaches(site: Site, number: int, is_async: bool) -> None:
     register(lambda tasks: [1] * number, is_async=is_async, batch=3, max_attempts=1)
-    fill(site, 3)
+    enqueue_batch(site, 3)
     site.run(threads=1, coroutines=1)
     assert site.values("status") == ["ERROR"] * 3
     (attempt,) = site.attempts(site.tasks().first())
@@ -287,7 +285,7 @@ def test_a_wrong_number_of_outcomes_fails_each_task_and_teaches(site: Site, numb
 @either
 def test_separate_an_exception_fails_each_task_by_its_own_budget(site: Site, is_async: bool) -> None:
     register(lambda tasks: 1 / 0, is_async=is_async, max_attempts=3, retry=SOON)
-    fill(site, 2)
+    enqueue_batch(site, 2)
     site.tasks(reference="r0").update(max_attempts=1)
     site.run()
     assert site.values("status", "total_attempt") == [("ERROR", 1), ("ERROR", 3)]
@@ -311,7 +309,7 @@ def test_atomic_one_transaction_for_the_batch(site: Site, held: Held) -> None:
         return [f"{task.reference}!" for task in tasks]
 
     register(process, mode="atomic")
-    fill(site, 3)
+    enqueue_batch(site, 3)
     with site.poller():
         held.until_started()
         assert site.booked() == []
@@ -332,7 +330,7 @@ def test_atomic_when_the_batch_fails_each_runs_alone_and_only_the_bad_one_fails(
                 raise RuntimeError("bad apple")
 
     register(process, mode="atomic", max_attempts=1)
-    fill(site, 3)
+    enqueue_batch(site, 3)
     site.run()
     assert calls == [["r0", "r1", "r2"], ["r0"], ["r1"], ["r2"]]
     assert site.booked() == ["r0", "r2"]
@@ -343,7 +341,7 @@ def test_atomic_when_the_batch_fails_each_runs_alone_and_only_the_bad_one_fails(
 @both
 def test_atomic_a_task_that_settled_itself_in_a_batch_that_failed_is_settled_again(site: Site) -> None:
     register(lambda tasks: tasks[0].complete("own") or (1 / 0 if len(tasks) > 1 else None), mode="atomic")
-    fill(site, 2)
+    enqueue_batch(site, 2)
     site.run()
     assert site.values("result", "attempt") == [("own", 1), ("own", 1)]
 
@@ -358,7 +356,7 @@ def test_atomic_one_lost_lease_does_not_take_the_others_with_it(site: Site) -> N
                 operator.do(lambda: site.tasks(reference="r1").release_all()).result(PATIENCE)
 
     register(process, mode="atomic")
-    fill(site, 3)
+    enqueue_batch(site, 3)
     poller = site.run()
     assert calls == [3, 1, 1, 1, 1]
     assert site.values("status") == ["COMPLETED"] * 3
@@ -376,7 +374,7 @@ def test_if_one_of_an_async_batch_is_cancelled_the_others_are_released(site: Sit
             begun.set()
             await asyncio.sleep(PATIENCE)
 
-    fill(site, 3)
+    enqueue_batch(site, 3)
     with site.poller():
         assert begun.wait(PATIENCE)
         assert site.tasks(reference="r1").cancel() == 1

@@ -85,8 +85,7 @@ def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, sett
     registry.register("letters", lambda task: None)
     function, options = WAYS[way]
     registry.register(QUEUE, function, **options)
-    for number in range(len(ALTERED)):
-        site.enqueue(number), site.enqueue(number)
+    site.fill(*range(len(ALTERED)), *range(len(ALTERED)))
     other = enqueue("letters", using=site.alias)
     with testing.run_poller(QUEUE, "letters", using=site.alias):
         pass

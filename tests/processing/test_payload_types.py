@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, get_type_hints
@@ -64,14 +63,6 @@ class Meter:
             self.running -= 1
 
 
-def fill(site: Site, make: Callable[[int], Any], number: int) -> None:
-    enqueue_many(QUEUE, [make(index) for index in range(number)], using=site.alias)
-
-
-def nothing(index: int) -> dict[str, Any]:
-    return {}
-
-
 def test_each_type_goes_to_its_handler(site: Site) -> None:
     async def crate(task: Lease) -> str:
         return f"async {task.payload.weight}"
@@ -79,8 +70,7 @@ def test_each_type_goes_to_its_handler(site: Site) -> None:
     processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
     processor(QUEUE, payload=Crate)(crate)
     processor(QUEUE)(lambda task: f"plain {task.payload}")
-    for payload in (Letter("a"), Crate(3), {"x": 1}) * 3:
-        site.enqueue(payload)
+    site.fill(*(Letter("a"), Crate(3), {"x": 1}) * 3)
     site.run(threads=1, coroutines=1)
     assert site.values("result") == ["letter a", "async 3", "plain {'x': 1}"] * 3
 
@@ -92,8 +82,8 @@ def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> N
     crates = Meter(is_open=False)
     processor(QUEUE, payload=Crate, concurrency=2)(crates.wait if is_async else crates)
     processor(QUEUE, payload=Letter)(lambda task: None)
-    fill(site, Crate, 30)
-    fill(site, lambda index: Letter("a"), 20)
+    enqueue_many(QUEUE, [Crate(1)] * 30, using=site.alias)
+    enqueue_many(QUEUE, [Letter("a")] * 20, using=site.alias)
     with site.poller(threads=4) as poller:
         assert crates.started.acquire(timeout=PATIENCE) and crates.started.acquire(timeout=PATIENCE)
         # When the crates stand still, every letter is delivered, and no more crates are held than may be moved
@@ -125,7 +115,7 @@ def test_the_next_one_starts_as_soon_as_one_ends(site: Site, settings: Any) -> N
     meter = Meter()
     processor(QUEUE, payload=Crate, concurrency=1)(meter)
     processor(QUEUE, payload=Letter)(lambda task: None)
-    fill(site, Crate, 100)
+    enqueue_many(QUEUE, [Crate(1)] * 100, using=site.alias)
     with site.poller():
         until(lambda: meter.total == 100)
 
@@ -148,7 +138,7 @@ def test_a_call_whose_time_is_over_counts_until_it_really_ends(site: Site) -> No
 def test_what_waits_for_a_limit_is_given_back_at_a_stop(site: Site) -> None:
     meter = Meter(is_open=False)
     processor(QUEUE, concurrency=1)(meter)
-    fill(site, nothing, 5)
+    enqueue_many(QUEUE, [{}] * 5, using=site.alias)
     with pytest.raises(KeyboardInterrupt), site.poller() as poller:
         assert meter.started.acquire(timeout=PATIENCE)
         # Two fetch threads at once might check out more than a limit admits
@@ -266,7 +256,7 @@ def test_two_classes_of_one_name_share_a_queue(site: Site) -> None:
     other = of_another_module(Letter)
     processor(QUEUE, payload=Letter)(lambda task: f"ours: {type(task.payload) is Letter}")
     processor(QUEUE, payload=other)(lambda task: f"theirs: {type(task.payload) is other}")
-    site.enqueue(Letter("a")), site.enqueue(other("b"))
+    site.fill(Letter("a"), other("b"))
     site.run()
     assert site.values("result", "payload_type") == [("ours: True", LETTER), ("theirs: True", "mail.Letter")]
 
@@ -290,7 +280,7 @@ def test_a_row_of_the_release_before_is_read_while_its_name_is_unambiguous(site:
     processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
     processor(QUEUE, payload=Crate)(lambda task: "crate")
     processor(QUEUE, payload=of_another_module(Crate))(lambda task: "their crate")
-    letter, crate = site.enqueue(Letter("a")), site.enqueue(Crate(1))
+    letter, crate = site.fill(Letter("a"), Crate(1))
     for task in (letter, crate):  # as version 0.1 wrote them
         site.tasks(pk=task.pk).update(payload_type=task.payload_type.rpartition(".")[2])
     with site.poller():

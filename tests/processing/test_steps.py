@@ -151,8 +151,7 @@ WRONG: list[tuple[Callable[[Lease], Any], str]] = [
 
 def test_what_cannot_be_a_step_is_refused(site: Site) -> None:
     processor(QUEUE)(lambda task: WRONG[task.payload][0](task))
-    for number in range(len(WRONG)):
-        site.enqueue(number)
+    site.fill(*range(len(WRONG)))
     for error, (_, part) in zip(site.drain().errors, WRONG, strict=True):
         assert part in str(error)
     assert steps_of(site) == []
@@ -184,7 +183,7 @@ def test_a_reprocessed_task_goes_on_after_its_last_step(site: Site) -> None:
 @both
 def test_steps_leave_with_their_task(site: Site) -> None:
     processor(QUEUE)(lambda task: task.step("reserve", site.book, f"seat {task.id}"))
-    kept, moved, deleted = [site.enqueue() for _ in range(3)]
+    kept, moved, deleted = site.fill(*[None] * 3)
     site.drain()
     assert len(steps_of(site)) == 3
     site.tasks(pk=moved.pk).housekeep(older_than=timedelta(0))

@@ -143,7 +143,7 @@ def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     processor(QUEUE, retry=NOW)(lambda task: task.wait_for("approved", timeout=timedelta(0)))
     task = site.enqueue()
     site.drain()
-    assert site.values("status") == ["ERROR"]
+    assert site.values("status", "attempt") == [("ERROR", 1)]
     assert "waited for the signal 'approved'" in site.attempts(task)[0].message
 
 
