@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from django.db.backends.base import base
 from django.test import Client
 
 from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.operations.site import sql
+from tests.operations.test_api import BEARER, DIGEST
 
 URL = "sqlite:///tests.sqlite3"  # for tests.settings, which start no server then
 SETTINGS = """
@@ -94,16 +95,13 @@ def test_a_server_that_is_too_old_is_refused_at_the_start() -> None:
         assert refused.value.returncode == 3
 
 
-@pytest.mark.urls("tests.operations.test_api")
 def test_the_api_answers_503_where_the_database_is_not_migrated_or_away(
     postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest = hashlib.sha256(b"a-token").hexdigest()
-    settings.DBTASKQUEUE = {"API": True, "API_TOKENS": {"robot": digest}}
+    settings.DBTASKQUEUE |= {"API_TOKENS": {"robot": DIGEST}}
     User.objects.create_superuser("robot")
-    caller = Client(headers={"Authorization": "Bearer a-token"})
-    with connection.cursor() as cursor:
-        cursor.execute("ALTER TABLE dbtaskqueue_task RENAME TO elsewhere")
+    caller = Client(headers=BEARER)
+    sql("ALTER TABLE dbtaskqueue_task RENAME TO elsewhere")
     answer = caller.get("/api/tasks")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "60")
     assert "Run: python manage.py migrate" in answer.json()["error"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -19,26 +20,16 @@ from openapi_spec_validator import validate
 
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import (
-    ApiToken,
-    Attempt,
-    AuditEntry,
-    BulkOperation,
-    FailureCount,
-    FailureGroup,
-    Metric,
-    Poller,
-    Queue,
-)
+from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, FailureCount, Metric, Poller, Queue
 from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.schedule_control import add_schedule
 from tests.factories import QUEUE, make_task
+from tests.operations.site import attempt, failure_group, logged_in
 
 urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 ROOT = "/here/api"
 FINGERPRINT = "f" * 40
 # What each POST is sent; a route without an entry here fails.
@@ -61,15 +52,18 @@ QUERIES = {"tasks": {"q": "status:ERROR", "limit": "1"}, "trend": {"since": "2h"
 
 
 @pytest.fixture(autouse=True)
-def _open(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "API": True}
+def _here(settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
+    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}}}
 
 
 @pytest.fixture
 def ada() -> Client:
-    client = Client()
-    client.force_login(User.objects.create_superuser("ada"))
-    return client
+    return logged_in(User.objects.create_superuser("ada"))
+
+
+def post(client: Client, where: str, **body: Any) -> Any:
+    return client.post(f"{ROOT}/{where}", body, content_type="application/json")
 
 
 @pytest.fixture
@@ -77,39 +71,30 @@ def parts() -> dict[str, Any]:
     """Make one of everything; return what stands for each part of an address."""
     task = make_task(Status.ERROR, fingerprint=FINGERPRINT, payload={"n": 1}, process_result="ValueError: no")
     make_task(Status.ERROR)
-    Attempt.objects.create(
-        task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="ValueError", message="no", traceback="no"
-    )
+    attempt(task, error_type="ValueError", message="no", traceback="no")
     Poller.objects.create(instance="host:1/2", state="RUNNING", queues=[QUEUE, {"queue": "letters", "weight": 2}])
-    times = {"first_seen": task.create_time, "last_seen": task.create_time}
-    FailureGroup.objects.create(fingerprint=FINGERPRINT, queue=QUEUE, message="password=hunter2", **times)
+    failure_group(FINGERPRINT, message="password=hunter2")
     FailureCount.objects.create(fingerprint=FINGERPRINT, minute=task.create_time, count=3)
     Metric.objects.create(queue=QUEUE, minute=task.create_time, outcome="completed", count=3, runs={"5": 3})
     pause([QUEUE], by="ada", reason="why")
     operation = bulk.start("reprocess", "status:ERROR", None)
     add_schedule("nightly", {"queue": QUEUE, "cron": "0 3 * * *"}, Actor())
+    make_task(Status.ERROR, reference="undone")
+    ended = bulk.start("mark_poison", "ref:undone", None)
+    while ended.state in UNFINISHED:
+        bulk.step(ended)
+    names = {"verb": "reprocess", "queue": QUEUE, "poller": "host:1/2", "command": "drain", "action": "pause"}
     return {
-        "pk": {"operation": operation.pk, "cancel_operation": operation.pk, "task": task.pk},
-        "verb": "reprocess",
-        "queue": QUEUE,
-        "poller": "host:1/2",
-        "command": "drain",
-        "schedule": dict.fromkeys(("schedule", "change_schedule", "act_on_schedule"), "nightly")
-        | {"make_schedule": "a new one"},
-        "action": "pause",
+        **names,
+        "pk": {"operation": operation.pk, "task": task.pk, "put_back_operation": ended.pk},
+        "schedule": {"schedule": "nightly", "make_schedule": "a new one"},
         "fingerprint": FINGERPRINT,
     }
 
 
-@pytest.fixture
-def every_part(parts: dict[str, Any]) -> dict[str, Any]:
-    """Add a bulk operation that ended, to put its tasks back."""
-    make_task(Status.ERROR, reference="undone")
-    ended = bulk.start("reprocess", "ref:undone", None)
-    while ended.state in UNFINISHED:
-        bulk.step(ended)
-    parts["pk"]["put_back_operation"] = ended.pk
-    return parts
+def value_of(value: Any, route: str) -> Any:
+    """Return what stands for a part in the address of a route: its own, or that of the first route."""
+    return value.get(route, next(iter(value.values()))) if isinstance(value, dict) else value
 
 
 def document(client: Client) -> dict[str, Any]:
@@ -128,16 +113,14 @@ def test_the_document_is_valid_has_every_route_and_needs_no_login() -> None:
     assert sorted(one["operationId"] for one in described) == sorted(route.name for route in ROUTES)
 
 
-def test_each_route_answers_as_its_schema_says(ada: Client, every_part: dict[str, Any]) -> None:
+def test_each_route_answers_as_its_schema_says(ada: Client, parts: dict[str, Any]) -> None:
     found = document(ada)
-    for route, method, described in [
-        (address, method, one) for address, operations in found["paths"].items() for method, one in operations.items()
-    ]:
-        name, address = described["operationId"], route
+    every = [(where, *one) for where, operations in found["paths"].items() for one in operations.items()]
+    for address, method, described in every:
+        name = described["operationId"]
         for parameter in described["parameters"]:
             if parameter["in"] == "path":
-                value = every_part[parameter["name"]]
-                value = value[name] if isinstance(value, dict) else value
+                value = value_of(parts[parameter["name"]], name)
                 Draft202012Validator(parameter["schema"]).validate(value)
                 address = address.replace(f"{{{parameter['name']}}}", str(value))
         with transaction.atomic():
@@ -145,7 +128,7 @@ def test_each_route_answers_as_its_schema_says(ada: Client, every_part: dict[str
                 answer = ada.get(ROOT + address, QUERIES.get(name, {}))
             else:
                 check(found, described["requestBody"]["content"]["application/json"]["schema"], BODIES[name])
-                answer = ada.post(ROOT + address, json.dumps(BODIES[name]), content_type="application/json")
+                answer = post(ada, address.removeprefix("/"), **BODIES[name])
             transaction.set_rollback(True)
         (good,) = [code for code in described["responses"] if code.startswith("2")]
         assert str(answer.status_code) == good, (name, answer.content)
@@ -157,19 +140,25 @@ def check(found: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
     Draft202012Validator({**schema, "components": found["components"]}).validate(value)
 
 
-def test_what_is_not_there_answers_json(ada: Client) -> None:
+def test_what_is_not_there_answers_json(ada: Client, parts: dict[str, Any]) -> None:
     for where in ("", "/", "/nothing", "/tasks/", "/tasks/abc", "/tasks/1/2/3", "/queues/nosuch"):
         answer = ada.get(ROOT + "/" + where.removeprefix("/"))
         assert (answer.status_code, list(answer.json())) == (404, ["error"]), where
+    for where in ("host:1/3/drain", "host:1/2/explode"):
+        assert post(ada, f"pollers/{where}").status_code == 404
 
 
-def test_a_wrong_method_answers_json(ada: Client, every_part: dict[str, Any]) -> None:
+def address_of(route: Any, parts: dict[str, Any]) -> str:
+    """Return where the route is, for what stands in its address."""
+    address = route.path
+    for part, value in parts.items():
+        address = re.sub(rf"<\w+:{part}>", str(value_of(value, route.name)), address)
+    return address
+
+
+def test_a_wrong_method_answers_json(ada: Client, parts: dict[str, Any]) -> None:
     for route in ROUTES:
-        address = route.path
-        for part, value in every_part.items():
-            for kind in ("int", "str", "path"):
-                value = value[route.name] if isinstance(value, dict) and route.name in value else value
-                address = address.replace(f"<{kind}:{part}>", str(value))
+        address = address_of(route, parts)
         for method in {"get", "post", "put", "patch", "delete", "options", "head"} - {route.method.lower()}:
             answer = getattr(ada, method)(f"{ROOT}/{address}")
             assert (answer.status_code, answer.headers["Allow"]) == (405, route.method), address
@@ -186,23 +175,14 @@ def test_the_figures_are_those_of_the_command_line(ada: Client, parts: dict[str,
     assert ada.get(f"{ROOT}/doctor").json()["findings"] == json.loads(capsys.readouterr().out)
 
 
-def test_a_command_reaches_the_poller_and_leaves_a_record(ada: Client, parts: dict[str, Any]) -> None:
-    answer = ada.post(f"{ROOT}/pollers/host:1/2/drain", {}, content_type="application/json")
-    assert answer.json() == {"commanded": 1}
-    assert Poller.objects.get().requested_command == "drain"
-    assert [(one.actor, one.source) for one in AuditEntry.objects.filter(verb="control_pollers")] == [("ada", "api")]
-    for where in ("host:1/3/drain", "host:1/2/explode"):
-        assert ada.post(f"{ROOT}/pollers/{where}", {}, content_type="application/json").status_code == 404
-
-
 def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict[str, Any]) -> None:
-    where = f"{ROOT}/queues/{QUEUE}/settings"
-    ada.post(where, {"values": {"lease": "5m"}}, content_type="application/json")
+    where = f"queues/{QUEUE}/settings"
+    post(ada, where, values={"lease": "5m"})
     assert Queue.objects.get().overrides == {"lease": "PT5M"}
     for name, given in (("router", {"values": {"router": "os.system"}}), ("lase", {"reset": ["lase"]})):
-        answer = ada.post(where, given, content_type="application/json")
+        answer = post(ada, where, **given)
         assert (answer.status_code, name in answer.json()["error"]) == (400, True)
-    assert ada.post(where, {"reset": ["lease"]}, content_type="application/json").json() == {"overrides": {}}
+    assert post(ada, where, reset=["lease"]).json() == {"overrides": {}}
 
 
 def test_secrets_in_failure_groups_are_masked(ada: Client, parts: dict[str, Any]) -> None:
@@ -211,14 +191,10 @@ def test_secrets_in_failure_groups_are_masked(ada: Client, parts: dict[str, Any]
 
 
 def test_lists_go_on_where_the_page_ends(ada: Client, parts: dict[str, Any]) -> None:
-    bulk.start("reprocess", "status:ERROR", None)
     first = ada.get(f"{ROOT}/operations", {"limit": 1}).json()
     rest = ada.get(f"{ROOT}/operations", {"limit": 1, "before": first["before"]}).json()
     ids = [one["operation"] for found in (first, rest) for one in found["operations"]]
     assert (ids, rest["before"]) == (sorted(BulkOperation.objects.values_list("pk", flat=True))[::-1], None)
-
-
-# -- tokens ------------------------------------------------------------------------------------------------------------
 
 
 def with_token(**facts: Any) -> Client:
@@ -236,14 +212,7 @@ def test_a_token_that_reads_changes_nothing(ada: Client, parts: dict[str, Any]) 
     before = {model: model.objects.count() for model in (AuditEntry, BulkOperation)}
     for route in ROUTES:
         if route.method == "POST":
-            address = route.path
-            for part in ("verb", "command", "fingerprint", "action"):
-                address = address.replace(f"<str:{part}>", parts[part])
-            for part in ("queue", "poller"):
-                address = address.replace(f"<path:{part}>", parts[part])
-            address = address.replace("<path:schedule>", "nightly")
-            address = address.replace("<int:pk>", str(parts["pk"]["operation"]))
-            answer = robot.post(f"{ROOT}/{address}", json.dumps(BODIES[route.name]), content_type="application/json")
+            answer = post(robot, address_of(route, parts), **BODIES[route.name])
             assert answer.status_code == 403, route
     assert before == {model: model.objects.count() for model in before}
 
@@ -255,16 +224,15 @@ def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: 
     assert [row["id"] for row in robot.get(f"{ROOT}/tasks").json()["tasks"]] == [own.pk]
     assert robot.get(f"{ROOT}/tasks/{other.pk}").status_code == 404
     assert [row["queue"] for row in robot.get(f"{ROOT}/status").json()["queues"]] == ["letters"]
-    sent = {"ids": [own.pk, other.pk], "reason": "why"}
-    answer = robot.post(f"{ROOT}/tasks/reprocess/ids", sent, content_type="application/json").json()
+    answer = post(robot, "tasks/reprocess/ids", ids=[own.pk, other.pk], reason="why").json()
     assert answer == {"changed": 1, "skipped": 1, "skips": {"there is no such task": [other.pk]}}
     for q, code in (("status:ERROR", 400), (f"queue:{QUEUE}", 404), ("queue:letters", 202)):
-        answer = robot.post(f"{ROOT}/tasks/reprocess/search", {"q": q}, content_type="application/json")
+        answer = post(robot, "tasks/reprocess/search", q=q)
         assert (answer.status_code, QUEUE in answer.content.decode()) == (code, q.endswith(QUEUE)), q
-    waiting = {"ids": [make_task(queue="letters").pk], "to_queue": QUEUE}
-    assert robot.post(f"{ROOT}/tasks/move/ids", waiting, content_type="application/json").status_code == 403
-    assert robot.post(f"{ROOT}/queues/{QUEUE}/pause", {}, content_type="application/json").status_code == 404
-    assert robot.post(f"{ROOT}/queues/letters/pause", {}, content_type="application/json").status_code == 200
+    waiting = make_task(queue="letters")
+    assert post(robot, "tasks/move/ids", ids=[waiting.pk], to_queue=QUEUE).status_code == 403
+    assert post(robot, f"queues/{QUEUE}/pause").status_code == 404
+    assert post(robot, "queues/letters/pause").status_code == 200
 
 
 def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) -> None:
@@ -272,9 +240,10 @@ def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) ->
     robot, late = with_token(expire_time=now + timedelta(days=1)), with_token(expire_time=now - timedelta(seconds=1))
     assert late.get(f"{ROOT}/health").status_code == 401
     assert robot.get(f"{ROOT}/health").status_code == 200
-    first = ApiToken.objects.order_by("pk")[0].last_used_time
+    used = ApiToken.objects.order_by("pk").values_list("last_used_time", flat=True)
+    first = used[0]
     assert robot.get(f"{ROOT}/health").status_code == 200
-    assert ApiToken.objects.order_by("pk")[0].last_used_time == first is not None
+    assert used[0] == first is not None
     ApiToken.objects.update(last_used_time=now - timedelta(minutes=2))
     assert robot.get(f"{ROOT}/health").status_code == 200
-    assert ApiToken.objects.order_by("pk")[0].last_used_time > now - timedelta(minutes=1)
+    assert used[0] > now - timedelta(minutes=1)

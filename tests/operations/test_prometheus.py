@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import User
 from django.db import connection
 from django.db.models import Model
 from django.test import Client
@@ -26,24 +26,20 @@ from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRI
 from django_dbtaskqueue.models import Metric, Poller, Queue, Schedule, UsageCount
 from django_dbtaskqueue.operations.permissions import Actor
 from tests.factories import QUEUE, make_task
-from tests.operations.test_api import TOKEN, client, user
+from tests.operations.site import ONLY_PARCELS, client, logged_in, text, user
+from tests.operations.test_api import BEARER, DIGEST
 
 urlpatterns = [path("metrics", metrics)]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 VIEWS = "view_queue", "view_schedule"
 LABELS = "schedule", "queue", "database", "limit", "status", "outcome", "percentile", "le"  # in the order of our keys
 Samples = dict[tuple[str, ...], float]
 
 
-def only_claims(user: Any, queue: str) -> bool:
-    return queue == QUEUE
-
-
 @pytest.fixture(autouse=True)
 def _queues(settings: Any) -> None:
-    digest = hashlib.sha256(TOKEN.encode()).hexdigest()
     limits = {"max_running": 2, "rate": "9/h", "burst": 9}
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "calls": limits}, "API_TOKENS": {"robot": digest}}
+    settings.ROOT_URLCONF = __name__
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "calls": limits}, "API_TOKENS": {"robot": DIGEST}}
 
 
 def scraped(text: str) -> Samples:
@@ -57,24 +53,22 @@ def scraped(text: str) -> Samples:
     return found
 
 
-def scrape(ada: Client, **headers: str) -> str:
-    answer = ada.get("/metrics", headers=headers)
-    assert answer.status_code == 200, answer.content
-    return answer.content.decode()
+def scrape(ada: Client | None = None, **headers: str) -> str:
+    """Return what somebody reads, by default a user who may see queues and schedules."""
+    return text((ada or client(*VIEWS)).get("/metrics", headers=headers))
 
 
-def a_busy_site() -> None:
+@pytest.fixture
+def busy() -> None:
+    """A site with something of everything."""
     now = timezone.now()
-    late = make_task(Status.CREATED)
-    type(late).objects.filter(pk=late.pk).update(ready_time=now - timedelta(minutes=5))
+    make_task(ready_time=-timedelta(minutes=5))
     make_task(Status.ERROR)
     make_task(Status.COMPLETED, queue="letters")
     Queue.objects.create(name="letters", paused_time=now)
     for number in (2, 3):  # as two pollers append them
-        Metric.objects.create(
-            queue=QUEUE, minute=now, outcome="completed", count=number, run_seconds=0.5, wait_seconds=2.0,
-            runs={"16": number}, waits={"24": number},
-        )  # fmt: skip
+        took = {"run_seconds": 0.5, "wait_seconds": 2.0, "runs": {"16": number}, "waits": {"24": number}}
+        Metric.objects.create(queue=QUEUE, minute=now, outcome="completed", count=number, **took)
     Metric.objects.create(queue=QUEUE, minute=now - timedelta(days=1), outcome="completed", count=100)
     UsageCount.objects.create(queue=QUEUE, minute=now, call="put", count=7)
     Poller.objects.create(instance="one", state="RUNNING", queues=[QUEUE])
@@ -82,9 +76,8 @@ def a_busy_site() -> None:
     Schedule.objects.create(name="nightly", queue=QUEUE, cron="0 3 * * *", paused=True, **times)
 
 
-def test_a_scrape_says_how_the_queues_are() -> None:
-    a_busy_site()
-    found = scraped(scrape(client(*VIEWS)))
+def test_a_scrape_says_how_the_queues_are(busy: None) -> None:
+    found = scraped(scrape())
     assert found["dbtaskqueue_tasks", QUEUE, "CREATED"] == found["dbtaskqueue_tasks", QUEUE, "ERROR"] == 1
     assert 300 <= found["dbtaskqueue_oldest_due_age_seconds", QUEUE] < 3000
     assert found["dbtaskqueue_oldest_due_age_seconds", "letters"] == 0
@@ -96,13 +89,12 @@ def test_a_scrape_says_how_the_queues_are() -> None:
     assert found["dbtaskqueue_recent_run_seconds", QUEUE, "50"] == pytest.approx(0.01, rel=0.3)
     assert found["dbtaskqueue_schedule_next_timestamp_seconds", "nightly", QUEUE] > timezone.now().timestamp()
     assert found["dbtaskqueue_schedule_paused", "nightly", QUEUE] == 1
+    assert list(exposition(Actor()).collect()), "the command line's actor sees all"
 
 
-def test_a_scrape_says_what_a_limit_holds_back() -> None:
-    a_busy_site()
+def test_a_scrape_says_what_a_limit_holds_back(busy: None) -> None:
     enqueue_many("calls", [{"payload": number} for number in range(5)])
-    place = "calls", "default"
-    ada = client(*VIEWS)
+    place, ada = ("calls", "default"), client(*VIEWS)
     found = scraped(scrape(ada))
     assert found["dbtaskqueue_limit_max_running", *place] == 2
     assert found["dbtaskqueue_limited_running_tasks", *place] == 0
@@ -116,33 +108,27 @@ def test_a_scrape_says_what_a_limit_holds_back() -> None:
     assert found["dbtaskqueue_held_back_tasks", *place, "rate"] == 0
 
 
-def test_every_metric_is_as_it_is_defined() -> None:
-    a_busy_site()
-    families = {family.name: family for family in parsed(scrape(client(*VIEWS)))}
+def test_every_metric_is_as_it_is_defined(busy: None) -> None:
+    families = {family.name: family for family in parsed(scrape())}
     for one in DATABASE_METRICS:
         family = families[one.name.removesuffix("_total")]
         assert (family.type, family.documentation) == (one.type, f"{one.help}.")
         assert {frozenset(sample.labels) for sample in family.samples} == {frozenset(one.labels)}
-
-
-def test_openmetrics_for_a_client_that_asks_for_it() -> None:
-    a_busy_site()
-    text = scrape(client(*VIEWS), Accept="application/openmetrics-text; version=1.0.0")
-    assert text.endswith("# EOF\n")
-    assert {family.name for family in openmetrics.text_string_to_metric_families(text)} >= {"dbtaskqueue_attempts"}
+    found = scrape(logged_in(User.objects.get()), Accept="application/openmetrics-text; version=1.0.0")
+    assert found.endswith("# EOF\n")
+    assert {family.name for family in openmetrics.text_string_to_metric_families(found)} >= {"dbtaskqueue_attempts"}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_finds_no_fault() -> None:
-    a_busy_site()
-    text = scrape(client(*VIEWS))
-    done = subprocess.run(["promtool", "check", "metrics"], input=text, text=True, capture_output=True, check=False)
+def test_promtool_finds_no_fault(busy: None) -> None:
+    check = ["promtool", "check", "metrics"]
+    done = subprocess.run(check, input=scrape(), text=True, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_without_tasks_and_queues(settings: Any) -> None:
     settings.DBTASKQUEUE = {}
-    assert scraped(scrape(client(*VIEWS)))[("dbtaskqueue_pollers",)] == 0
+    assert scraped(scrape())[("dbtaskqueue_pollers",)] == 0
 
 
 @pytest.mark.parametrize("model", [Metric, UsageCount])
@@ -152,44 +138,30 @@ def test_a_counter_never_falls_when_rows_are_rolled_up(model: type[Model]) -> No
     more = {"outcome": "completed"} if model is Metric else {"call": "put"}
     for minute in (midnight - timedelta(minutes=1), midnight):
         model._default_manager.create(queue=QUEUE, minute=minute, count=4, **more)
-    counted = [value for key, value in scraped(scrape(client(*VIEWS))).items() if key[0].endswith("s_total")]
+    counted = [value for key, value in scraped(scrape()).items() if key[0].endswith("s_total")]
     assert counted.count(4) == 1
-
-
-# -- who may read ------------------------------------------------------------------------------------------------------
 
 
 def test_nobody_in_particular_reads_nothing() -> None:
     assert Client().get("/metrics").status_code == 401
-    assert client("view_task").get("/metrics").status_code == 403
+    assert client("view_task", name="bob").get("/metrics").status_code == 403
+    posted = client(*VIEWS).post("/metrics")
+    assert (posted.status_code, posted.headers["Allow"]) == (405, "GET, HEAD")
 
 
 def test_a_token_of_a_user_with_the_permission_reads_though_the_api_is_closed() -> None:
     user("view_queue", name="robot")
-    found = scraped(scrape(Client(), Authorization=f"Bearer {TOKEN}"))
-    assert ("dbtaskqueue_pollers",) in found
+    assert ("dbtaskqueue_pollers",) in scraped(scrape(Client(headers=BEARER)))
     assert Client().get("/metrics", headers={"Authorization": "Bearer other"}).status_code == 401
 
 
-def test_nothing_can_be_posted() -> None:
-    answer = client(*VIEWS).post("/metrics")
-    assert (answer.status_code, answer.headers["Allow"]) == (405, "GET, HEAD")
-
-
-def test_hidden_queues_are_in_no_sample(settings: Any) -> None:
-    a_busy_site()
+def test_hidden_queues_are_in_no_sample(busy: None, settings: Any) -> None:
     Schedule.objects.create(name="weekly", queue="letters", cron="0 3 * * 1")
     Metric.objects.create(queue="letters", minute=timezone.now(), outcome="completed", count=1)
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": f"{__name__}.only_claims"}
-    text = scrape(client(*VIEWS))
-    assert QUEUE in text
-    assert "letters" not in text
-    assert "weekly" not in text
-
-
-def test_schedules_need_their_own_permission() -> None:
-    a_busy_site()
-    assert "nightly" not in scrape(client("view_queue"))
+    settings.DBTASKQUEUE |= {"CAN_VIEW": ONLY_PARCELS}
+    assert "nightly" not in scrape(client("view_queue", name="bob")), "schedules need their own permission"
+    shown = scrape()
+    assert QUEUE in shown and "letters" not in shown and "weekly" not in shown
 
 
 def test_without_the_package_the_answer_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,9 +181,6 @@ def test_the_number_of_queries_does_not_grow_with_the_queues(settings: Any) -> N
     assert numbers[0] == numbers[1]
 
 
-# -- histograms --------------------------------------------------------------------------------------------------------
-
-
 def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
     found = Exposition(POLLER_METRICS)
     found.add_histogram("dbtaskqueue_poller_run_seconds", {0: 2, 8: 1, 9: 3, 96: 4}, 5.5, QUEUE)
@@ -221,8 +190,3 @@ def test_a_histogram_is_cumulative_and_ends_with_all() -> None:
     assert samples[f"{name}_bucket", QUEUE, "0.00316"] == 6
     assert samples[f"{name}_bucket", QUEUE, "+Inf"] == samples[f"{name}_count", QUEUE] == 10
     assert samples[f"{name}_sum", QUEUE] == 5.5
-
-
-def test_the_command_line_s_actor_sees_all() -> None:
-    a_busy_site()
-    assert list(exposition(Actor()).collect())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -19,11 +19,11 @@ from django_dbtaskqueue.db.standby import STANDBY_RETRY_S
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.operations.site import ADMIN, post, text
 
-ADMIN, API = "/admin/dbtaskqueue/", "/api/"
-PAGES = [f"{ADMIN}{name}/" for name in ("task", "overview", "queue", "poller", "failuregroup", "auditentry", "batch",
-                                        "schedule", "bulkoperation", "taskhistory", "doctor")]  # fmt: skip
-pytestmark = pytest.mark.urls("tests.operations.test_api")  # which opens the API
+NAMES = "task overview queue poller failuregroup auditentry batch schedule bulkoperation taskhistory doctor"
+PAGES = [f"{ADMIN}{name}/" for name in NAMES.split()]
+API = "/api/"
 OURS = re.compile(r"\b(?:FROM|INTO|UPDATE) \W*dbtaskqueue_\w+", re.IGNORECASE)
 
 
@@ -54,20 +54,15 @@ def logged_in() -> Client:
 
 
 @contextmanager
-def counted(*aliases: str) -> Iterator[Counter[str]]:
+def asked() -> Iterator[Counter[str]]:
     """Count the statements about tables of the queue, by alias."""
     found: Counter[str] = Counter()
 
-    def counting(alias: str) -> Any:
-        def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-            found[alias] += bool(OURS.search(sql))
-            return execute(sql, params, many, context)
+    def count(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        found[context["connection"].alias] += bool(OURS.search(sql))
+        return execute(sql, params, many, context)
 
-        return connections[alias].execute_wrapper(count)
-
-    with ExitStack() as stack:
-        for alias in aliases:
-            stack.enter_context(counting(alias))
+    with connections["default"].execute_wrapper(count), connections["replica"].execute_wrapper(count):
         yield found
 
 
@@ -75,20 +70,16 @@ def test_pages_and_answers_read_from_the_other_alias_and_actions_do_not(client: 
     task = make_task("ERROR")
     with alias_of("replica", settings):
         for address in [*PAGES, f"{ADMIN}task/{task.pk}/change/", f"{ADMIN}queue/parcels/change/"]:
-            with counted("default", "replica") as statements:
-                page = client.get(address)
-            assert page.status_code == 200
-            assert b"Read from database replica." in page.content, address
+            with asked() as statements:
+                assert "Read from database replica." in text(client.get(address)), address
             assert statements["default"] == 0 < statements["replica"], address
         for path in ("tasks", "tasks/count", "queues", f"tasks/{task.pk}"):
-            with counted("default", "replica") as statements:
+            with asked() as statements:
                 answer = client.get(f"{API}{path}")
-            assert answer.status_code == 200
-            assert answer["X-Read-From"] == "Read from database replica."
+            assert (answer.status_code, answer["X-Read-From"]) == (200, "Read from database replica.")
             assert statements["default"] == 0 < statements["replica"], path
-        with counted("default", "replica") as statements:
-            answer = client.post(f"{API}tasks/reprocess/ids", {"ids": [task.pk]}, content_type="application/json")
-        assert answer.json()["changed"] == 1
+        with asked() as statements:
+            assert post(client, "tasks/reprocess/ids", ids=[task.pk]).json()["changed"] == 1
         assert statements["replica"] == 0
         assert Task.objects.get().status == "CREATED"
 
@@ -96,11 +87,9 @@ def test_pages_and_answers_read_from_the_other_alias_and_actions_do_not(client: 
 def test_after_a_change_its_author_reads_from_the_primary(client: Client, settings: Any) -> None:
     task = make_task("ERROR")
     with alias_of("replica", settings):
-        change = {"action": "reprocess", "_selected_action": [task.pk], "confirmed": "1"}
-        client.post(f"{ADMIN}task/", change)
-        with counted("default", "replica") as statements:
-            page = client.get(f"{ADMIN}task/")
-        assert b"because you have just changed something" in page.content
+        client.post(f"{ADMIN}task/", {"action": "reprocess", "_selected_action": [task.pk], "confirmed": "1"})
+        with asked() as statements:
+            assert "because you have just changed something" in text(client.get(f"{ADMIN}task/"))
         assert statements["replica"] == 0
 
 
@@ -111,9 +100,8 @@ def test_without_the_standby_pages_are_read_from_the_primary_and_say_so(
     make_task("ERROR")
     with alias_of("replica", settings, **changed):
         for _ in range(2):
-            page = client.get(f"{ADMIN}task/")
-            assert page.status_code == 200
-            assert b"Standby replica does not answer: read from the primary." in page.content
+            page = text(client.get(f"{ADMIN}task/"))
+            assert "Standby replica does not answer: read from the primary." in page
         assert client.get(f"{API}tasks").json()["tasks"]
     assert caplog.text.count(f"reading from the primary for {STANDBY_RETRY_S:.0f} s") == 1
 

@@ -11,36 +11,22 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urljoin
 
 import pytest
-from django.contrib import admin
 from django.contrib.auth.models import Permission, User
 from django.test import Client
-from django.urls import include, path
 from django.utils import timezone
 
+from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import (
-    Attempt,
-    BulkOperation,
-    FailureCount,
-    FailureGroup,
-    Metric,
-    PipelineReport,
-    Poller,
-    SavedSearch,
-    Schedule,
-    Task,
-    TaskHistory,
-)
+from django_dbtaskqueue.models import BulkOperation, Poller, Task
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS
 from tests.factories import make_task
+from tests.operations.site import ADMIN, attempt, failure_group, logged_in, page, post, work
 from tests.operations.test_openapi import BODIES
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
 TEAMS = {"alice": "apples", "boris": "bananas"}
 ADDRESSES_OF_A_SHAPE = 3  # that are followed: links of one form with other numbers, names and values
 LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')
@@ -56,20 +42,18 @@ def words_of(queue: str) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _site(settings: Any) -> None:
-    settings.DBTASKQUEUE = {
-        # The second queue of each team has no task: it is known by the settings alone.
-        "QUEUES": {**{name: {} for queue in TEAMS.values() for name in (queue, f"{queue}-2")}},
-        "API": True,
-        "HEARTBEAT": "1h",  # the pollers of this test live as long as it does
-        "CAN_VIEW": f"{__name__}.own_queue_only",
-    }
+def _teams(settings: Any) -> None:
+    # The second queue of each team has no task: it is known by the settings alone.
+    queues = {name: {} for queue in TEAMS.values() for name in (queue, f"{queue}-2")}
+    rule = {"CAN_VIEW": f"{__name__}.own_queue_only"}
+    # The pollers of this test live as long as it does.
+    settings.DBTASKQUEUE = {"QUEUES": queues, "API": True, "HEARTBEAT": "1h", **rule}
     for name, queue in TEAMS.items():
         user = User.objects.create_user(name, is_staff=True)
         user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue"))
         make_all(user, queue)
     Poller.objects.create(instance="both", state="RUNNING", queues=[*TEAMS.values()], applied_settings="apples bananas")
-    PipelineReport.objects.create(kind="report", summary="apples bananas", data={"apples": 1, "bananas": 1})
+    models.PipelineReport.objects.create(kind="report", summary="apples bananas", data={"apples": 1, "bananas": 1})
 
 
 def make_all(user: User, queue: str) -> None:
@@ -80,35 +64,29 @@ def make_all(user: User, queue: str) -> None:
     for status in (Status.CREATED, Status.PROCESSING, Status.POISON, Status.COMPLETED):
         make_task(status, queue=queue, reference=f"{letter}ref-{status}", **facts)
     make_task(queue=f"{queue}-rowless", reference=f"{letter}ref")  # not in the settings
-    Task.objects.filter(queue=queue, status="CREATED").update(
-        parked_by=f"no handler for {letter}secret", ready_time=None
-    )
-    TaskHistory.objects.create(queue=queue, reference=f"{letter}ref", task_id=task.pk, status="ERROR", **facts)
-    Attempt.objects.create(
-        task_id=task.pk, queue=queue, attempt=1, total_attempt=1, error_type="ValueError", message=f"{letter}error",
-        traceback=f"{letter}error", fingerprint=letter * 40,
-    )  # fmt: skip
-    times = {"first_seen": task.create_time, "last_seen": task.create_time}
-    FailureGroup.objects.create(fingerprint=letter * 40, queue=queue, message=f"{letter}error", **times)
-    FailureCount.objects.create(fingerprint=letter * 40, minute=task.create_time, count=3)
-    Metric.objects.create(queue=queue, minute=task.create_time, outcome="completed", count=3)
+    parked = f"no handler for {letter}secret"
+    Task.objects.filter(queue=queue, status="CREATED").update(parked_by=parked, ready_time=None)
+    models.TaskHistory.objects.create(queue=queue, reference=f"{letter}ref", task_id=task.pk, status="ERROR", **facts)
+    error = {"error_type": "ValueError", "message": f"{letter}error", "traceback": f"{letter}error"}
+    attempt(task, fingerprint=letter * 40, **error)
+    failure_group(letter * 40, queue=queue, message=f"{letter}error")
+    models.FailureCount.objects.create(fingerprint=letter * 40, minute=task.create_time, count=3)
+    models.Metric.objects.create(queue=queue, minute=task.create_time, outcome="completed", count=3)
     for number in range(2):  # the later version is a mark in the charts
-        Poller.objects.create(
-            instance=f"{letter}ref-poller-{number}", state="RUNNING", version=f"{letter}ref-v{number}",
-            start_time=timezone.now() - timedelta(minutes=20 - 10 * number), queues=[{"queue": queue, "weight": 2}],
-        )  # fmt: skip
-    SavedSearch.objects.create(owner=user.username, name=f"{letter}secret", query=f"queue:{queue}", shared=True)
-    SavedSearch.objects.create(owner=user.username, name=f"{letter}secret-2", query=f"ref:{letter}ref", shared=True)
-    Schedule.objects.create(name=f"{letter}ref-schedule", queue=queue, cron="0 7 * * *", payload=facts["payload"])
+        start = timezone.now() - timedelta(minutes=20 - 10 * number)
+        shown = {"version": f"{letter}ref-v{number}", "queues": [{"queue": queue, "weight": 2}], "start_time": start}
+        Poller.objects.create(instance=f"{letter}ref-poller-{number}", state="RUNNING", **shown)
+    for name, query in ((f"{letter}secret", f"queue:{queue}"), (f"{letter}secret-2", f"ref:{letter}ref")):
+        models.SavedSearch.objects.create(owner=user.username, name=name, query=query, shared=True)
+    daily = {"queue": queue, "cron": "0 7 * * *", "payload": facts["payload"]}
+    models.Schedule.objects.create(name=f"{letter}ref-schedule", **daily)
     queue_control.pause_queues([queue], actor, reason=f"{letter}secret")
     bulk.start("reprocess", f"queue:{queue} ref:{letter}ref", actor, f"{letter}secret")
     bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
 
 
 def client(name: str) -> Client:
-    found = Client()
-    found.force_login(User.objects.get(username=name))
-    return found
+    return logged_in(User.objects.get(username=name))
 
 
 def leaks(answer: Any, foreign: list[str]) -> list[str]:
@@ -132,11 +110,11 @@ def test_every_page_that_a_team_can_reach_is_about_its_own_queues() -> None:
     name = "boris"  # the other's queues come first in the order of names, and its own rows in that of ids
     asked, found, browser, shapes = set(), {}, client(name), Counter[tuple[str, ...]]()
     rows = [(model, pk) for model in ADMIN_CLASSES for pk in model._default_manager.values_list("pk", flat=True)]
-    waiting = [f"/admin/dbtaskqueue/{model._meta.model_name}/" for model in ADMIN_CLASSES] + ["/admin/"]
+    waiting = [f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES] + ["/admin/"]
     # Rows of both teams by their addresses, as somebody would guess them.
-    waiting += [f"/admin/dbtaskqueue/{model._meta.model_name}/{str(pk).replace('-', '_2D')}/change/"
+    waiting += [f"{ADMIN}{model._meta.model_name}/{str(pk).replace('-', '_2D')}/change/"
                 for model, pk in rows if str(pk).isdigit()]  # fmt: skip
-    waiting += [f"/admin/dbtaskqueue/task/{query}" for query in ("?whole=1", "?q=error:error", "?q=-ref:x", "?_live=1")]
+    waiting += [f"{ADMIN}task/{query}" for query in ("?whole=1", "?q=error:error", "?q=-ref:x", "?_live=1")]
     guessed = set(waiting)
     while waiting:
         address = waiting.pop(0).partition("#")[0]
@@ -154,7 +132,7 @@ def test_every_page_that_a_team_can_reach_is_about_its_own_queues() -> None:
             waiting += [urljoin(address, unescape(link)) for link in LINK.findall(answer.content.decode())]
     assert found == {}
     assert len(asked) > 40
-    own = browser.get("/admin/dbtaskqueue/task/").content.decode()
+    own = page(browser, f"{ADMIN}task/")
     assert all(word in own for word in words_of(TEAMS[name])[:2])
 
 
@@ -176,15 +154,14 @@ def test_no_action_of_a_page_tells_of_the_others_or_changes_what_they_have() -> 
             sent += [(f"task/?q={quote(one)}", {"action_on_all": verb, **answers})] if verb in TASK_VERBS else []
     for key in BulkOperation.objects.exclude(actor=name).values_list("pk", flat=True):
         sent += [("bulkoperation/", {"operation": key, "put_back": "1", **answers}) for answers in ({}, inputs)]
-    for at, (page, posted) in enumerate(sent):
-        answer = browser.post(f"/admin/dbtaskqueue/{page}", posted, follow=True)
-        assert answer.status_code in (200, 403, 404), (page, posted)
+    for at, (where, posted) in enumerate(sent):
+        answer = browser.post(f"{ADMIN}{where}", posted, follow=True)
+        assert answer.status_code in (200, 403, 404), (where, posted)
         typed = {foreign} if "to_queue" in posted else set()  # a refusal may repeat what was typed
         if known := set(leaks(answer, words_of(foreign))) - typed:
-            found[at] = (page, posted, known)
+            found[at] = (where, posted, known)
     assert found == {}
-    while bulk.turn("default"):
-        pass
+    work()
     mine = BulkOperation.objects.filter(actor=name, state="FINISHED", changed__gt=0)
     assert mine.exists(), "no action reached the team's own tasks"
     assert list(theirs.values()) == before
@@ -202,19 +179,16 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
     for route in ROUTES:
         addresses = [f"/api/{route.path}"]
         for part, values in keys.items():
-            shape = re.compile(rf"<\w+:{part}>")
-            addresses = (
-                [shape.sub(str(value), one) for one in addresses for value in values]
-                if shape.search(route.path)
-                else addresses
-            )
+            if f":{part}>" in route.path:
+                shape = re.compile(rf"<\w+:{part}>")
+                addresses = [shape.sub(str(value), one) for one in addresses for value in values]
         for address in addresses:
             if route.method == "GET":
                 answer = browser.get(address)
             else:
                 ids = list(Task.objects.values_list("pk", flat=True)[:500])
                 body = BODIES.get(route.name, {}) | ({"ids": ids} if route.name == "act_on_task_ids" else {})
-                answer = browser.post(address, json.dumps(body), content_type="application/json")
+                answer = post(browser, address.removeprefix("/api/"), **body)
             assert answer.status_code < 500, address
             if known := leaks(answer, words_of(foreign)):
                 found[address] = known
@@ -226,17 +200,15 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
 @pytest.mark.parametrize("name", TEAMS)
 def test_a_team_counts_only_its_own(name: str) -> None:
     browser = client(name)
-    whole = {"reference": 2 * [f"{TEAMS[name][0]}ref"]}
+    own = TEAMS[name]
     assert browser.get("/api/tasks/count").json()["count"] == 6
     assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"] == 0
-    assert {row["queue"] for row in browser.get("/api/status").json()["queues"]} == {
-        TEAMS[name], f"{TEAMS[name]}-2", f"{TEAMS[name]}-rowless",
-    }  # fmt: skip
+    status = browser.get("/api/status").json()
+    assert {row["queue"] for row in status["queues"]} == {own, f"{own}-2", f"{own}-rowless"}
+    assert status["pollers"] == 3
     assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
-    assert browser.get("/api/status").json()["pollers"] == 3
     assert len(browser.get("/api/operations").json()["operations"]) == 2
-    sent = {"q": f"ref:{whole['reference'][0]},{other(name)[0]}ref"}
-    seen = browser.post("/api/tasks/reprocess/preview", sent, content_type="application/json").json()
+    seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{other(name)[0]}ref").json()
     assert (seen["selected"]["count"], seen["would_change"]["count"]) == (2, 1)
 
 
@@ -245,23 +217,15 @@ def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None
     browser, foreign = client(name), other(name)
     theirs = BulkOperation.objects.filter(query__contains=f"ref:{foreign[0]}ref").order_by("pk")
     for operation in theirs:
-        assert (
-            browser.post(f"/api/operations/{operation.pk}/cancel", {}, content_type="application/json").status_code
-            == 404
-        )
+        assert post(browser, f"operations/{operation.pk}/cancel").status_code == 404
         sent = {"operation": operation.pk, "cancel": "1"}
-        assert browser.post("/admin/dbtaskqueue/bulkoperation/", sent).status_code == 404
+        assert browser.post(f"{ADMIN}bulkoperation/", sent).status_code == 404
     for poller, code in ((f"{foreign[0]}ref-poller-0", 404), ("both", 403)):
-        assert browser.post(f"/api/pollers/{poller}/stop", {}, content_type="application/json").status_code == code
-        sent = {"action": "stop", "_selected_action": poller, "confirm": "1"}
-        browser.post("/admin/dbtaskqueue/poller/", sent)
+        assert post(browser, f"pollers/{poller}/stop").status_code == code
+        browser.post(f"{ADMIN}poller/", {"action": "stop", "_selected_action": poller, "confirm": "1"})
     assert set(Poller.objects.values_list("requested_command", flat=True)) == {""}
     assert set(theirs.values_list("state", flat=True)) == {"WAITING"}
-    own = BulkOperation.objects.filter(query__contains=f"ref:{TEAMS[name][0]}ref")
-    for operation in own:
-        assert browser.post(f"/api/operations/{operation.pk}/cancel", {}, content_type="application/json").json()[
-            "cancelled"
-        ]
-    while bulk.turn("default"):
-        pass
+    for operation in BulkOperation.objects.filter(query__contains=f"ref:{TEAMS[name][0]}ref"):
+        assert post(browser, f"operations/{operation.pk}/cancel").json()["cancelled"]
+    work()
     assert not theirs.exclude(state="FINISHED").exists()

@@ -1,0 +1,151 @@
+"""The site as operators use it: its addresses and users, and what they ask by page, API and command line."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from html import unescape
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Permission, User
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.db.models.functions import Now
+from django.test import Client
+from django.urls import include, path
+
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.models import Attempt, FailureGroup, Task
+from django_dbtaskqueue.operations import bulk
+from tests.factories import QUEUE
+from tests.support import PATIENCE, actors
+
+urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
+ADMIN = "/admin/dbtaskqueue/"
+TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
+
+
+# -- who ---------------------------------------------------------------------------------------------------------------
+
+
+def user(*codenames: str, name: str = "ada", staff: bool = False) -> User:
+    """Make a user with just these permissions."""
+    made = User.objects.create_user(name, is_staff=staff)
+    made.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue", codename__in=codenames))
+    return made
+
+
+def client(*codenames: str, name: str = "ada", staff: bool = False) -> Client:
+    """Log a new user with just these permissions in."""
+    return logged_in(user(*codenames, name=name, staff=staff))
+
+
+def staff(*codenames: str, name: str = "staff") -> Client:
+    """Log a new user who may use the admin in."""
+    return client(*codenames, name=name, staff=True)
+
+
+def logged_in(known: User) -> Client:
+    found = Client()
+    found.force_login(known)
+    return found
+
+
+def only_parcels(user: User, *asked: str) -> bool:
+    """A rule for ``CAN_VIEW`` and ``CAN_OPERATE``: the last that is asked about is the queue."""
+    return asked[-1] == QUEUE
+
+
+ONLY_PARCELS = f"{__name__}.{only_parcels.__name__}"
+
+
+# -- what they ask -----------------------------------------------------------------------------------------------------
+
+
+def text(response: Any) -> str:
+    """Return the page of an answer."""
+    assert response.status_code == 200, response
+    return str(response.content.decode())
+
+
+def page(browser: Client, address: str, **query: str) -> str:
+    """Return what a person reads there."""
+    return unescape(text(browser.get(address, query)))
+
+
+def post(browser: Client, where: str, **given: Any) -> Any:
+    """Ask the API to do something."""
+    return browser.post(f"/api/{where}", given, content_type="application/json")
+
+
+def refused(words: str | None, call: Callable[..., Any], *given: Any, error: type[Exception] = TaskQueueError) -> None:
+    """Try what is refused in these words."""
+    with pytest.raises(error, match=words):
+        call(*given)
+
+
+def command(*words: object) -> str:
+    """Return what ``taskqueue`` writes."""
+    out = io.StringIO()
+    call_command("taskqueue", *map(str, words), stdout=out, no_color=True)
+    return out.getvalue()
+
+
+def data(*words: object) -> Any:
+    """Return what ``taskqueue`` writes for programs."""
+    return json.loads(command(*words, "--json"))
+
+
+# -- what is there, and what happens meanwhile -------------------------------------------------------------------------
+
+
+def attempt(task: Task, **columns: Any) -> Attempt:
+    """Make a row of an attempt of the task."""
+    rows = Attempt.objects.using(task._state.db)
+    return rows.create(**{"task_id": task.pk, "queue": task.queue, "attempt": 1, "total_attempt": 1, **columns})
+
+
+def failure_group(fingerprint: str, **columns: Any) -> FailureGroup:
+    facts = {"queue": QUEUE, "first_seen": Now(), "last_seen": Now(), **columns}
+    return FailureGroup.objects.create(fingerprint=fingerprint, **facts)
+
+
+def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "default") -> list[Any]:
+    """Run a statement; return its rows."""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(statement, parameters)
+        return list(cursor.fetchall()) if cursor.description else []
+
+
+def work(alias: str = "default") -> int:
+    """Carry out all bulk operations; return the number of turns."""
+    turns = 0
+    while bulk.turn(alias):
+        turns += 1
+    return turns
+
+
+@contextmanager
+def held(lock: Callable[[], object]) -> Iterator[None]:
+    """Another transaction does this, and is open for the time of the block."""
+    locked, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            lock()
+            locked.set()
+            assert go_on.wait(PATIENCE)
+
+    with actors(1) as (other,):
+        holding = other.do(hold)
+        try:
+            assert locked.wait(PATIENCE)
+            yield
+        finally:
+            go_on.set()
+        holding.result(PATIENCE)
