@@ -1,4 +1,4 @@
-"""Batches in the admin: the list, the page with its graph, and the two verbs."""
+"""Batches in the admin, and what a task's page and ``explain`` say of its parents and children."""
 
 from __future__ import annotations
 
@@ -7,35 +7,37 @@ from typing import Any
 
 import pytest
 from django.test import Client
-from django.urls import reverse
 
 from django_dbtaskqueue import Workflow, batch, enqueue, queue
 from django_dbtaskqueue.core.states import ERROR
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.models import AuditEntry, Batch, Task
 from django_dbtaskqueue.operations import task_graph
+from django_dbtaskqueue.operations.explain import explain
+from tests.operations.site import ADMIN, ONLY_PARCELS, TASKS, text
 
 pytestmark = pytest.mark.django_db(transaction=True)
-LIST = "admin:dbtaskqueue_batch_changelist"
+LIST = f"{ADMIN}batch/"
 
 
 @pytest.fixture(autouse=True)
 def _queues(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
+    settings.DBTASKQUEUE |= {"QUEUES": {"parcels": {"max_attempts": 1}, "letters": {}}}
 
 
-def page_of(pk: int | None) -> str:
-    return reverse("admin:dbtaskqueue_batch_change", args=[pk])
+def page_of(client: Client, pk: int | None) -> str:
+    return text(client.get(f"{LIST}{pk}/change/"))
 
 
-def act(client: Client, verb: str, pk: int | None) -> Any:
+def act(client: Client, verb: str, pk: int | None) -> str:
+    """Press the button, return the question, and say yes."""
     given = {"action": verb, "_selected_action": pk, "origin": "page"}
-    asked = client.post(reverse(LIST), given)
-    assert asked.status_code == 200, asked
-    return client.post(reverse(LIST), {**given, "confirm": "1", "confirmed": "1", "post": "yes"}, follow=True)
+    asked = text(client.post(LIST, given))
+    text(client.post(LIST, {**given, "confirm": "1"}, follow=True))
+    return asked
 
 
-def test_the_list_shows_how_far_each_batch_is(admin_client: Client, django_assert_max_num_queries: Any) -> None:
+def test_the_list_shows_how_far_each_batch_is(op: Client, django_assert_max_num_queries: Any) -> None:
     for n in range(5):
         with batch(f"import {n}"):
             enqueue("parcels")
@@ -43,14 +45,14 @@ def test_the_list_shows_how_far_each_batch_is(admin_client: Client, django_asser
     assert lease is not None
     lease.complete()
     with django_assert_max_num_queries(10):
-        html = admin_client.get(reverse(LIST)).content.decode()
+        html = text(op.get(LIST))
     assert "import 4" in html and "1 of 1" in html and "0 of 1" in html
 
 
-def test_the_page_draws_the_graph_and_lists_the_same(admin_client: Client) -> None:
+def test_the_page_draws_the_graph_and_lists_the_same(op: Client) -> None:
     flow = Workflow("nightly", on_complete="letters").add("a", "parcels", "the-first").add("b", "parcels", after="a")
     handle, tasks = flow.add("c", "letters", after=["a", "b"]).enqueue()
-    html = admin_client.get(page_of(handle.id)).content.decode()
+    html = page_of(op, handle.id)
     assert len(re.findall("<rect ", html)) == 4  # with the callback
     assert len(re.findall(r'<path d="M[\d.,]+ C', html)) == 4  # none from "a" and "b" to the callback: "c" is between
     for task in tasks.values():
@@ -58,27 +60,25 @@ def test_the_page_draws_the_graph_and_lists_the_same(admin_client: Client) -> No
     assert "the-first" in html and "CREATED" in html
 
 
-def test_a_batch_that_is_too_large_says_so(admin_client: Client, monkeypatch: Any) -> None:
+def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None:
     monkeypatch.setattr(task_graph, "MAX_NODES_DRAWN", 2)
     with batch("large") as b:
         for _ in range(3):
             enqueue("parcels")
-    html = admin_client.get(page_of(b.id)).content.decode()
+    html = page_of(op, b.id)
     assert "at most 2 tasks" in html and "<svg class" not in html
 
 
-def test_a_batch_of_one_task_is_told_in_the_singular_and_an_empty_one_without_a_table(admin_client: Client) -> None:
+def test_a_batch_of_one_task_is_told_in_the_singular_and_an_empty_one_without_a_table(op: Client) -> None:
     with batch("small") as b:
         enqueue("parcels")
-    asked = admin_client.post(reverse(LIST), {"action": "cancel_batch", "_selected_action": b.id, "origin": "page"})
-    assert "1 task is in the batch." in asked.content.decode()
+    assert "1 task is in the batch." in act(op, "cancel_batch", b.id)
     with batch("empty") as none:
         pass
-    html = admin_client.get(page_of(none.id)).content.decode()
-    assert "dbtq-table" not in html
+    assert "dbtq-table" not in page_of(op, none.id)
 
 
-def test_retry_and_cancel_all(admin_client: Client) -> None:
+def test_retry_and_cancel_all(op: Client) -> None:
     with batch("import") as b:
         parent = enqueue("parcels")
         child = enqueue("letters", after=parent, on_parent_failure="cancel")
@@ -86,28 +86,23 @@ def test_retry_and_cancel_all(admin_client: Client) -> None:
     assert lease is not None
     lease.fail("broken")
     assert Task.objects.get(pk=parent.pk).status == ERROR
-    act(admin_client, "retry_batch", b.id)
+    act(op, "retry_batch", b.id)
     assert {row.status for row in Task.objects.all()} == {"CREATED"}
     assert Task.objects.get(pk=child.pk).parked_by == "parents"
-    act(admin_client, "cancel_batch", b.id)
+    act(op, "cancel_batch", b.id)
     assert {row.status for row in Task.objects.all()} == {"POISON"}
-    assert list(AuditEntry.objects.order_by("pk").values_list("verb", "changed")) == [
-        ("retry_batch", 1), ("cancel_batch", 2),
-    ]  # fmt: skip
+    entries = list(AuditEntry.objects.order_by("pk").values_list("verb", "changed"))
+    assert entries == [("retry_batch", 1), ("cancel_batch", 2)]
 
 
-def test_a_batch_of_a_hidden_queue_is_not_shown(admin_client: Client, settings: Any) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": "tests.operations.test_batch_pages.sees_letters"}
+def test_a_batch_of_a_hidden_queue_is_not_shown(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"CAN_VIEW": ONLY_PARCELS}
     with batch("secret") as b:
         enqueue("parcels")
         enqueue("letters")
-    assert "secret" not in admin_client.get(reverse(LIST)).content.decode()
-    assert admin_client.get(page_of(b.id)).status_code == 302
+    assert "secret" not in text(op.get(LIST))
+    assert op.get(f"{LIST}{b.id}/change/").status_code == 302
     assert Batch.objects.exists()
-
-
-def sees_letters(user: Any, name: str) -> bool:
-    return name == "letters"
 
 
 def test_500_tasks_are_laid_out_without_an_overlap() -> None:
@@ -120,3 +115,45 @@ def test_500_tasks_are_laid_out_without_an_overlap() -> None:
     assert all(by_key[parent].y < by_key[child].y for parent, child, _open in waits)
     assert max(node.x for node in graph.nodes) + task_graph.NODE_WIDTH <= graph.width <= 2000
     assert max(node.y for node in graph.nodes) + task_graph.NODE_HEIGHT <= graph.height
+
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def task_page(client: Client, task: Any) -> str:
+    return text(client.get(f"{TASKS}{task.pk}/change/"))
+
+
+def test_explain_names_the_parents_and_their_statuses() -> None:
+    parent = enqueue("parcels")
+    child = enqueue("letters", after=parent)
+    assert explain(child).sentence == f"The task waits for task {parent.pk} (CREATED)."
+    others = [enqueue("parcels") for _ in range(4)]
+    late = explain(enqueue("letters", after=[parent, *others]))
+    assert late.sentence.endswith("and 2 more.")
+    assert late.facts["number"] == 5
+    lease = queue("parcels").take()
+    assert lease is not None
+    lease.poison("no")
+    found = explain(child)
+    assert found.code == "parents"
+    assert found.sentence.startswith(f"The task waits for task {parent.pk} (POISON). A parent that failed")
+    Task.objects.filter(pk=parent.pk).purge()
+    assert "was deleted" in explain(child).sentence
+
+
+def test_the_page_of_a_task_links_to_parents_and_children(op: Client) -> None:
+    parent = enqueue("parcels", "the-parent")
+    child = enqueue("letters", "the-child", after={"source": parent})
+    html = task_page(op, child)
+    assert "Waits for" in html and "“source”" in html and f"/{parent.pk}/change/" in html
+    html = task_page(op, parent)
+    assert "Then runs" in html and "the-child" in html and f"/{child.pk}/change/" in html
+
+
+def test_a_parent_of_a_hidden_queue_shows_no_more_than_its_id(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"CAN_VIEW": ONLY_PARCELS}
+    parent = enqueue("letters", "a-secret")
+    child = enqueue("parcels", after={"hidden-name": parent})
+    html = task_page(op, child)
+    assert str(parent.pk) in html and "a-secret" not in html and "hidden-name" not in html

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import html
-import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
-from django.core.management import call_command
-from django.db import connection
+from django.db import OperationalError, connection
 from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -20,21 +21,30 @@ from django_dbtaskqueue.api import views
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import paging
-from django_dbtaskqueue.operations.paging import (
-    Page,
-    finds_processing_only,
-    indexed_part,
-    page_of,
-    page_of_processing,
-    whole_page,
-)
+from django_dbtaskqueue.operations.paging import Page, finds_processing_only, indexed_part, page_of, whole_page
 from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.id_range import id_range, within
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, make_task
-from tests.operations.slow_searches import give_up
+from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, sql, text
 
-pytestmark = pytest.mark.django_db
+NO_TIME = timedelta(milliseconds=1)
+
+
+def give_up(monkeypatch: pytest.MonkeyPatch, limit: str, *, window: int) -> None:
+    """Let no statement end within ``paging``'s time limit of that name; a window has so many rows."""
+    real = paging.time_limit
+
+    @contextmanager
+    def time_limit(alias: str, within: timedelta) -> Iterator[None]:
+        if within == NO_TIME:
+            raise OperationalError("statement timeout") from psycopg.errors.QueryCanceled()
+        with real(alias, within):
+            yield
+
+    monkeypatch.setattr(paging, "time_limit", time_limit)
+    monkeypatch.setattr(paging, limit, NO_TIME)
+    monkeypatch.setattr(paging, "WINDOW_ROWS", window)
 
 
 @pytest.fixture
@@ -98,35 +108,31 @@ def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPa
     assert (ids(look), look.window) == (everything[::4][::-1][:2], 0)
 
 
-def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(
-    admin_client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=500)
     found = make_task(CREATED, payload={"find": "UA-15"}, reference="the-one")
     built(2000)
-    page = admin_client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15").content.decode()
-    assert "Nothing in the newest 500 tasks (back to " in page
-    assert "the-one" not in page
+    page = text(op.get(f"{TASKS}?q=payload.find:UA-15"))
+    assert "Nothing in the newest 500 tasks (back to " in page and "the-one" not in page
     older = re.search(r'href="[^"]*before=(\d+)&amp;looked=500"', page)
-    assert older is not None
-    assert int(older[1]) > found.pk
-    whole = admin_client.get("/admin/dbtaskqueue/task/?q=payload.find:UA-15&whole=1").content.decode()
-    assert "Nothing in the newest" not in whole
-    assert "the-one" in whole
+    assert older is not None and int(older[1]) > found.pk
+    whole = text(op.get(f"{TASKS}?q=payload.find:UA-15&whole=1"))
+    assert "Nothing in the newest" not in whole and "the-one" in whole
+
+
+def test_an_order_that_cannot_be_had_at_this_size_says_what_was_sorted(op: Client, monkeypatch: Any) -> None:
+    give_up(monkeypatch, "SORT_TIMEOUT", window=20)
+    for _ in range(30):
+        make_task()
+    page = text(op.get(TASKS, {"sort": "attempts"}))
+    assert "This order has no index: the newest 20 tasks were sorted (back to " in page and "Narrow" in page
 
 
 def test_which_searches_look_at_the_heads_of_the_lines() -> None:
-    searches = {
-        "status:PROCESSING": True,
-        "is:stale queue:claims": True,
-        "is:held,stale error:Timeout": True,
-        "-status:PROCESSING": False,
-        "status:PROCESSING,CREATED": False,
-        "is:due": False,
-        "status:PROCESSING ref:UA-15": False,
-        "": False,
-    }
-    assert {search: finds_processing_only(parse(search)) for search in searches} == searches
+    for search in ("status:PROCESSING", "is:stale queue:claims", "is:held,stale error:Timeout"):
+        assert finds_processing_only(parse(search)), search
+    for search in ("-status:PROCESSING", "status:PROCESSING,CREATED", "is:due", "status:PROCESSING ref:UA-15", ""):
+        assert not finds_processing_only(parse(search)), search
 
 
 def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,14 +142,14 @@ def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.
     make_task(ERROR)
     tasks(4)
     rows = select("status:PROCESSING", Task.objects.all())
-    look = page_of_processing(rows, (), 50)
+    look = paging.page_of_processing(rows, (), 50)
     assert (ids(look), look.first) == ([other, *held[::-1]], 0)
-    assert ids(page_of_processing(rows, (QUEUE,), 50)) == held[::-1]
-    assert ids(page_of_processing(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
+    assert ids(paging.page_of_processing(rows, (QUEUE,), 50)) == held[::-1]
+    assert ids(paging.page_of_processing(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
     # When a line is longer than what is looked at, then the page knows
     monkeypatch.setattr(paging, "MIN_ROWS_PER_PRIORITY", 3)
     monkeypatch.setattr(paging, "WINDOW_ROWS", 3)
-    assert page_of_processing(rows, (QUEUE,), 50).first == 3
+    assert paging.page_of_processing(rows, (QUEUE,), 50).first == 3
 
 
 def test_windows_go_through_what_indexes_leave() -> None:
@@ -156,19 +162,15 @@ def test_windows_go_through_what_indexes_leave() -> None:
 
 
 SEARCHES = ("", "status:PROCESSING", "is:stale", "is:due", "error:Timeout", "attempt:>=3", "payload.a:1", "-queue:x")
-PAGES = (
-    *(f"task/?q={search}" for search in SEARCHES),
-    "task/?before=2",
-    "poisontask/?q=is:stale",
-    *(
-        f"{name}/"
-        for name in ("overview", "poisontask", "failuregroup", "queue", "doctor", "auditentry", "taskhistory")
-    ),
-    f"queue/{QUEUE}/change/",
-)
+NAMES = ("overview", "poisontask", "failuregroup", "queue", "doctor", "auditentry", "taskhistory")
+PAGES = [
+    *(f"{TASKS}?q={search}" for search in SEARCHES),
+    *(f"{TASKS}?before=2", f"{ADMIN}poisontask/?q=is:stale", f"{QUEUES}{QUEUE}/change/"),
+    *(f"{ADMIN}{name}/" for name in NAMES),
+]
 
 
-def test_no_page_reads_the_task_table_to_its_end(admin_client: Client) -> None:
+def test_no_page_reads_the_task_table_to_its_end(op: Client) -> None:
     """Every count has a bound inside, nothing is skipped by OFFSET, no name is found by DISTINCT."""
     tasks(3)
     Queue.objects.create(name=QUEUE)
@@ -176,23 +178,22 @@ def test_no_page_reads_the_task_table_to_its_end(admin_client: Client) -> None:
     wrong: list[Any] = []
     for page in PAGES:
         with CaptureQueriesContext(connection) as queries:
-            assert admin_client.get(f"/admin/dbtaskqueue/{page}").status_code == 200
+            text(op.get(page))
         about = [query["sql"] for query in queries if Task._meta.db_table + '"' in query["sql"]]
-        wrong += [(page, sql) for sql in about if unbound.search(sql)]
+        wrong += [(page, statement) for statement in about if unbound.search(statement)]
         wrong += [(page, len(queries))] if len(queries) >= 90 else []
     assert wrong == []
 
 
-def built(rows: int, *, hours: int = 720) -> None:
-    """Insert tasks at even distances over the last hours, the oldest first, and let the planner know."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO dbtaskqueue_task (queue_name, reference_number, create_time, payload)"
-            " SELECT %s, 'b-' || n, now() - make_interval(secs => (%s - n) * %s::float8 / %s),"
-            " jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
-            [QUEUE, rows, hours * 3600, rows, rows],
-        )
-        cursor.execute("ANALYZE dbtaskqueue_task")
+def built(rows: int) -> None:
+    """Insert tasks at even distances over the last thirty days, the oldest first, and let the planner know."""
+    sql(
+        "INSERT INTO dbtaskqueue_task (queue_name, reference_number, create_time, payload)"
+        " SELECT %s, 'b-' || n, now() - make_interval(secs => (%s - n) * %s::float8 / %s),"
+        " jsonb_build_object('n', n) FROM generate_series(1, %s) AS n",
+        [QUEUE, rows, 30 * 24 * 3600, rows, rows],
+    )
+    sql("ANALYZE dbtaskqueue_task")
 
 
 @pytest.fixture
@@ -201,12 +202,18 @@ def slow_at_size(monkeypatch: pytest.MonkeyPatch) -> None:
     give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=2000)
 
 
-def test_what_a_page_of_a_large_table_finds(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def next_of(page: str) -> str:
+    """Return the address where the page would look on."""
+    link = re.search(r'data-look-on="([^"]*)"', page)
+    return html.unescape(link[1]) if link else ""
+
+
+def test_what_a_page_of_a_large_table_finds(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=20_000)
     built(60_000)
 
     def page_for(search: str) -> str:
-        return admin_client.get("/admin/dbtaskqueue/task/", {"q": search}).content.decode()
+        return text(op.get(TASKS, {"q": search}))
 
     # A search by date shows its tasks on the first page.
     for search in ("age:10d..11d", "created:>10d age:<11d", "age:10d..11d payload.n:>0"):
@@ -218,19 +225,17 @@ def test_what_a_page_of_a_large_table_finds(admin_client: Client, monkeypatch: p
     for search in ("ref:*x1", "ref:*x1 ref:b*", "queue:*x"):
         assert "Nothing in the newest 20,000 tasks" in page_for(search), search
     # A search without a match says how far it looked, and goes on to the end.
-    address, seen = "/admin/dbtaskqueue/task/?q=payload.n:3", []
+    address, seen = f"{TASKS}?q=payload.n:3", []
     while address:
-        page = admin_client.get(address).content.decode()
-        seen.append(page)
-        link = re.search(r'data-look-on="([^"]*)"', page)
-        address = html.unescape(link[1]) if link else ""
+        seen.append(text(op.get(address)))
+        address = next_of(seen[-1])
     assert "Nothing in the newest 20,000 tasks" in seen[0]
     assert not [page for page in seen[:-1] if "No task matches" in page]
     assert ">b-3<" in seen[-1]
     # Where there is none at all, it says so in the end, not before.
     page = page_for("payload.n:-5")
     assert "No task matches" not in page
-    page = admin_client.get(html.unescape(re.search(r'data-look-on="([^"]*)"', page)[1])).content.decode()  # type: ignore[index]
+    page = text(op.get(next_of(page)))
     assert "No task matches" in page and "data-look-on" not in page
 
 
@@ -243,63 +248,51 @@ def test_ids_of_a_time_hold_all_its_tasks_also_those_of_long_transactions(late: 
         wanted = select(search, Task.objects.all())
         assert within(id_range(parse(search), wanted), wanted).count() == wanted.count(), search
     found = id_range(parse("age:14d..15d"), Task.objects.all())
-    assert found is not None
-    assert found.end - found.first < 5000
+    assert found is not None and found.end - found.first < 5000
     assert id_range(parse("-age:14d..15d status:CREATED"), Task.objects.all()) is None
 
 
 @pytest.mark.usefixtures("slow_at_size")
 def test_the_command_goes_on_to_the_end_and_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     built(6000)
-    call_command("taskqueue", "list", "--filter", "payload.n:7")
-    shown = capsys.readouterr()
-    assert "b-7 " in shown.out
-    assert re.search(r"Read 2,000 tasks, 33%, back to \d{4}-\d\d-\d\d \d\d:\d\d\.", shown.err)
-    call_command("taskqueue", "list", "--filter", "payload.n:none")
-    assert "No task matches payload.n:none." in capsys.readouterr().out
-    call_command("taskqueue", "list", "--filter", "age:10d..11d", "--limit", "1", "--json")
-    (row,) = json.loads(capsys.readouterr().out)
+    assert "b-7 " in command("list", "--filter", "payload.n:7")
+    assert re.search(r"Read 2,000 tasks, 33%, back to \d{4}-\d\d-\d\d \d\d:\d\d\.", capsys.readouterr().err)
+    assert "No task matches payload.n:none." in command("list", "--filter", "payload.n:none")
+    (row,) = data("list", "--filter", "age:10d..11d", "--limit", "1")
     assert row["reference"].startswith("b-399") or row["reference"] == "b-4000"
 
 
 @pytest.mark.usefixtures("slow_at_size")
-@pytest.mark.urls("tests.operations.test_api")
-def test_the_api_says_how_far_it_looked_and_where_to_go_on(
-    admin_client: Client, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings.DBTASKQUEUE = {"API": True}
+def test_the_api_says_how_far_it_looked_and_where_to_go_on(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(views, "LOOK_ON_TIME", timedelta(0))
     built(6000)
     answers: list[dict[str, Any]] = []
     query: dict[str, Any] = {"q": "payload.n:7"}
     while not answers or (answers[-1]["before"] and not answers[-1]["tasks"]):
-        answers.append(admin_client.get("/api/tasks", query).json())
+        answers.append(op.get("/api/tasks", query).json())
         query["before"] = answers[-1]["before"]
-    assert answers[0]["looked_at"] == 2000
-    assert answers[0]["back_to"] is not None
+    assert answers[0]["looked_at"] == 2000 and answers[0]["back_to"] is not None
     assert answers[-1]["tasks"][0]["reference"] == "b-7"
-    everything = admin_client.get("/api/tasks", {"q": "ref:b-7"}).json()
+    everything = op.get("/api/tasks", {"q": "ref:b-7"}).json()
     assert (len(everything["tasks"]), everything["looked_at"], everything["before"]) == (1, None, None)
 
 
-def test_the_number_of_a_search_by_date_is_about_right(admin_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_a_search_by_date_is_about_right(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given 10,000 of 60,000 tasks in five of thirty days, and no time to count, then the estimate is near."""
     monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(milliseconds=1))
     built(60_000)
-    page = admin_client.get("/admin/dbtaskqueue/task/", {"q": "age:10d..15d"}).content.decode()
+    page = text(op.get(TASKS, {"q": "age:10d..15d"}))
     found = re.search(r"≈\s(\d[\d,]*) tasks|(\d[\d,]*)\+? tasks", page)
-    assert found is not None
-    assert 5000 < int((found[1] or found[2]).replace(",", "")) < 20_000
+    assert found is not None and 5000 < int((found[1] or found[2]).replace(",", "")) < 20_000
 
 
 @pytest.mark.usefixtures("slow_at_size")
-def test_a_task_whose_creation_time_was_written_by_hand_is_not_denied(admin_client: Client) -> None:
+def test_a_task_whose_creation_time_was_written_by_hand_is_not_denied(op: Client) -> None:
     """Given the newest task with a time of years ago, then the page says what it searched, and all finds it."""
     built(30_000)
     make_task(CREATED, reference="by-hand", create_time=timedelta(days=-1000))
     query = {"q": "age:>999d"}
-    page = admin_client.get("/admin/dbtaskqueue/task/", query).content.decode()
+    page = text(op.get(TASKS, query))
     assert "No task matches" not in page
-    assert "only these were searched" in page
-    assert "No task with such an id matches." in page
-    assert ">by-hand<" in admin_client.get("/admin/dbtaskqueue/task/", query | {"whole": "1"}).content.decode()
+    assert "only these were searched" in page and "No task with such an id matches." in page
+    assert ">by-hand<" in text(op.get(TASKS, query | {"whole": "1"}))

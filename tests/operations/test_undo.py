@@ -7,41 +7,28 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.contrib import admin
-from django.core.management import call_command
-from django.core.management.base import CommandError
+from django.core.exceptions import PermissionDenied
+from django.core.management import CommandError
 from django.db import transaction
 from django.test import Client
-from django.urls import include, path
-from django.utils import timezone
 
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, Task, TaskChange
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task, TaskChange
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS
 from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
+from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user
+from tests.operations.site import work as run
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
-pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.urls(__name__)]
-ADMIN = "/admin/dbtaskqueue"
-BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
 COLUMNS = [field.name for field in Task._meta.concrete_fields if field.name != "last_update_time"]
 HOUR = timedelta(hours=1)
 OPTIONS = VerbOptions(delay=HOUR, priority=-3, queue="letters")
+OPERATIONS = f"{ADMIN}bulkoperation/"
 PRINT = "84e82a" + "0" * 34
-
-
-@pytest.fixture(autouse=True)
-def _known(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}, "API": True}
-
-
-def run(alias: str = "default") -> None:
-    while bulk.turn(alias):
-        pass
+SEARCH = f"fingerprint:{PRINT} status:ERROR"
 
 
 def done(verb: str, q: str = f"queue:{QUEUE}", alias: str = "default") -> BulkOperation:
@@ -59,7 +46,6 @@ def rows(alias: str = "default") -> list[dict[str, Any]]:
 UNDOABLE = [name for name, verb in BULK_VERBS.items() if verb.undoable]
 
 
-@BOTH
 def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: str) -> None:
     """In every column but the time of the last update."""
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
@@ -83,7 +69,6 @@ def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: s
     assert wrong == []
 
 
-@BOTH
 def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     make_task(using=alias)
     before = rows(alias)
@@ -97,7 +82,6 @@ def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     assert [{**row, **{name: before[0][name] for name in taken}} for row in rows(alias)] == before
 
 
-@BOTH
 def test_a_group_comes_back_in_its_order(alias: str) -> None:
     first = make_task(using=alias, group_key="g")
     make_task(using=alias, group_key="g", parked_by="group")
@@ -127,29 +111,25 @@ def test_tasks_that_changed_since_stay_and_are_named() -> None:
 def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     task = make_task(Status.ERROR)
     operation = done("reprocess")
-    page = f"{ADMIN}/bulkoperation/{operation.pk}/change/"
-    assert "Put back as it was" in op.get(page).content.decode()
-    asked = op.post(f"{ADMIN}/bulkoperation/", {"operation": operation.pk, "put_back": "1"})
-    assert "stays as it is" in asked.content.decode(), "it asks for a confirmation"
-    answer = op.post(
-        f"{ADMIN}/bulkoperation/",
-        {"operation": operation.pk, "put_back": "1", "confirm": "yes", "reason": "wrong ones"},
-    )
+    page, asked = f"{OPERATIONS}{operation.pk}/change/", {"operation": operation.pk, "put_back": "1"}
+    assert "Put back as it was" in text(op.get(page))
+    assert "stays as it is" in text(op.post(OPERATIONS, asked)), "it asks for a confirmation"
+    answer = op.post(OPERATIONS, {**asked, "confirm": "yes", "reason": "wrong ones"})
     run()
     assert Task.objects.get(pk=task.pk).status == "ERROR"
-    assert "Put back as it was" in op.get(answer.headers["Location"]).content.decode()
-    again = op.get(page).content.decode()
+    assert "Put back as it was" in text(op.get(answer.headers["Location"]))
+    again = text(op.get(page))
     assert "puts its tasks back already" in again and 'name="put_back"' not in again
     make_task(Status.ERROR)
     deleted = done("delete")
-    assert "cannot be undone" in op.get(f"{ADMIN}/bulkoperation/{deleted.pk}/change/").content.decode()
+    assert "cannot be undone" in text(op.get(f"{OPERATIONS}{deleted.pk}/change/"))
 
 
 def test_an_action_on_ticked_tasks_says_that_it_cannot_be_put_back(op: Client) -> None:
     task = make_task(Status.ERROR)
     words = "This cannot be put back. A bulk operation, on all tasks that match a search, can be put back."
     for form, said in ({"_selected_action": str(task.pk)}, 1), ({"select_across": "1"}, 0):
-        asked = op.post(f"{ADMIN}/task/?q=status:ERROR", {"action": "reprocess", **form}).content.decode()
+        asked = text(op.post(f"{TASKS}?q=status:ERROR", {"action": "reprocess", **form}))
         assert asked.count(words) == said
         assert asked.count("you can put the tasks back as they were") == 1 - said
 
@@ -157,23 +137,18 @@ def test_an_action_on_ticked_tasks_says_that_it_cannot_be_put_back(op: Client) -
 def test_it_is_undone_on_the_command_line_and_by_the_api(op: Client) -> None:
     task = make_task(Status.ERROR)
     operation = done("reprocess")
-    call_command("taskqueue", "bulk", "put-back", str(operation.pk), "--reason", "wrong ones")
+    command("bulk", "put-back", operation.pk, "--reason", "wrong ones")
     assert Task.objects.get(pk=task.pk).status == "ERROR"
-    with pytest.raises(CommandError, match="puts its tasks back already"):
-        call_command("taskqueue", "bulk", "put-back", str(operation.pk))
-    poison = done("mark_poison")
-    answer = op.post(f"/api/operations/{poison.pk}/put_back", "{}", content_type="application/json")
+    refused("puts its tasks back already", command, "bulk", "put-back", operation.pk, error=CommandError)
+    answer = post(op, f"operations/{done('mark_poison').pk}/put_back")
     assert answer.status_code == 202, answer.json()
     run()
     assert Task.objects.get(pk=task.pk).status == "ERROR"
 
 
-def test_undo_needs_the_permission_of_what_it_undoes(django_user_model: Any) -> None:
+def test_undo_needs_the_permission_of_what_it_undoes() -> None:
     make_task(Status.ERROR)
-    operation = done("reprocess")
-    user = django_user_model.objects.create_user("bo", is_staff=True)
-    with pytest.raises(Exception, match="may not use reprocess"):
-        bulk.put_back(operation.pk, user)
+    refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
 
 
 def test_an_undo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,72 +165,56 @@ def test_an_undo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> Non
     assert set(Task.objects.values_list("status", flat=True)) == {"ERROR"}
 
 
-# -- the record --------------------------------------------------------------------------------------------------------
-
-
+@pytest.fixture
 def group() -> None:
-    FailureGroup.objects.create(
-        fingerprint=PRINT,
-        queue=QUEUE,
-        error_type="flights.rules.PlaneUnknown",
-        message="N14228 is not known",
-        first_seen=timezone.now(),
-        last_seen=timezone.now(),
-    )
+    failure_group(PRINT, error_type="flights.rules.PlaneUnknown", message="N14228 is not known")
 
 
-def test_the_audit_names_tasks_errors_and_skipped_ids(op: Client) -> None:
-    group()
+def test_the_audit_names_tasks_errors_and_skipped_ids(op: Client, group: None) -> None:
     failed = make_task(Status.ERROR, reference="AA-1141", fingerprint=PRINT)
     others = [make_task(Status.COMPLETED) for _ in range(3)]
     ids = [failed.pk, *(task.pk for task in others)]
-    op.post("/api/tasks/reprocess/ids", json.dumps({"ids": ids}), content_type="application/json")
+    post(op, "tasks/reprocess/ids", ids=ids)
     entry = AuditEntry.objects.get()
     assert entry.details["skipped_ids"] == {"in COMPLETED, not in ERROR": ids[1:]}
-    listed = op.get(f"{ADMIN}/auditentry/").content.decode()
+    listed = text(op.get(f"{ADMIN}auditentry/"))
     assert "AA-1141" in listed and "PlaneUnknown" in listed
 
 
-def test_a_group_is_named_by_its_error(op: Client) -> None:
-    group()
+def test_a_group_is_named_by_its_error(op: Client, group: None) -> None:
     make_task(Status.ERROR, fingerprint=PRINT)
-    url = f"{ADMIN}/task/?q=fingerprint:{PRINT} status:ERROR"
-    asked = op.post(url, {"action": "reprocess", "select_across": "1"}).content.decode()
+    asked = text(op.post(f"{TASKS}?q={SEARCH}", {"action": "reprocess", "select_across": "1"}))
     assert "PlaneUnknown: N14228 is not known" in asked
-    operation = done("reprocess", f"fingerprint:{PRINT} status:ERROR")
+    operation = done("reprocess", SEARCH)
     for page in ("auditentry/", "bulkoperation/", f"bulkoperation/{operation.pk}/change/"):
-        shown = op.get(f"{ADMIN}/{page}").content.decode()
+        shown = text(op.get(f"{ADMIN}{page}"))
         assert "PlaneUnknown: N14228 is not known" in shown, page
         assert f"fingerprint:{PRINT}" not in shown, page
 
 
 def test_the_page_of_a_task_says_who_sent_it_back_and_why_after_a_bulk_operation(op: Client) -> None:
     task, other = make_task(Status.ERROR), make_task(Status.ERROR)
-    ada = op.get("/admin/").wsgi_request.user
-    bulk.start("reprocess", f"id:{task.pk}", ada, "the register is repaired")
+    bulk.start("reprocess", f"id:{task.pk}", op.get("/admin/").wsgi_request.user, "the register is repaired")
     run()
-    shown = op.get(f"{ADMIN}/task/{task.pk}/change/").content.decode()
+    shown = text(op.get(f"{TASKS}{task.pk}/change/"))
     assert "the register is repaired" in shown and "Reprocess" in shown and "admin" in shown
-    assert "the register is repaired" not in op.get(f"{ADMIN}/task/{other.pk}/change/").content.decode()
-    assert "have a change history" not in op.get(f"{ADMIN}/task/{task.pk}/history/", follow=True).content.decode()
+    assert "the register is repaired" not in text(op.get(f"{TASKS}{other.pk}/change/"))
+    assert "have a change history" not in text(op.get(f"{TASKS}{task.pk}/history/", follow=True))
 
 
-def test_the_difference_of_an_edited_payload_is_in_the_audit_for_those_who_see_payloads(op: Client) -> None:
-    task = make_task(Status.ERROR, payload={"email": "zoe@exmaple.org", "card_token": "tok_4242"})
-    body = {"ids": [task.pk], "payload": {"email": "zoe@example.org", "card_token": "•••"}}
-    op.post("/api/tasks/edit/ids", json.dumps(body), content_type="application/json")
-    shown = op.get(f"{ADMIN}/auditentry/{AuditEntry.objects.get().pk}/change/").content.decode()
+TYPED, TOKEN = {"email": "zoe@exmaple.org"}, {"card_token": "tok_4242"}
+REPAIRED, MASKED = {"email": "zoe@example.org"}, {"card_token": "•••"}
+
+
+def test_the_page_of_a_task_asks_for_the_payload_masked_and_the_audit_has_the_difference(op: Client) -> None:
+    task = make_task(Status.ERROR, payload=TYPED | TOKEN)
+    assert "Edit payload and retry" in text(op.get(f"{TASKS}{task.pk}/change/"))
+    form = {"action": "edit", "_selected_action": task.pk}
+    asked = text(op.post(TASKS, {**form, "origin": "page"}))
+    assert "zoe@exmaple.org" in asked and "tok_4242" not in asked
+    op.post(TASKS, {**form, "confirm": "yes", "payload": json.dumps(REPAIRED | MASKED), "reason": ""})
+    assert Task.objects.get(pk=task.pk).payload == REPAIRED | TOKEN
+    entry = AuditEntry.objects.get()
+    shown = text(op.get(f"{ADMIN}auditentry/{entry.pk}/change/"))
     assert "zoe@exmaple.org" in shown and "zoe@example.org" in shown and "tok_4242" not in shown
-    assert "exmaple" not in json.dumps(AuditEntry.objects.get().details), "the entry is read by more people"
-
-
-def test_the_page_of_a_task_asks_for_the_payload_masked(op: Client) -> None:
-    task = make_task(Status.ERROR, payload={"email": "zoe@exmaple.org", "card_token": "tok_4242"})
-    page = op.get(f"{ADMIN}/task/{task.pk}/change/").content.decode()
-    assert "Edit payload and retry" in page
-    asked = op.post(f"{ADMIN}/task/", {"action": "edit", "_selected_action": task.pk, "origin": "page"})
-    assert "zoe@exmaple.org" in asked.content.decode() and "tok_4242" not in asked.content.decode()
-    text = json.dumps({"email": "zoe@example.org", "card_token": "•••"})
-    data = {"action": "edit", "_selected_action": task.pk, "confirm": "yes", "payload": text, "reason": ""}
-    op.post(f"{ADMIN}/task/", data)
-    assert Task.objects.get(pk=task.pk).payload == {"email": "zoe@example.org", "card_token": "tok_4242"}
+    assert "exmaple" not in json.dumps(entry.details), "the entry is read by more people"
