@@ -5,50 +5,40 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import threading
 from contextlib import ExitStack
-from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 import pytest
 from django.contrib.admin.models import LogEntry
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 
-from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, Task
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.factories import QUEUE, age, make_task
+from tests.factories import QUEUE, make_task
+from tests.operations.site import ONLY_PARCELS, held, refused, user
+from tests.operations.site import work as run
 from tests.poller.processes import runtaskpoller
-from tests.support import PATIENCE, actors, at_once, blocked, until
+from tests.support import PATIENCE, at_once, blocked, until
 
 
 @pytest.fixture(autouse=True)
-def _known(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
-
-
-@pytest.fixture
-def chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+def _chunks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
-
-
-def run(using: str = "default") -> int:
-    """Take turns until there is nothing left to do; return their number."""
-    turns = 0
-    while bulk.turn(using):
-        turns += 1
-    return turns
 
 
 def failures(number: int, **columns: Any) -> list[int]:
     return [make_task(Status.ERROR, **columns).pk for _ in range(number)]
+
+
+def started(number: int = 0, by: User | None = None, **options: Any) -> BulkOperation:
+    """Make so many failed tasks, and order that all of them are reprocessed."""
+    failures(number)
+    return bulk.start("reprocess", "status:ERROR", by, **options)
 
 
 def of(operation: BulkOperation) -> BulkOperation:
@@ -56,20 +46,14 @@ def of(operation: BulkOperation) -> BulkOperation:
     return operation
 
 
-# -- before ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     failures(3)
     make_task(Status.COMPLETED)
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
     assert (str(seen.selected), str(seen.eligible)) == ("4", "3")
     assert seen.sentences[1:] == ["4 tasks match.", "3 would change; the others are skipped: not in ERROR."]
-    assert bulk.preview("reprocess", f"queue:{QUEUE} status:ERROR").sentences[1:] == [
-        "3 tasks match.",
-        "3 would change.",
-    ]
+    only_failed = bulk.preview("reprocess", f"queue:{QUEUE} status:ERROR")
+    assert only_failed.sentences[1:] == ["3 tasks match.", "3 would change."]
     make_task(Status.PROCESSING)
     make_task(Status.CREATED)
     words = bulk.preview("cancel", f"queue:{QUEUE}").sentences
@@ -77,7 +61,6 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
-@pytest.mark.django_db
 def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
     count = bounded_reads.bounded_count
@@ -88,10 +71,8 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
     assert any("≈" in sentence for sentence in seen.sentences)
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("verb", "q", "reason", "words"),
-    [
+def test_an_order_that_cannot_be_is_refused_and_nothing_is_written() -> None:
+    for verb, q, reason, words in (
         ("reproces", "status:ERROR", "", "no verb 'reproces' for tasks"),
         ("pause", "queue:parcels", "", "no verb 'pause' for tasks"),
         ("reprocess", "  ", "", "An empty search would reprocess every task"),
@@ -100,73 +81,41 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
         ("purge", "queue:parcels status:ERROR", "gone", "purge deletes one whole queue"),
         ("purge", "-queue:parcels", "gone", "purge deletes one whole queue"),
         ("cancel", "status:CREATED", "x" * 501, "at most 500 characters"),
-    ],
-)
-def test_an_order_that_cannot_be_is_refused_and_nothing_is_written(verb: str, q: str, reason: str, words: str) -> None:
-    with pytest.raises(OperationRefused, match=words):
-        bulk.start(verb, q, None, reason)
+        ("reprocess", "stauts:ERROR", "", "Did you mean 'status'"),
+    ):
+        refused(words, bulk.start, verb, q, None, reason)
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
 
 
-@pytest.mark.django_db
-def test_a_search_that_cannot_be_read_is_refused() -> None:
-    with pytest.raises(SearchError, match="Did you mean 'status'"):
-        bulk.start("reprocess", "stauts:ERROR", None)
-
-
-# -- the work ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
 def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reason() -> None:
-    # Given five failed tasks among others, and an order for all of them
     wanted = failures(5)
     done, other = make_task(Status.COMPLETED).pk, make_task(Status.ERROR, queue="letters").pk
     operation = bulk.start("reprocess", f"queue:{QUEUE}", None, "fixed")
     assert (operation.state, operation.estimate, operation.progress) == (WAITING, 6, 0.0)
     late = failures(1)
-    # When the first chunk is done, then it is under way
     assert bulk.turn("default")
     assert (of(operation).state, operation.changed) == (RUNNING, 2)
     assert 0 < operation.progress < 1
-    # When it has ended, then all that were there at the start are in line, and the others as they were
     run()
     assert (of(operation).state, operation.progress, operation.changed, operation.skipped) == (FINISHED, 1.0, 5, 1)
     assert set(Task.objects.filter(status="CREATED").values_list("pk", flat=True)) == set(wanted)
     assert set(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == {other, *late}
     assert operation.skips == {"in COMPLETED, not in ERROR": 1}
-    assert [(skip.task_ids, skip.reason, skip.count) for skip in BulkSkip.objects.all()] == [
-        ([done], "in COMPLETED, not in ERROR", 1)
-    ]
+    (skip,) = BulkSkip.objects.all()
+    assert (skip.task_ids, skip.reason, skip.count) == ([done], "in COMPLETED, not in ERROR", 1)
     entry = AuditEntry.objects.get()
     assert (entry.verb, entry.query, entry.reason, entry.queue) == ("reprocess", f"queue:{QUEUE}", "fixed", QUEUE)
     assert (entry.changed, entry.skipped, entry.operation) == (5, 1, operation)
     assert not bulk.turn("default")
 
 
-@pytest.mark.django_db
-def test_housekeep_in_bulk_leaves_what_is_too_young() -> None:
-    old, young = failures(2)
-    age(timedelta(days=15), pk=old)
-    operation = bulk.start("housekeep", "status:ERROR", None, options=VerbOptions(to="delete"))
-    run()
-    assert list(Task.objects.values_list("pk", flat=True)) == [young]
-    assert of(operation).skips == {"not finished, or finished less than 14 days ago": 1}
-
-
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
 def test_an_operation_can_be_bounded() -> None:
-    failures(6)
-    operation = bulk.start("reprocess", "status:ERROR", None, max_tasks=3)
+    operation = started(6, max_tasks=3)
     run()
     assert (of(operation).state, operation.changed) == (FINISHED, 3)
     assert Task.objects.filter(status="ERROR").count() == 3
 
 
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
 def test_operations_take_turns() -> None:
     failures(4)
     failures(4, queue="letters")
@@ -176,86 +125,56 @@ def test_operations_take_turns() -> None:
     assert [of(operation).changed for operation in both] == [2, 2]
 
 
-@pytest.mark.django_db
 def test_gaps_between_ids_and_windows_without_a_match_are_passed_over() -> None:
     make_task(Status.COMPLETED)
     far = make_task(Status.ERROR)
     Task.objects.filter(pk=far.pk).update(id=far.pk + 10**12)
-    operation = bulk.start("reprocess", "status:ERROR", None)
+    operation = started()
     assert run() <= 2
     assert of(operation).changed == 1
 
 
-@pytest.mark.django_db
-def test_an_operation_over_an_empty_table_ends() -> None:
-    operation = bulk.start("reprocess", "status:ERROR", None)
+def test_an_operation_over_an_empty_table_ends_and_a_turn_without_one_is_cheap(django_assert_num_queries: Any) -> None:
+    operation = started()
     run()
     assert (of(operation).state, operation.changed, operation.progress) == (FINISHED, 0, 1.0)
+    with django_assert_num_queries(1):
+        assert not bulk.turn("default")
 
 
-# -- kills, rivals, locks ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
-@pytest.mark.parametrize(("module", "place"), [(bulk, "_count_in"), (actions, "change")], ids=["count", "change"])
-def test_a_worker_that_dies_in_a_chunk_leaves_nothing_of_it_and_the_next_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch, module: ModuleType, place: str
+def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it_and_fails_no_operation(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Given an operation with one chunk done
-    failures(5)
-    operation = bulk.start("reprocess", "status:ERROR", None)
+    operation = started(5)
     bulk.turn("default")
-    cursor = of(operation).cursor
-
-    # When the connection dies in the next one, after its effect
-    whole = getattr(module, place)
+    cursor, whole = of(operation).cursor, actions.change
 
     def dies(*arguments: Any) -> None:
         whole(*arguments)
         raise OperationalError("server closed the connection unexpectedly")
 
     with monkeypatch.context() as patch, pytest.raises(OperationalError):
-        patch.setattr(module, place, dies)
+        patch.setattr(actions, "change", dies)
         bulk.turn("default")
-    # Then nothing of it stands: neither effect nor cursor
     assert (of(operation).cursor, operation.changed, operation.state) == (cursor, 2, RUNNING)
     assert Task.objects.filter(status="ERROR").count() == 3
-    # And the next worker does all the rest, once
     run()
-    assert (of(operation).changed, operation.skipped, AuditEntry.objects.get().changed) == (5, 0, 5)
+    assert (of(operation).changed, AuditEntry.objects.get().changed) == (5, 5)
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("chunks_of_two")
 def test_a_chunk_under_way_is_not_run_by_a_second_worker() -> None:
-    # Given a worker that has taken the only operation, and not committed yet
-    failures(4)
-    operation = bulk.start("reprocess", "status:ERROR", None)
-    taken, go_on = threading.Event(), threading.Event()
-
-    def slow() -> None:
-        with transaction.atomic():
-            BulkOperation.objects.select_for_update().get(pk=operation.pk)
-            taken.set()
-            assert go_on.wait(PATIENCE)
-
-    with actors(1) as (worker,):
-        held = worker.do(slow)
-        assert taken.wait(PATIENCE)
-        # Then a second one finds nothing to do, at once
+    operation = started(4)
+    with held(lambda: BulkOperation.objects.select_for_update().get(pk=operation.pk)):
         assert not bulk.turn("default")
-        go_on.set()
-        held.result(PATIENCE)
     assert of(operation).changed == 0
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.usefixtures("chunks_of_two")
 def test_four_workers_change_each_task_once() -> None:
     failures(24)
     before = set(Task.objects.values_list("pk", "total_attempt"))
-    operation = bulk.start("reprocess", "status:ERROR", None)
+    operation = started()
     turns = at_once(4, lambda _index: run())
     run()
     assert (of(operation).state, operation.changed, operation.skipped) == (FINISHED, 24, 0)
@@ -266,96 +185,57 @@ def test_four_workers_change_each_task_once() -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
     first, second = failures(2)
-    operation = bulk.start("reprocess", "status:ERROR", None)
-    taken, go_on = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            Task.objects.select_for_update().get(pk=first)
-            taken.set()
-            assert go_on.wait(PATIENCE)
-
-    with actors(1) as (holder,):
-        held = holder.do(hold)
-        assert taken.wait(PATIENCE)
+    operation = started()
+    with held(lambda: Task.objects.select_for_update().get(pk=first)):
         run()
-        go_on.set()
-        held.result(PATIENCE)
     assert of(operation).skips == {"another transaction is changing it": 1}
     assert BulkSkip.objects.get().task_ids == [first]
     assert Task.objects.get(pk=second).status == Status.CREATED
 
 
-# -- who, and for how long ---------------------------------------------------------------------------------------------
-
-
-def allow(user: User, *codenames: str) -> User:
-    user.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue", codename__in=codenames))
-    return User.objects.get(pk=user.pk)
-
-
-@pytest.mark.django_db
 def test_a_user_needs_the_verb_s_permission_to_start_and_is_named_in_django_s_log() -> None:
-    ada = User.objects.create_user("ada")
-    failures(1)
-    with pytest.raises(PermissionDenied, match="ada may not use reprocess"):
-        bulk.start("reprocess", "status:ERROR", ada)
+    refused("bob may not use reprocess", started, 1, user(name="bob"), error=PermissionDenied)
     assert not BulkOperation.objects.exists() and not LogEntry.objects.exists()
-    ada = allow(ada, "reprocess_task")
-    operation = bulk.start("reprocess", "status:ERROR", ada, "fixed")
+    ada = user("reprocess_task")
+    operation = started(0, ada, reason="fixed")
     assert LogEntry.objects.get().change_message == "Reprocess (fixed): status:ERROR"
     run()
     assert [entry.user for entry in LogEntry.objects.all()] == [ada, ada]
     assert (of(operation).actor, AuditEntry.objects.get().actor, operation.changed) == ("ada", "ada", 1)
 
 
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
 @pytest.mark.parametrize("how", ["permission", "account", "active"])
 def test_rights_taken_away_stop_the_operation_at_the_next_chunk(how: str) -> None:
-    ada = allow(User.objects.create_user("ada"), "reprocess_task")
-    failures(4)
-    operation = bulk.start("reprocess", "status:ERROR", ada)
+    ada = user("reprocess_task")
+    operation = started(4, ada)
     bulk.turn("default")
     if how == "permission":
-        allow(ada)
+        ada.user_permissions.clear()
     elif how == "account":
         ada.delete()
     else:
         User.objects.update(is_active=False)
     run()
     assert (of(operation).state, operation.changed) == (FAILED, 2)
-    assert "ada" in operation.note
-    assert operation.finish_time is not None
+    assert "ada" in operation.note and operation.finish_time is not None
 
 
-def only_parcels(user: Any, verb: str, queue: str) -> bool:
-    return queue == QUEUE
-
-
-@pytest.mark.django_db
 def test_tasks_of_queues_the_user_may_not_touch_are_skipped(settings: Any) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_OPERATE": f"{__name__}.only_parcels"}
-    ada = allow(User.objects.create_user("ada"), "reprocess_task")
-    failures(1)
+    settings.DBTASKQUEUE |= {"CAN_OPERATE": ONLY_PARCELS}
+    ada = user("reprocess_task")
     failures(1, queue="letters")
-    with pytest.raises(PermissionDenied, match="ada may not use reprocess on queue letters"):
-        bulk.start("reprocess", "queue:letters", ada)
-    operation = bulk.start("reprocess", "status:ERROR", ada)
+    words = "ada may not use reprocess on queue letters"
+    refused(words, bulk.start, "reprocess", "queue:letters", ada, error=PermissionDenied)
+    operation = started(1, ada)
     run()
     assert (of(operation).changed, operation.skips) == (1, {"not permitted on queue letters": 1})
 
 
-@pytest.mark.django_db
-@pytest.mark.usefixtures("chunks_of_two")
 def test_a_cancelled_operation_stops_and_keeps_what_is_done() -> None:
-    failures(4)
-    bob = User.objects.create_user("bob")
-    operation = bulk.start("reprocess", "status:ERROR", None)
+    operation = started(4)
     bulk.turn("default")
-    with pytest.raises(PermissionDenied):
-        bulk.cancel(operation.pk, bob)
-    assert bulk.cancel(operation.pk, allow(bob, "reprocess_task"), "wrong queue")
+    refused(None, bulk.cancel, operation.pk, user(), error=PermissionDenied)
+    assert bulk.cancel(operation.pk, user("reprocess_task", name="bob"), "wrong queue")
     assert not bulk.turn("default")
     assert (of(operation).state, operation.changed) == (CANCELLED, 2)
     assert operation.note == "cancelled by bob: wrong queue"
@@ -363,10 +243,8 @@ def test_a_cancelled_operation_stops_and_keeps_what_is_done() -> None:
     assert [entry.reason for entry in AuditEntry.objects.order_by("pk")] == ["", "wrong queue"]
 
 
-@pytest.mark.django_db
 def test_an_operation_that_cannot_go_on_fails_aloud_and_lets_others_pass(caplog: pytest.LogCaptureFixture) -> None:
-    failures(1)
-    bad, good = (bulk.start("reprocess", "status:ERROR", None) for _ in range(2))
+    bad, good = started(1), started()
     BulkOperation.objects.filter(pk=bad.pk).update(query="stauts:ERROR")
     run()
     assert (of(bad).state, of(good).state, good.changed) == (FAILED, FINISHED, 1)
@@ -374,27 +252,17 @@ def test_an_operation_that_cannot_go_on_fails_aloud_and_lets_others_pass(caplog:
     assert f"Bulk operation {bad.pk} failed" in caplog.text
 
 
-@pytest.mark.django_db
-def test_a_turn_without_an_operation_is_one_cheap_question(django_assert_num_queries: Any) -> None:
-    assert connection.vendor == "postgresql"
-    with django_assert_num_queries(1):
-        assert not bulk.turn("default")
-
-
 def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database: ProcessDatabase) -> None:
     """A real process, killed after a chunk's effect and before its commit."""
-    failures(3)
-    operation = bulk.start("reprocess", "status:ERROR", None)
+    operation = started(3)
     command = [sys.executable, str(REPOSITORY / "manage.py"), "taskqueue", "bulk", "run"]
     with transaction.atomic():
-        # Given a worker that waits for the audit, the last thing that a chunk writes
+        # The worker waits for the audit, the last thing that a chunk writes
         AuditEntry.objects.select_for_update().get()
         worker = subprocess.Popen(command, env=postgres_process_database.env, cwd=REPOSITORY)
         until(lambda: blocked() or worker.poll() is not None)
-        # When it is killed
         worker.kill()
         assert worker.wait(PATIENCE) == -signal.SIGKILL
-    # Then its chunk never was, and the next worker does it all
     until(free)
     assert (of(operation).cursor, operation.changed) == (operation.first_id, 0)
     assert Task.objects.filter(status="ERROR").count() == 3
@@ -408,13 +276,10 @@ def test_real_pollers_carry_it_out_and_process_what_they_reprocessed(
     failures(5, queue="work", payload={"do": "ok"})
     operation = bulk.start("reprocess", "status:ERROR queue:work", None, "mended")
     with ExitStack() as stack:
-        command = (postgres_process_database, "--queue", "work")
-        pollers = [stack.enter_context(runtaskpoller(*command)) for _ in range(2)]
+        for _ in range(2):
+            stack.enter_context(runtaskpoller(postgres_process_database, "--queue", "work"))
         until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
         until(lambda: of(operation).state == FINISHED)
-        for poller in pollers:
-            poller.signal()
-            poller.ended()
     assert (operation.changed, operation.skipped) == (5, 0)
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}, "each with a new budget, taken once"
 

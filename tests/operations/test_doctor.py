@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connection, transaction
+from django.db import transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import enqueue, registry
@@ -19,20 +17,21 @@ from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.support import PATIENCE, actors, until
+from tests.operations.site import held, sql
+from tests.support import until
 
-both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
 OWN = {"database.durability", "database.pinned", "database.dead_rows"}  # of the server that the tests run on
 
 
 @pytest.fixture(autouse=True)
-def _parcels(settings: Any) -> Iterator[None]:
+def _parcels(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-    saved = registry.snapshot()
     registry.register("parcels", lambda task: None)
-    yield
-    registry.restore(saved)
+
+
+def checked() -> list[Any]:
+    return run_checks(tags=["dbtaskqueue"])
 
 
 def found(alias: str = "default") -> dict[str, Finding]:
@@ -44,7 +43,6 @@ def poller(alias: str = "default", *queues: str, **columns: Any) -> None:
     Poller.objects.using(alias).create(instance=f"host:{len(queues)}", state="RUNNING", queues=served, **columns)
 
 
-@both
 def test_nothing_is_found_where_nothing_is_wrong(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
     poller(alias)
@@ -52,7 +50,6 @@ def test_nothing_is_found_where_nothing_is_wrong(alias: str, settings: Any) -> N
     assert found(alias) == {}
 
 
-@both
 def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
     make_task(ready_time=-HOUR, using=alias)
     poller(alias, slots=4)
@@ -66,7 +63,6 @@ def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
     assert "poller.stuck" not in found(alias)
 
 
-@both
 def test_queues_and_pollers(alias: str) -> None:
     make_task(ready_time=-HOUR, using=alias)
     assert found(alias)["queue.no_poller"].level == "error"
@@ -83,7 +79,6 @@ def test_queues_and_pollers(alias: str) -> None:
     assert "Alien" in found(alias)["task.parked"].words
 
 
-@both
 def test_a_starved_priority(alias: str, settings: Any) -> None:
     poller(alias)
     make_task(priority=0, using=alias)
@@ -93,48 +88,40 @@ def test_a_starved_priority(alias: str, settings: Any) -> None:
     assert "queue.starved" not in found(alias)
 
 
-@pytest.mark.django_db
-def test_settings_that_make_no_sense(settings: Any) -> None:
+def test_settings_that_make_no_sense(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"poll_interval": "1m", "idle_interval": "5s"}}, "PREPARE": False}
     assert "poll_interval" in found()["settings.contradiction"].words
-    assert [check.id for check in run_checks(tags=["dbtaskqueue"])] == ["dbtaskqueue.W001", "dbtaskqueue.W003"]
+    assert [check.id for check in checked()] == ["dbtaskqueue.W001", "dbtaskqueue.W003"]
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"settle_interval": "1m", "lease": "90s", "ttl": "1ms"}}}
-    assert len([check for check in run_checks(tags=["dbtaskqueue"]) if check.id == "dbtaskqueue.W001"]) == 2
+    assert len([check for check in checked() if check.id == "dbtaskqueue.W001"]) == 2
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"database": "sqlite"}}}
     assert found()["database.apart"].level == "info"
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     Queue.objects.create(name="parcels", overrides={"leese": "1m"})
     assert "leese" in found()["settings.overrides"].words
-
-
-@pytest.mark.django_db
-def test_an_isolation_level_above_read_committed(settings: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", 4)
     assert "SERIALIZABLE" in found()["database.isolation"].words
-    assert [check.id for check in run_checks(tags=["dbtaskqueue"])] == ["dbtaskqueue.W002"]
+    assert [check.id for check in checked()] == ["dbtaskqueue.W002"]
 
 
 def test_an_app_that_the_pages_need_is_named_with_what_to_add(settings: Any) -> None:
     before = settings.INSTALLED_APPS
     settings.INSTALLED_APPS = [name for name in before if name != "django_tables2"]
-    (error,) = run_checks(tags=["dbtaskqueue"])
+    (error,) = checked()
     assert error.id == "dbtaskqueue.E007" and "Add 'django_tables2' to INSTALLED_APPS" in str(error.hint)
     settings.INSTALLED_APPS = [name for name in before if name not in ("django_tables2", "django.contrib.admin")]
-    assert not run_checks(tags=["dbtaskqueue"])
+    assert not checked()
 
 
-@pytest.mark.django_db
 def test_an_index_that_is_missing_comes_with_the_statement_that_makes_it() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("DROP INDEX dbtaskqueue_task_rdy")
-        missing = found()["database.index"]
-        assert "dbtaskqueue_task_rdy" in missing.words
-        assert missing.remedy.startswith('CREATE INDEX CONCURRENTLY "dbtaskqueue_task_rdy" ON "dbtaskqueue_task"')
-        cursor.execute(missing.remedy.replace(" CONCURRENTLY", ""))
+    sql("DROP INDEX dbtaskqueue_task_rdy")
+    missing = found()["database.index"]
+    assert "dbtaskqueue_task_rdy" in missing.words
+    assert missing.remedy.startswith('CREATE INDEX CONCURRENTLY "dbtaskqueue_task_rdy" ON "dbtaskqueue_task"')
+    sql(missing.remedy.replace(" CONCURRENTLY", ""))
     assert "database.index" not in found()
 
 
-@pytest.mark.django_db
 def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: Any) -> None:
     poller()
     assert "no session listens" in found()["poller.deaf"].words
@@ -142,10 +129,8 @@ def test_clocks_apart_deaf_pollers_and_a_history_without_a_month(monkeypatch: An
     assert "apart" in found()["host.clock"].words
     TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=timezone.now() - timedelta(days=2000))
     assert found()["history.default"].level == "warning"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT relname FROM pg_class WHERE relname ~ '^dbtaskqueue_taskhistory_y.*m[0-9]+$'")
-        for (name,) in cursor.fetchall():
-            cursor.execute(f"DROP TABLE {name}")
+    for (name,) in sql("SELECT relname FROM pg_class WHERE relname ~ '^dbtaskqueue_taskhistory_y.*m[0-9]+$'"):
+        sql(f"DROP TABLE {name}")
     assert "tomorrow" in found()["history.month"].words
 
 
@@ -154,14 +139,11 @@ def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> 
     monkeypatch.setattr(notify, "LISTEN_PROBE_INTERVAL_S", 0.02)
     poller()
     wakeup, times = notify.Wakeup("default", lambda queue: None), set[Any]()
-    listener = "SELECT query_start FROM pg_stat_activity WHERE pid = %s"
 
     def probed() -> bool:
         raw: Any = wakeup._session.connection.connection
         if raw is not None:
-            with connection.cursor() as cursor:
-                cursor.execute(listener, [raw.info.backend_pid])
-                times.update(cursor.fetchall())
+            times.update(sql("SELECT query_start FROM pg_stat_activity WHERE pid = %s", [raw.info.backend_pid]))
         return len(times) > 3
 
     wakeup.start()
@@ -173,35 +155,22 @@ def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> 
 
 
 def test_an_old_transaction_dead_rows_and_missing_migrations(
-    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any
+    postgres_process_database: ProcessDatabase, monkeypatch: Any
 ) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+    def found_now() -> list[str]:
+        return [finding.id for finding in examine()]
+
     monkeypatch.setattr(doctor, "MAX_TRANSACTION_S", -1)
     monkeypatch.setattr(doctor, "MIN_DEAD_ROWS", 0)
-    reading, done = threading.Event(), threading.Event()
-
-    def read() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-            cursor.execute("SELECT count(*) FROM dbtaskqueue_task")
-            reading.set()
-            assert done.wait(PATIENCE)
-
-    with actors(1) as (reader,):
-        holding = reader.do(read)
-        assert reading.wait(PATIENCE)
-        ids = {finding.id for finding in examine()}
-        done.set()
-        holding.result(PATIENCE)
-    assert "database.pinned" in ids
+    reading = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM dbtaskqueue_task"
+    with held(lambda: sql(reading)):
+        assert "database.pinned" in found_now()
     make_task().delete()
-    until(lambda: "database.dead_rows" in {finding.id for finding in examine()})
-    with connection.cursor() as cursor:
-        cursor.execute("DELETE FROM django_migrations WHERE app = 'dbtaskqueue'")
-    assert [finding.id for finding in examine()] == ["database.migrations"]
+    until(lambda: "database.dead_rows" in found_now())
+    sql("DELETE FROM django_migrations WHERE app = 'dbtaskqueue'")
+    assert found_now() == ["database.migrations"]
 
 
-@pytest.mark.django_db
 def test_a_question_that_is_refused_is_a_finding(monkeypatch: Any) -> None:
     monkeypatch.setattr(doctor, "LISTENERS", "SELECT * FROM nowhere")
     poller()

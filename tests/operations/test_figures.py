@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
@@ -19,18 +18,14 @@ from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
 from django_dbtaskqueue.operations import queue_counts
 from django_dbtaskqueue.operations import queue_stats as figures
 from django_dbtaskqueue.operations.doctor import examine
+from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.queue_stats import ApproxCount, health, overview
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.operations.site import refused, sql
 
-both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
-
-
-@pytest.fixture(autouse=True)
-def _queues(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}, "letters": {}}}
 
 
 def row_of(alias: str, queue: str) -> figures.QueueStats:
@@ -38,7 +33,6 @@ def row_of(alias: str, queue: str) -> figures.QueueStats:
     return found
 
 
-@both
 def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
     for number, status in enumerate(Status, 1):
         for _ in range(number):
@@ -56,17 +50,15 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
     assert row_of(alias, "letters").total == ApproxCount(0) and not row_of(alias, "letters").total
 
 
-@both
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
     UsageCount.objects.using(alias).all().delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)
     make_task(ready_time=HOUR, queue="letters", using=alias)
-    minute = timezone.now().replace(second=0, microsecond=0)
-    UsageCount.objects.using(alias).create(queue="parcels", call="put", minute=minute, count=300)
+    UsageCount.objects.using(alias).create(queue="parcels", call="put", minute=Now(), count=300)
     for outcome, count in (("completed", 600), ("failed", 300), ("retried", 7)):
-        Metric.objects.using(alias).create(queue="parcels", minute=minute, outcome=outcome, count=count)
+        Metric.objects.using(alias).create(queue="parcels", minute=Now(), outcome=outcome, count=count)
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])
     Poller.objects.using(alias).create(instance="b", state="STOPPED", queues=["parcels"])
     Queue.objects.using(alias).create(name="letters", paused_time=Now())
@@ -78,23 +70,19 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     assert parcels.drain == timedelta(seconds=1)
     assert (letters.oldest, letters.paused, letters.pollers, letters.drain) == (None, True, 0, None)
     assert [row.queue for row in overview(alias).late] == ["parcels"]
+    Poller.objects.using(alias).create(instance="c", state="RUNNING", queues=["elsewhere"])
+    assert row_of(alias, "elsewhere").pollers == 1, "only a poller knows it"
 
 
-@both
 def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
     """Given failed tasks and attempts and a paused queue, then the first sentence is not "all is well"."""
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=["parcels"])
     assert health(overview(alias)).sentence == "All queues are on time."
     make_task(Status.ERROR, using=alias)
     make_task(Status.POISON, using=alias)
-    minute = timezone.now().replace(second=0, microsecond=0)
-    Metric.objects.using(alias).create(
-        queue="parcels", minute=minute, outcome="failed", count=4, runs={"0": 3, "40": 1}, waits={"10": 4}
-    )
-    until = timezone.now() + HOUR
-    Queue.objects.using(alias).create(
-        name="letters", paused_time=Now(), paused_by="ada", paused_reason="no stamps", paused_until=until
-    )
+    taken = {"runs": {"0": 3, "40": 1}, "waits": {"10": 4}}
+    Metric.objects.using(alias).create(queue="parcels", minute=Now(), outcome="failed", count=4, **taken)
+    pause(["letters"], by="ada", reason="no stamps", until=timezone.now() + HOUR, using=alias)
     found = overview(alias)
     judged = health(found)
     wanted = "All queues are on time; 1 ERROR, 1 POISON; 4 attempts failed in the last hour; 1 queue paused."
@@ -105,7 +93,6 @@ def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
     assert parcels.wait.p50 is not None and row_of(alias, "letters").run.p50 is None
 
 
-@both
 def test_tasks_of_a_dead_poller_in_a_queue_that_none_serves_alarm(alias: str, capsys: Any) -> None:
     """Given two leases that ran out five minutes ago, and no poller, then overview, status and doctor say so."""
     make_task(Status.PROCESSING, using=alias, next_process_time=timedelta(minutes=-5))
@@ -124,26 +111,14 @@ def test_tasks_of_a_dead_poller_in_a_queue_that_none_serves_alarm(alias: str, ca
     assert "Leases ran out" in shown and "no poller" in shown
 
 
-@both
-def test_a_queue_that_only_a_poller_knows_is_listed(alias: str) -> None:
-    Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "elsewhere", "weight": 1}])
-    assert row_of(alias, "elsewhere").pollers == 1
-
-
-def plain_counts() -> dict[tuple[str, str], int]:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT queue_name, status, count(*) FROM dbtaskqueue_task GROUP BY 1, 2")
-        return {(queue, status): number for queue, status, number in cursor.fetchall()}
-
-
 def test_large_numbers_are_estimates_small_ones_are_counted_and_all_is_cheap(
-    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any
+    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: Any, capsys: Any
 ) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-    out = StringIO()
-    call_command("generatetasks", "--tasks", "20000", "--queues", "4", stdout=out)
-    assert "20,000 tasks in" in out.getvalue()
-    truth = plain_counts()
+    call_command("generatetasks", "--tasks", "20000", "--queues", "4")
+    assert "20,000 tasks in" in capsys.readouterr().out
+    counted = sql("SELECT queue_name, status, count(*) FROM dbtaskqueue_task GROUP BY 1, 2")
+    truth = {(queue, status): number for queue, status, number in counted}
     assert_the_same_queries()
     # Given a bound of 200 rows a queue, then what is beyond is about right, and what is below is exact.
     monkeypatch.setattr(queue_counts, "MAX_ROWS_PER_TABLE", 800)
@@ -184,22 +159,19 @@ def assert_the_same_queries() -> None:
 
 def scans() -> int:
     """Return how often the task table was read through."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_stat_force_next_flush()")
-        cursor.execute("SELECT pg_stat_clear_snapshot()")
-        cursor.execute("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'dbtaskqueue_task'")
-        return int(cursor.fetchone()[0])
+    sql("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
+    ((number,),) = sql("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'dbtaskqueue_task'")
+    return int(number)
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
 def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
-    with pytest.raises(CommandError, match="needs PostgreSQL"):
-        call_command("generatetasks", "--database", "sqlite")
-    with pytest.raises(CommandError, match="no database 'nowhere'"):
-        call_command("generatetasks", "--database", "nowhere")
-    with pytest.raises(CommandError, match="at most 99"):
-        call_command("generatetasks", "--queues", "100")
+    for options, words in (
+        (["--database", "sqlite"], "needs PostgreSQL"),
+        (["--database", "nowhere"], "no database 'nowhere'"),
+        (["--queues", "100"], "at most 99"),
+    ):
+        refused(words, call_command, "generatetasks", *options, error=CommandError)
     make_task(queue="built-00")
-    with pytest.raises(CommandError, match="Purge them first"):
-        call_command("generatetasks", "--tasks", "1")
+    refused("Purge them first", call_command, "generatetasks", "--tasks", "1", error=CommandError)
     assert Task.objects.count() == 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from io import StringIO
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
@@ -22,10 +19,10 @@ from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSk
 from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.operations.site import held, refused, sql
 from tests.poller.processes import polling
-from tests.support import PATIENCE, actors, counted, until
+from tests.support import at_once, counted, until
 
-both = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
 
 
@@ -39,7 +36,6 @@ def old(status: str, days: float, alias: str = "default", **columns: Any) -> Tas
     return make_task(status, create_time=then, finish_time=then, last_update_time=then, using=alias, **columns)
 
 
-@both
 def test_each_status_leaves_at_its_own_age(alias: str) -> None:
     for status in (COMPLETED, ERROR, POISON):
         for days in (1, 10, 20):
@@ -60,7 +56,6 @@ def test_each_status_leaves_at_its_own_age(alias: str) -> None:
     assert counted(alias) == 12
 
 
-@both
 def test_a_turn_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(alias: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_dbtaskqueue.flow.retention.ROWS_PER_BATCH", 3)
     then = timezone.now() - 10 * DAY
@@ -74,15 +69,12 @@ def test_a_turn_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(ali
     assert all(row == {"location": "dbtaskqueue.task", "finish_time": then, "status": "COMPLETED"} for row in moved)
 
 
-@both
 def test_history_and_attempts_end_in_turn(alias: str) -> None:
     then = timezone.now() - 100 * DAY
     for days in (1, 100):
-        time = timezone.now() - days * DAY
+        time, told = timezone.now() - days * DAY, {"attempt": 1, "total_attempt": 1, "message": str(days)}
         TaskHistory.objects.using(alias).create(queue="parcels", task_id=1, moved_time=time)
-        Attempt.objects.using(alias).create(
-            queue="parcels", task_id=1, attempt=1, total_attempt=1, finish_time=time, message=str(days)
-        )
+        Attempt.objects.using(alias).create(queue="parcels", task_id=1, finish_time=time, **told)
     report = Housekeeper().turn(RetentionPolicy(history=30 * DAY, attempts=30 * DAY), using=alias)
     assert (report.deleted, report.attempts) == (1, 1)
     assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
@@ -90,16 +82,13 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
     assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
 
 
-@both
 def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypatch: Any) -> None:
     """Given acts and bulk operations of long ago and of today, then in batches of two only the ended old ones go."""
     monkeypatch.setattr("django_dbtaskqueue.flow.retention.ROWS_PER_BATCH", 2)
-    ended, running, young = (
-        BulkOperation.objects.using(alias).create(
-            verb="reprocess", query=name, state=state, update_time=timezone.now() - days * DAY
-        )
-        for name, state, days in (("ended", "FINISHED", 400), ("running", "RUNNING", 400), ("young", "CANCELLED", 1))
-    )
+    long_ago, operations = timezone.now() - 400 * DAY, BulkOperation.objects.using(alias)
+    ended = operations.create(verb="reprocess", query="ended", state="FINISHED", update_time=long_ago)
+    running = operations.create(verb="reprocess", query="running", state="RUNNING", update_time=long_ago)
+    young = operations.create(verb="reprocess", query="young", state="CANCELLED", update_time=timezone.now() - DAY)
     for operation, days in ((running, 401), (ended, 400), (None, 400), (None, 400), (young, 1), (None, 1)):
         time = timezone.now() - days * DAY
         AuditEntry.objects.using(alias).create(actor="ada", verb="pause", operation=operation, time=time)
@@ -112,53 +101,36 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     assert "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
     assert list(left) == ["running", "young", None]
-    assert set(BulkOperation.objects.using(alias).values_list("query", flat=True)) == {"running", "young"}
+    assert set(operations.values_list("query", flat=True)) == {"running", "young"}
     assert [skip.operation_id for skip in BulkSkip.objects.using(alias).all()] == [young.pk]
     assert Housekeeper().turn(RetentionPolicy(), using=alias).audit == 0
     assert RetentionPolicy.of_settings().audit == 365 * DAY
 
 
 def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
-    postgres_process_database: ProcessDatabase, settings: Any
+    postgres_process_database: ProcessDatabase,
 ) -> None:
     """Given old tasks, some locked by somebody else, then both take what they find and wait for nobody."""
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     ids = [old(ERROR, 10).pk for _ in range(60)]
-    locked = threading.Event()
-    done = threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            Task.objects.select_for_update().filter(pk__in=ids[:5]).count()
-            list(Task.objects.select_for_update().filter(pk__in=ids[:5]))
-            locked.set()
-            assert done.wait(PATIENCE)
-
-    with actors(3) as (operator, first, second):
-        holding = operator.do(hold)
-        assert locked.wait(PATIENCE)
-        turns = [actor.do(lambda: Housekeeper().turn(RetentionPolicy(error=DAY)).moved) for actor in (first, second)]
-        moved = sum(turn.result(PATIENCE) for turn in turns)
-        done.set()
-        holding.result(PATIENCE)
-    assert moved == TaskHistory.objects.count() == 55
+    with held(lambda: list(Task.objects.select_for_update().filter(pk__in=ids[:5]))):
+        moved = at_once(2, lambda _index: Housekeeper().turn(RetentionPolicy(error=DAY)).moved)
+    assert sum(moved) == TaskHistory.objects.count() == 55
     assert set(Task.objects.values_list("pk", flat=True)) == set(ids[:5])
     assert counted() == 60
 
 
-# -- partitions --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def history(postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
+def history(postgres_process_database: ProcessDatabase, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
-    yield
 
 
 def where(row: TaskHistory) -> str:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT tableoid::regclass::text FROM dbtaskqueue_taskhistory WHERE id = %s", [row.pk])
-        return str(cursor.fetchone()[0])
+    ((table,),) = sql("SELECT tableoid::regclass::text FROM dbtaskqueue_taskhistory WHERE id = %s", [row.pk])
+    return str(table)
+
+
+def months() -> list[str]:
+    return [month.name for month in partitions.months(connection, HISTORY_TABLE)]
 
 
 def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(history: None) -> None:
@@ -170,10 +142,9 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
     stray = TaskHistory.objects.create(queue="parcels", task_id=2, moved_time=first.first - 300 * DAY)
     assert where(stray) == f"{HISTORY_TABLE}_default"
     # Given a month of long ago
-    with connection.cursor() as cursor:
-        month = "FOR VALUES FROM ('2020-12-01+00') TO ('2021-01-01+00')"
-        cursor.execute(f"CREATE TABLE {HISTORY_TABLE}_y2020m12 PARTITION OF {HISTORY_TABLE} {month}")
-        cursor.execute(f"DROP TABLE {others[-1].name}")
+    month = "FOR VALUES FROM ('2020-12-01+00') TO ('2021-01-01+00')"
+    sql(f"CREATE TABLE {HISTORY_TABLE}_y2020m12 PARTITION OF {HISTORY_TABLE} {month}")
+    sql(f"DROP TABLE {others[-1].name}")
     for queue in ("parcels", "parcels", "letters"):
         TaskHistory.objects.create(queue=queue, task_id=3, moved_time=datetime(2020, 12, 5, tzinfo=UTC))
     assert counted() == 5
@@ -183,29 +154,19 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
     strays = f"{HISTORY_TABLE}_y{stray.moved_time.astimezone(UTC):%Ym%m}"
     assert (report.partitions, report.dropped) == ([strays, others[-1].name], [f"{HISTORY_TABLE}_y2020m12", strays])
     assert (report.deleted, counted()) == (4, 5)
-    assert sorted(DeletedTasks.objects.values_list("queue", "count")) == [
-        ("letters", 1),
-        ("parcels", 1),
-        ("parcels", 2),
-    ]
+    deleted = sorted(DeletedTasks.objects.values_list("queue", "count"))
+    assert deleted == [("letters", 1), ("parcels", 1), ("parcels", 2)]
     assert [found.pk for found in TaskHistory.objects.all()] == [row.pk]
-    assert [month.name for month in partitions.months(connection, HISTORY_TABLE)] == [
-        first.name,
-        *[m.name for m in others],
-    ]
+    assert months() == [month.name for month in (first, *others)]
 
 
 def test_months_without_a_housekeeper_move_out_of_the_default_partition(history: None) -> None:
     """Given a history that nobody made partitions for, then a turn makes them, with the rows that are there."""
-    first, *others = partitions.months(connection, HISTORY_TABLE)
-    with connection.cursor() as cursor:
-        for month in (first, *others):
-            cursor.execute(f"DROP TABLE {month.name}")
-    now = timezone.now()
-    rows = [
-        TaskHistory.objects.create(queue="parcels", task_id=number, moved_time=now - number * 20 * DAY)
-        for number in range(6)
-    ]
+    made, now = months(), timezone.now()
+    for name in made:
+        sql(f"DROP TABLE {name}")
+    times = [now - number * 20 * DAY for number in range(6)]
+    rows = [TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=time) for time in times]
     assert {where(row) for row in rows} == {f"{HISTORY_TABLE}_default"}
     before = list(TaskHistory.objects.order_by("pk").values())
 
@@ -213,10 +174,9 @@ def test_months_without_a_housekeeper_move_out_of_the_default_partition(history:
 
     assert list(TaskHistory.objects.order_by("pk").values()) == before
     assert {where(row) for row in rows} <= set(report.partitions)
-    assert {first.name, *[month.name for month in others]} <= set(report.partitions)
+    assert {*made} <= set(report.partitions)
     assert Housekeeper().turn(RetentionPolicy()).partitions == []
-    new = TaskHistory.objects.create(queue="parcels", task_id=9)
-    assert where(new) == first.name
+    assert where(TaskHistory.objects.create(queue="parcels", task_id=9)) == made[0]
 
 
 def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
@@ -235,21 +195,17 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
         assert {"dbtaskqueue_history_task", "dbtaskqueue_history_finished"} <= names.keys()
 
 
-# -- who does it -------------------------------------------------------------------------------------------------------
-
-
 def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked_and_keeps_house_when_told_to(
     history: None, settings: Any, monkeypatch: Any
 ) -> None:
     """Given no HOUSEKEEPING: what holds the history and the capacity up does not stay."""
     monkeypatch.setattr("django_dbtaskqueue.poller.periodic.FIRST_RETENTION_SECONDS", 0.05)
-    first = partitions.months(connection, HISTORY_TABLE)[0]
-    with connection.cursor() as cursor:
-        cursor.execute(f"DROP TABLE {first.name}")
+    (first, *_) = months()
+    sql(f"DROP TABLE {first}")
     old(COMPLETED, 300)
     expired(queue="letters")
     with polling({"parcels": 1}):
-        until(lambda: first.name in [month.name for month in partitions.months(connection, HISTORY_TABLE)])
+        until(lambda: first in months())
         until(lambda: not Task.objects.filter(queue="letters", status=CREATED).exists())
     assert Task.objects.filter(status=COMPLETED).count() == 1
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "HOUSEKEEPING": "100ms"}
@@ -257,15 +213,11 @@ def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked_and_keeps_hous
         until(lambda: TaskHistory.objects.count() == 1)
 
 
-# -- past their time to live -------------------------------------------------------------------------------------------
-
-
 def expired(alias: str = "default", **columns: Any) -> Task:
     then = timezone.now() - timedelta(minutes=5)
     return make_task(CREATED, create_time=then, expire_time=then, using=alias, **{"queue": "parcels", **columns})
 
 
-@both
 @pytest.mark.parametrize("how", ["poison", "delete"])
 def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"expired": how}, "elsewhere": {"database": "sqlite"}}}
@@ -287,28 +239,23 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
         assert str(left[parked.pk].process_result).startswith("Expired at ")
 
 
-@pytest.mark.django_db
-def test_the_command_says_what_it_did() -> None:
+def test_the_command_says_what_it_did_and_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     old(COMPLETED, 3)
     old(POISON, 30)
-    out = StringIO()
-    call_command("housekeeptasks", "--database", "default", "--poison", "never", "--completed", "1d", stdout=out)
-    assert "moved 1 tasks to the history, deleted 0 tasks" in out.getvalue()
-    call_command("housekeeptasks", "--database", "default", "--delete", "--queue", "parcels", stdout=out)
-    assert "moved 0 tasks to the history, deleted 1 tasks" in out.getvalue()
+    for options, said in (
+        (["--poison", "never", "--completed", "1d"], "moved 1 tasks to the history, deleted 0 tasks"),
+        (["--delete", "--queue", "parcels"], "moved 0 tasks to the history, deleted 1 tasks"),
+    ):
+        call_command("housekeeptasks", "--database", "default", *options)
+        assert said in capsys.readouterr().out
     assert counted() == 2
-
-
-@pytest.mark.django_db
-def test_the_command_refuses_what_makes_no_sense() -> None:
     for options, said in (
         (["--queue", "parcel"], "Did you mean 'parcels'"),
         (["--database", "nowhere"], "no database 'nowhere'"),
         (["--completed", "soon"], "soon"),
         (["--completed", "0s"], "more than 0"),
     ):
-        with pytest.raises(CommandError, match=said):
-            call_command("housekeeptasks", "--database", "default", *options)
+        refused(said, call_command, "housekeeptasks", "--database", "default", *options, error=CommandError)
 
 
 def test_housekeeping_settings_are_checked(settings: Any) -> None:

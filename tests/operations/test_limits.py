@@ -7,13 +7,18 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import OperationalError, connections
+from django.db import OperationalError, connection
+from django.test.utils import CaptureQueriesContext
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
-from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.operations import bounded_reads
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, count_within, statement_timeout
 from django_dbtaskqueue.operations.permissions import can_operate
 from django_dbtaskqueue.operations.verbs import REPROCESS
+from tests.factories import make_task
+from tests.operations.site import sql
 
 FOR_EVER = {
     "default": "SELECT pg_sleep(600)",
@@ -21,14 +26,10 @@ FOR_EVER = {
 }
 
 
-def ask(alias: str, sql: str) -> Any:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-        return cursor.fetchone()[0]
+def ask(alias: str, statement: str) -> Any:
+    return sql(statement, alias=alias)[0][0]
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_what_takes_too_long_is_given_up_and_the_connection_goes_on(alias: str) -> None:
     words = r"within 50ms.*Narrow the search: name a queue"
     with pytest.raises(SearchTooSlow, match=words), statement_timeout(alias, timedelta(milliseconds=50)):
@@ -38,49 +39,66 @@ def test_what_takes_too_long_is_given_up_and_the_connection_goes_on(alias: str) 
         assert ask(alias, "SELECT 2") == 2
 
 
-@pytest.mark.django_db
-def test_the_limit_ends_with_the_block() -> None:
+def test_the_limit_is_a_setting_ends_with_the_block_and_hides_no_other_error(settings: Any) -> None:
+    assert conf.settings().operations_timeout == timedelta(seconds=3)
+    settings.DBTASKQUEUE = {"OPERATIONS_TIMEOUT": "7s"}
     before = ask("default", "SHOW statement_timeout")
-    with statement_timeout("default", timedelta(seconds=7)):
+    with statement_timeout("default"):
         assert ask("default", "SHOW statement_timeout") == "7s"
     assert ask("default", "SHOW statement_timeout") == before
-
-
-@pytest.mark.django_db
-def test_another_error_stays_what_it_is() -> None:
     with pytest.raises(OperationalError, match="somebody else"), statement_timeout("default"):
         raise OperationalError("somebody else")
 
 
-def test_the_limit_is_a_setting(settings: Any) -> None:
-    assert conf.settings().operations_timeout == timedelta(seconds=3)
-    settings.DBTASKQUEUE = {"OPERATIONS_TIMEOUT": "250ms"}
-    assert conf.settings().operations_timeout == timedelta(milliseconds=250)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"OPERATIONS_TIMEOUT": "0s"}, "a positive duration"),
-        ({"MASK": "password"}, "a list of parts of keys"),
-        ({"API": "yes"}, "True or False"),
-        ({"API_TOKENS": {"ada": 1}}, "a dict of user name to the hash"),
-        ({"CAN_OPERATE": 1}, "the dotted path of"),
-    ],
-)
-def test_a_wrong_setting_says_what_it_should_be(settings: Any, given: dict[str, Any], words: str) -> None:
-    settings.DBTASKQUEUE = given
-    with pytest.raises(ImproperlyConfigured, match=words):
-        conf.settings()
+def test_a_wrong_setting_says_what_it_should_be(settings: Any) -> None:
+    for name, value, words in (
+        ("OPERATIONS_TIMEOUT", "0s", "a positive duration"),
+        ("MASK", "password", "a list of parts of keys"),
+        ("API", "yes", "True or False"),
+        ("API_TOKENS", {"ada": 1}, "a dict of user name to the hash"),
+        ("CAN_OPERATE", 1, "the dotted path of"),
+    ):
+        settings.DBTASKQUEUE = {name: value}
+        with pytest.raises(ImproperlyConfigured, match=words):
+            conf.settings()
 
 
 NO_RULE = "not callable"
 
 
-@pytest.mark.django_db
 @pytest.mark.parametrize("path", ["nowhere.rule", f"{__name__}.NO_RULE"])
 def test_a_rule_that_is_none_is_named(settings: Any, admin_user: Any, path: str) -> None:
     settings.DBTASKQUEUE = {"CAN_OPERATE": path}
     assert can_operate(admin_user, REPROCESS), "no queue, nothing to ask"
     with pytest.raises(ImproperlyConfigured, match="CAN_OPERATE"):
         can_operate(admin_user, REPROCESS, "claims")
+
+
+SOON = timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(0, "0"), (2, "2"), (3, "3"), (4, "3+")])
+def test_a_count_is_exact_up_to_its_bound_and_reads_no_more_rows(rows: int, expected: str) -> None:
+    for _ in range(rows):
+        make_task()
+    with CaptureQueriesContext(connection) as queries:
+        assert str(bounded_count(Task.objects.all(), bound=3)) == expected
+    assert [query["sql"].count("LIMIT 4") for query in queries] == [1]
+    assert str(ApproxCount(10_000, more=True)) == "10,000+"
+
+
+@pytest.mark.parametrize("limit", ["0", "77s"])
+def test_a_count_that_takes_too_long_is_given_up_and_nothing_else_is(limit: str) -> None:
+    sql(f"SET LOCAL statement_timeout = '{limit}'")
+    make_task()
+    slow = Task.objects.extra(where=["pg_sleep(5) IS NOT NULL"])
+    assert count_within(slow, timedelta(milliseconds=50)) is None
+    assert count_within(Task.objects.all(), SOON) == ApproxCount(1), "the transaction is usable"
+    assert sql("SHOW statement_timeout") == [(limit,)]
+
+
+def test_counts_and_estimates(alias: str) -> None:
+    make_task(using=alias)
+    assert count_within(Task.objects.using(alias), SOON) == ApproxCount(1)
+    sql("ANALYZE dbtaskqueue_task", alias=alias)
+    assert bounded_reads.estimate(Task.objects.using(alias)) == (1 if alias == "default" else None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from io import StringIO
@@ -21,6 +22,7 @@ from django.test import modify_settings, override_settings
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.models import AuditEntry, Schedule
+from tests.operations.site import command
 
 START = datetime(2026, 3, 27, 11, 7, tzinfo=UTC)  # two days before Madrid's clocks change
 
@@ -66,32 +68,26 @@ def q2(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             yield
 
 
-def crontab(name: str, *, task: str = TASK, timezone: str = "Europe/Madrid", **fields: Any) -> Any:
-    times = {key: fields.pop(key) for key in [*fields] if key in
-             ("minute", "hour", "day_of_week", "day_of_month", "month_of_year")}  # fmt: skip
-    made = apps.get_model("django_celery_beat", "CrontabSchedule").objects.create(timezone=timezone, **times)
-    return apps.get_model("django_celery_beat", "PeriodicTask").objects.create(
-        name=name, task=task, crontab=made, **fields
-    )
+def make(model: str, **fields: Any) -> Any:
+    return apps.get_model("django_celery_beat", model).objects.create(**fields)
 
 
-def interval(name: str, every: int, period: str, **fields: Any) -> Any:
-    made = apps.get_model("django_celery_beat", "IntervalSchedule").objects.create(every=every, period=period)
-    return apps.get_model("django_celery_beat", "PeriodicTask").objects.create(
-        name=name, task=TASK, interval=made, **{"last_run_at": START, **fields}
-    )
+def crontab(name: str, times: dict[str, str], **fields: Any) -> Any:
+    made = make("CrontabSchedule", timezone="Europe/Madrid", **times)
+    return make("PeriodicTask", **{"name": name, "task": TASK, "crontab": made, **fields})
+
+
+def answered(source: str, *options: str, code: int = 0) -> str:
+    """Import by the command; return what it wrote."""
+    out = StringIO()
+    with nullcontext() if code == 0 else pytest.raises(SystemExit, match=str(code)):
+        call_command("taskqueue", "schedules", "import", "--from", source, *options, stdout=out)
+    return out.getvalue()
 
 
 def imported(source: str, *options: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    """Import by the command; return the rows of its answer by name."""
-    out = StringIO()
-    try:
-        call_command("taskqueue", "schedules", "import", "--from", source, *options, "--json", stdout=out)
-        left = 0
-    except SystemExit as end:
-        left = int(str(end.code))
-    assert left == code, out.getvalue()
-    return {row["name"]: row for row in json.loads(out.getvalue())}
+    """Return the rows of the answer by name."""
+    return {row["name"]: row for row in json.loads(answered(source, *options, "--json", code=code))}
 
 
 def cron(name: str) -> tuple[str, str]:
@@ -113,13 +109,11 @@ CRONTABS = {
 
 
 def test_a_crontab_of_celery_has_the_same_times_here(celery: None) -> None:
-    rows = {name: crontab(name, **fields) for name, fields in CRONTABS.items()}
+    rows = {name: crontab(name, times) for name, times in CRONTABS.items()}
     imported("django-celery-beat")
     zone = ZoneInfo("Europe/Madrid")
     for name, row in rows.items():
-        theirs, moment = [], START.astimezone(zone)
-        row.crontab.schedule.nowfun = None
-        schedule = row.crontab.schedule
+        theirs, moment, schedule = [], START.astimezone(zone), row.crontab.schedule
         for _ in range(12):
             at, pause, _now = schedule.remaining_delta(moment)
             moment = at + pause
@@ -130,52 +124,56 @@ def test_a_crontab_of_celery_has_the_same_times_here(celery: None) -> None:
     assert cron("first and third Monday") == ("0 9 * * 1#1,1#3", "Europe/Madrid")
 
 
-@pytest.mark.parametrize(
-    ("every", "period", "expected"),
-    [
-        (10, "seconds", "*/10 * * * * *"),
-        (1, "minutes", "* * * * *"),
-        (90, "minutes", ""),
-        (15, "minutes", "7-59/15 * * * *"),
-        (3600, "seconds", "7 * * * *"),
-        (6, "hours", "7 5-23/6 * * *"),
-        (1, "days", "7 11 * * *"),
-        (7, "days", "7 11 * * 5"),
-        (2, "days", ""),
-        (500_000, "microseconds", ""),
-    ],
-)
-def test_an_interval_keeps_its_phase_or_is_named(every: int, period: str, expected: str, celery: None) -> None:
-    interval("one", every, period)
-    found = imported("django-celery-beat", code=0 if expected else 1)["one"]
-    if not expected:
-        assert found["reason"].startswith("every ") and not Schedule.objects.exists()
-        return
-    assert cron("one") == (expected, "UTC")
-    first, second = islice(ticks(expected, "UTC", START), 2)
-    assert second - first == timedelta(**{period: every})
-    assert (first - START) % timedelta(**{period: every}) == timedelta(0)
+INTERVALS: list[tuple[int, str, str]] = [
+    (10, "seconds", "*/10 * * * * *"),
+    (1, "minutes", "* * * * *"),
+    (90, "minutes", ""),
+    (15, "minutes", "7-59/15 * * * *"),
+    (3600, "seconds", "7 * * * *"),
+    (6, "hours", "7 5-23/6 * * *"),
+    (1, "days", "7 11 * * *"),
+    (7, "days", "7 11 * * 5"),
+    (2, "days", ""),
+    (500_000, "microseconds", ""),
+]
+
+
+def test_an_interval_keeps_its_phase_or_is_named(celery: None) -> None:
+    for every, period, _expected in INTERVALS:
+        made = make("IntervalSchedule", every=every, period=period)
+        make("PeriodicTask", name=f"{every} {period}", task=TASK, interval=made, last_run_at=START)
+    found = imported("django-celery-beat", code=1)
+    for every, period, expected in INTERVALS:
+        name = f"{every} {period}"
+        if not expected:
+            assert found[name]["reason"].startswith("every ") and not Schedule.objects.filter(pk=name).exists()
+            continue
+        assert cron(name) == (expected, "UTC")
+        first, second = islice(ticks(expected, "UTC", START), 2)
+        assert second - first == timedelta(**{period: every})
+        assert (first - START) % timedelta(**{period: every}) == timedelta(0)
 
 
 def test_what_a_row_of_celery_becomes(celery: None) -> None:
-    solar = apps.get_model("django_celery_beat", "SolarSchedule").objects.create(
-        event="sunrise", latitude=1, longitude=1
-    )
-    clocked = apps.get_model("django_celery_beat", "ClockedSchedule").objects.create(clocked_time=START)
-    tasks = apps.get_model("django_celery_beat", "PeriodicTask").objects
     daily = {"minute": "0", "hour": "3"}
-    crontab("plain", **daily)
-    crontab("with arguments", **daily, args='["Ada", 2]', kwargs='{"copy": true}', priority=4, expire_seconds=60)
-    crontab("off", **daily, kwargs='{"to": "Ada"}', enabled=False)
-    crontab("elsewhere", task="shop.send", **daily)
-    crontab("nowhere", task="shop.forgotten", **daily)
-    crontab("both days", **daily, day_of_week="1", day_of_month="13")
-    crontab("ends", **daily, expires=START)
-    crontab("begins", **daily, start_time=datetime(9000, 1, 1, tzinfo=UTC))
-    crontab("once", **daily, one_off=True)
-    crontab("celery.backend_cleanup", task="celery.backend_cleanup", **daily)
-    tasks.create(name="sun", task=TASK, solar=solar)
-    tasks.create(name="clock", task=TASK, clocked=clocked, one_off=True)
+    arguments = {"args": '["Ada", 2]', "kwargs": '{"copy": true}', "priority": 4, "expire_seconds": 60}
+    for name, facts in {
+        "plain": {},
+        "with arguments": arguments,
+        "off": {"kwargs": '{"to": "Ada"}', "enabled": False},
+        "elsewhere": {"task": "shop.send"},
+        "nowhere": {"task": "shop.forgotten"},
+        "ends": {"expires": START},
+        "begins": {"start_time": datetime(9000, 1, 1, tzinfo=UTC)},
+        "once": {"one_off": True},
+        "celery.backend_cleanup": {"task": "celery.backend_cleanup"},
+    }.items():
+        crontab(name, daily, **facts)
+    crontab("both days", {**daily, "day_of_week": "1", "day_of_month": "13"})
+    sunrise = make("SolarSchedule", event="sunrise", latitude=1, longitude=1)
+    make("PeriodicTask", name="sun", task=TASK, solar=sunrise)
+    clocked = make("ClockedSchedule", clocked_time=START)
+    make("PeriodicTask", name="clock", task=TASK, clocked=clocked, one_off=True)
     options = "--queue-of", "shop.send=letters"
 
     dry = imported("django-celery-beat", *options, "--dry-run", code=1)
@@ -202,9 +200,9 @@ def test_what_a_row_of_celery_becomes(celery: None) -> None:
 
 
 def test_a_schedule_that_a_person_changed_here_is_left_and_named(celery: None) -> None:
-    crontab("plain", minute="0", hour="3")
+    crontab("plain", {"minute": "0", "hour": "3"})
     imported("django-celery-beat")
-    call_command("taskqueue", "schedules", "edit", "plain", "--cron", "0 4 * * *", stdout=StringIO())
+    command("schedules", "edit", "plain", "--cron", "0 4 * * *")
     found = imported("django-celery-beat", code=1)
     assert "with another cron" in found["plain"]["reason"]
     assert cron("plain") == ("0 4 * * *", "Europe/Madrid")
@@ -216,10 +214,8 @@ def schedule(name: str, kind: str, **fields: Any) -> Any:
 
 
 def test_a_schedule_of_django_q2_has_the_same_times_here(q2: None) -> None:
-    rows = [
-        *(schedule(kind, kind) for kind in ("H", "D", "W", "M", "BM", "Q", "Y")),
-        schedule("minutes", "I", minutes=20),
-    ]
+    rows = [schedule(kind, kind) for kind in ("H", "D", "W", "M", "BM", "Q", "Y")]
+    rows.append(schedule("minutes", "I", minutes=20))
     imported("django-q2")
     for row in rows:
         theirs = [row.next_run]
@@ -256,27 +252,20 @@ def test_what_a_row_of_django_q2_becomes(q2: None) -> None:
 def test_a_person_reads_what_becomes_what(q2: None) -> None:
     schedule("nightly", "D")
     schedule("once", "O")
-    out = StringIO()
-    with pytest.raises(SystemExit):
-        call_command("taskqueue", "schedules", "import", "--from", "django-q2", "--dry-run", stdout=out)
-    text = out.getvalue()
+    text = answered("django-q2", "--dry-run", code=1)
     assert "7 12 * * * Europe/Madrid → letters" in text and "it runs once" in text
     assert "1 of 2 schedules can be imported. Nothing was changed: --dry-run." in text
 
 
-@pytest.mark.django_db
-@pytest.mark.parametrize(
-    ("options", "words", "code"),
-    [
+def test_what_is_missing_is_said() -> None:
+    for options, words, code in (
         ([], "Add --from django-celery-beat or --from django-q2", 2),
         (["--from", "django-q2", "--queue-of", "shop.send"], "write TASK=QUEUE", 2),
         (["--from", "django-q2"], "django_q is not in INSTALLED_APPS", 1),
-    ],
-)
-def test_what_is_missing_is_said(options: list[str], words: str, code: int) -> None:
-    with pytest.raises(CommandError, match=words) as refused:
-        call_command("taskqueue", "schedules", "import", *options)
-    assert refused.value.returncode == code
+    ):
+        with pytest.raises(CommandError, match=words) as refused:
+            command("schedules", "import", *options)
+        assert refused.value.returncode == code
 
 
 def test_a_task_that_no_row_has_is_a_typing_error(q2: None) -> None:

@@ -3,38 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from io import StringIO
 from itertools import islice
 from typing import Any
 
 import pytest
-from django.contrib import admin
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.core.checks import run_checks
 from django.core.exceptions import PermissionDenied
-from django.core.management import CommandError, call_command
+from django.core.management import CommandError
 from django.db.models.functions import Now
 from django.test import Client
-from django.urls import include, path
 from django.utils import translation
 
-from django_dbtaskqueue import TaskQueueError, UnknownQueue, periodic, processor, registry
+from django_dbtaskqueue import UnknownQueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
-from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.flow.schedule import Definition, declare
 from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, act_on_schedule, add_schedule, edit_schedule
 from django_dbtaskqueue.operations.schedules import find, in_words, listed, next_times, schedule_document
+from tests.operations.site import ADMIN, command, data, logged_in, page, post, refused, text, user
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
-pytestmark = [pytest.mark.django_db, pytest.mark.urls(__name__)]
-LIST = "/admin/dbtaskqueue/schedule/"
+LIST = f"{ADMIN}schedule/"
+PAGE = f"{LIST}daily/change/"
 HERE = Actor()
 MADRID = Definition("bills", "0 7 * * mon-fri", "Europe/Madrid", {"kind": "daily", "token": "s3cret"})
 
@@ -48,12 +43,9 @@ def apples_only(user: Any, queue: str) -> bool:
 
 
 @pytest.fixture(autouse=True)
-def _site(settings: Any) -> Iterator[None]:
-    settings.DBTASKQUEUE = {"QUEUES": {"bills": {}, "letters": {}}, "API": True}
-    saved = registry.snapshot()
+def _bills(settings: Any, taskqueue_registry: None) -> None:
+    settings.DBTASKQUEUE |= {"QUEUES": {"bills": {}, "letters": {}}}
     periodic("0 7 * * mon-fri", queue="bills", name="daily", timezone="Europe/Madrid", payload=MADRID.payload)
-    yield
-    registry.restore(saved)
 
 
 @pytest.fixture
@@ -63,22 +55,27 @@ def daily() -> Schedule:
     return Schedule.objects.get()
 
 
-def user_with(name: str, *codenames: str) -> User:
-    user = User.objects.create_user(name, is_staff=True)
-    user.user_permissions.set(Permission.objects.filter(codename__in=codenames))
-    return User.objects.get(pk=user.pk)
+def user_with(name: str, *words: str) -> User:
+    """Make a user who may do that with schedules."""
+    return user(*(word if "_" in word else f"{word}_schedule" for word in words), name=name, staff=True)
 
 
-def verb(name: str) -> Any:
-    return SCHEDULE_VERBS[f"{name}_schedule"]
+def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "") -> None:
+    act_on_schedule(SCHEDULE_VERBS[f"{name}_schedule"], schedule, actor, reason=reason)
 
 
-# -- words and times ---------------------------------------------------------------------------------------------------
+def document_for(actor: Actor) -> dict[str, Any]:
+    row = find("daily", actor)
+    assert row is not None
+    return schedule_document(row, actor)
 
 
-@pytest.mark.parametrize(
-    ("cron", "words"),
-    [
+def mine() -> Schedule:
+    return Schedule.objects.get(pk="mine")
+
+
+def test_a_cron_text_in_words_of_the_language() -> None:
+    for cron, words in (
         ("0 7 * * mon-fri", "every weekday at 07:00 UTC"),
         ("0 0 7 * * 1-5", "every weekday at 07:00 UTC"),
         ("30 6,18 * * *", "every day at 06:30 and 18:30 UTC"),
@@ -91,13 +88,8 @@ def verb(name: str) -> Any:
         ("*/10 8-17 * * *", "every 10th minute from 08:00 through 17:59 UTC"),
         ("0 0 * * mon#1", "at 00:00 on the first Monday of the month UTC"),
         ("0 7 * *", "cron='0 7 * *' has 4 fields. A cron text has 5 fields"),
-    ],
-)
-def test_a_cron_text_in_words(cron: str, words: str) -> None:
-    assert in_words(cron, "UTC").startswith(words)
-
-
-def test_words_are_those_of_the_language() -> None:
+    ):
+        assert in_words(cron, "UTC").startswith(words)
     with translation.override("de"):
         assert "Montag" in in_words("0 7 * * mon", "UTC")
 
@@ -110,51 +102,37 @@ def test_the_next_five_times_are_those_of_the_zone(daily: Schedule) -> None:
     assert all(one.weekday() < 5 for one in found)
 
 
-def test_what_sql_wrote_breaks_no_page(daily: Schedule, admin_client: Client) -> None:
+def test_what_sql_wrote_breaks_no_page(daily: Schedule, op: Client) -> None:
     Schedule.objects.update(cron="never", timezone="Nowhere/At-All")
-    row = find("daily", HERE)
-    assert row is not None
-    document = schedule_document(row, HERE)
+    document = document_for(HERE)
     assert (document["next_times"], "has 1 fields" in document["words"]) == ([], True)
-    for address in (LIST, f"{LIST}daily/change/"):
-        assert admin_client.get(address).status_code == 200
-    act_on_schedule(verb("pause"), "daily", HERE)
-    with pytest.raises(OperationRefused, match="has 1 fields"):
-        act_on_schedule(verb("resume"), "daily", HERE)
-
-
-# -- the verbs ---------------------------------------------------------------------------------------------------------
+    assert page(op, LIST) and page(op, PAGE)
+    act("pause")
+    refused("has 1 fields", act, "resume")
 
 
 def test_pause_resume_run_and_delete_are_recorded(daily: Schedule) -> None:
     add_schedule("mine", {"queue": "bills", "cron": "* * * * *"}, HERE, reason="month end")
-    act_on_schedule(verb("pause"), "mine", HERE, reason="too many")
-    with pytest.raises(OperationRefused, match="is paused already"):
-        act_on_schedule(verb("pause"), "mine", HERE)
+    act("pause", "mine", reason="too many")
+    refused("is paused already", act, "pause", "mine")
     Schedule.objects.filter(pk="mine").update(next_time=Now() - timedelta(hours=3))
-    act_on_schedule(verb("run"), "mine", HERE)
+    act("run", "mine")
     task = Task.objects.get()
-    assert str(task.reference).startswith("mine@run 20") and Schedule.objects.get(pk="mine").last_task == task.pk
-    act_on_schedule(verb("resume"), "mine", HERE)
-    row = Schedule.objects.get(pk="mine")
+    assert str(task.reference).startswith("mine@run 20") and mine().last_task == task.pk
+    act("resume", "mine")
+    row = mine()
     assert row.next_time is not None and row.next_time > datetime.now(UTC)  # the pause is not made up for
-    act_on_schedule(verb("delete"), "mine", HERE)
+    act("delete", "mine")
     assert not Schedule.objects.filter(pk="mine").exists()
-    entries = AuditEntry.objects.order_by("pk").values_list("verb", "queue", "reason", "details")
-    assert [(name, queue, reason, details["schedule"]) for name, queue, reason, details in entries] == [
-        ("add_schedule", "bills", "month end", "mine"),
-        ("pause_schedule", "bills", "too many", "mine"),
-        ("run_schedule", "bills", "", "mine"),
-        ("resume_schedule", "bills", "", "mine"),
-        ("delete_schedule", "bills", "", "mine"),
-    ]
+    told = {"add": "month end", "pause": "too many", "run": "", "resume": "", "delete": ""}
+    entries = AuditEntry.objects.order_by("pk").values_list("verb", "queue", "reason", "details__schedule")
+    assert list(entries) == [(f"{name}_schedule", "bills", reason, "mine") for name, reason in told.items()]
 
 
 def test_run_now_does_not_overlap_where_ticks_do_not(daily: Schedule) -> None:
     edit_schedule("daily", {"overlap": "skip"}, HERE)
-    act_on_schedule(verb("run"), "daily", HERE)
-    with pytest.raises(OperationRefused, match="The task before is not finished"):
-        act_on_schedule(verb("run"), "daily", HERE)
+    act("run")
+    refused("The task before is not finished", act, "run")
     assert Task.objects.count() == 1
 
 
@@ -165,38 +143,34 @@ def test_a_person_wins_over_the_code_until_back_to_the_code(daily: Schedule) -> 
     assert (row.cron, row.priority, row.queue, row.timezone) == ("0 9 * * *", 4, "letters", "UTC")
     assert row.edited == ["cron", "priority"]
     assert row.next_time == next(ticks("0 9 * * *", "UTC", datetime.now(UTC)))
-    assert AuditEntry.objects.get().details["changes"] == {
-        "cron": ["0 7 * * mon-fri", "0 9 * * *"], "priority": [None, 4]
-    }  # fmt: skip
-    act_on_schedule(verb("reset"), "daily", HERE)
+    changes = {"cron": ["0 7 * * mon-fri", "0 9 * * *"], "priority": [None, 4]}
+    assert AuditEntry.objects.get().details["changes"] == changes
+    act("reset")
     row = Schedule.objects.get()
     assert (row.cron, row.priority, row.edited) == ("0 8 * * *", None, [])
     assert row.next_time == next(ticks("0 8 * * *", "UTC", datetime.now(UTC)))
-    with pytest.raises(OperationRefused, match="Nothing of daily was changed by hand"):
-        act_on_schedule(verb("reset"), "daily", HERE)
+    refused("Nothing of daily was changed by hand", act, "reset")
 
 
 def test_a_row_of_another_release_is_edited_and_reset(daily: Schedule) -> None:
     Schedule.objects.update(code={"queue": "bills", "cron": "0 6 * * *", "timezone": "UTC", "news": True})
     edit_schedule("daily", {"priority": 3}, HERE)
     assert Schedule.objects.get().edited == ["cron", "timezone", "payload", "priority"]
-    act_on_schedule(verb("reset"), "daily", HERE)
+    act("reset")
     row = Schedule.objects.get()
     assert (row.cron, row.payload, row.priority, row.missed, row.edited) == ("0 6 * * *", None, None, "one", [])
 
 
 def test_what_the_code_declares_cannot_be_deleted_before_the_code_is_gone(daily: Schedule) -> None:
-    with pytest.raises(OperationRefused, match="The code declares daily"):
-        act_on_schedule(verb("delete"), "daily", HERE)
+    refused("The code declares daily", act, "delete")
     registry.restore(({}, {}, {}))
-    assert not schedule_document(listed(HERE)[0], HERE)["declared"]
-    act_on_schedule(verb("delete"), "daily", HERE)
+    assert not document_for(HERE)["declared"]
+    act("delete")
     assert not Schedule.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("values", "words"),
-    [
+def test_a_wrong_edit_or_name_is_refused_in_words(daily: Schedule) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"cron": "0 25 * * *"}, "'25' is not a hour"),
         ({"timezone": "Europe/Madird"}, "Did you mean 'Europe/Madrid'"),
         ({"queue": "billz"}, "Did you mean 'bills'"),
@@ -204,199 +178,153 @@ def test_what_the_code_declares_cannot_be_deleted_before_the_code_is_gone(daily:
         ({"payload_type": "no.such.Type"}, "no processor of queue 'bills' for it"),
         ({"priority": 99_999}, "must be a whole number"),
         ({"payload": {"kind": "daily", "token": "other"}}, "token is masked and cannot be changed here"),
-    ],
-)
-def test_a_wrong_edit_is_refused_in_words(daily: Schedule, values: dict[str, Any], words: str) -> None:
-    with pytest.raises(TaskQueueError, match=words):
-        edit_schedule("daily", values, HERE)
-    assert Schedule.objects.get().edited == []
-    assert not AuditEntry.objects.exists()
-
-
-def test_a_name_is_taken_once_and_a_wrong_one_is_hinted_at(daily: Schedule) -> None:
-    with pytest.raises(OperationRefused, match="There is a schedule 'daily' already"):
-        add_schedule("daily", {"queue": "bills", "cron": "* * * * *"}, HERE)
-    with pytest.raises(OperationRefused, match=r"There is no schedule 'dialy'. Did you mean 'daily'"):
-        act_on_schedule(verb("run"), "dialy", HERE)
+    ]
+    for values, words in wrong:
+        refused(words, edit_schedule, "daily", values, HERE)
+    taken = {"queue": "bills", "cron": "* * * * *"}
+    refused("There is a schedule 'daily' already", add_schedule, "daily", taken, HERE)
+    refused("There is no schedule 'dialy'. Did you mean 'daily'", act, "run", "dialy")
+    assert Schedule.objects.get().edited == [] and not AuditEntry.objects.exists()
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
-def test_a_schedule_is_in_the_database_of_its_queue(settings: Any, admin_client: Client) -> None:
+def test_a_schedule_is_in_the_database_of_its_queue(settings: Any, op: Client) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"bills": {"database": "sqlite"}, "letters": {}}}
     add_schedule("apart", {"queue": "bills", "cron": "0 7 * * *"}, HERE)
     assert not Schedule.objects.exists() and Schedule.objects.using("sqlite").exists()
-    with pytest.raises(OperationRefused, match="already"):
-        add_schedule("apart", {"queue": "letters", "cron": "0 7 * * *"}, HERE)
-    with pytest.raises(OperationRefused, match="is in another database"):
-        edit_schedule("apart", {"queue": "letters"}, HERE)
+    refused("already", add_schedule, "apart", {"queue": "letters", "cron": "0 7 * * *"}, HERE)
+    refused("is in another database", edit_schedule, "apart", {"queue": "letters"}, HERE)
     for address in (LIST, f"{LIST}apart/change/"):
-        assert "every day at 07:00 UTC" in text_of(admin_client, address)
-    act_on_schedule(verb("run"), "apart", HERE)
+        assert "every day at 07:00 UTC" in page(op, address)
+    act("run", "apart")
     assert Task.objects.using("sqlite").get().queue == "bills"
 
 
-# -- who may -----------------------------------------------------------------------------------------------------------
-
+EVERYTHING = {"add", "change", "run", "delete", "view"}
 NEEDS = {"pause": "change", "resume": "change", "reset": "change", "run": "run", "delete": "delete"}
 
 
-@pytest.mark.parametrize("name", NEEDS)
-def test_each_verb_needs_its_own_permission_on_the_queue(daily: Schedule, name: str, settings: Any) -> None:
-    everything = {f"{word}_schedule" for word in ("add", "change", "run", "delete", "view")}
-    without = Actor(user_with("without", *everything - {f"{NEEDS[name]}_schedule"}))
-    with pytest.raises(PermissionDenied):
-        act_on_schedule(verb(name), "daily", without)
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_OPERATE": f"{__name__}.denied_here"}
-    with pytest.raises(PermissionDenied):
-        act_on_schedule(verb(name), "daily", Actor(user_with("all", *everything)))
+def test_each_verb_needs_its_own_permission_on_the_queue(daily: Schedule, settings: Any) -> None:
+    everybody = Actor(user_with("all", *EVERYTHING))
+    settings.DBTASKQUEUE |= {"CAN_OPERATE": f"{__name__}.denied_here"}
+    for name in NEEDS:
+        refused(None, act, name, "daily", everybody, error=PermissionDenied)
+    settings.DBTASKQUEUE = {name: one for name, one in settings.DBTASKQUEUE.items() if name != "CAN_OPERATE"}
+    for name, permission in NEEDS.items():
+        without = Actor(user_with(f"no {name}", *EVERYTHING - {permission}))
+        refused(None, act, name, "daily", without, error=PermissionDenied)
     assert not AuditEntry.objects.exists() and not Task.objects.exists()
 
 
 def test_a_payload_is_edited_and_seen_only_with_its_permission(daily: Schedule) -> None:
-    actor = Actor(user_with("editor", "change_schedule", "view_schedule"))
-    row = find("daily", actor)
-    assert row is not None and schedule_document(row, actor)["payload"] is None
-    with pytest.raises(PermissionDenied, match="permission to see payloads"):
-        edit_schedule("daily", {"payload": {}}, actor)
-    both = Actor(user_with("both", "change_schedule", "view_payload"))
+    actor = Actor(user_with("editor", "change", "view"))
+    assert document_for(actor)["payload"] is None
+    refused("permission to see payloads", edit_schedule, "daily", {"payload": {}}, actor, error=PermissionDenied)
+    both = Actor(user_with("both", "change", "view_payload"))
     edit_schedule("daily", {"payload": {"kind": "weekly", "token": "•••"}}, both)
     assert Schedule.objects.get().payload == {"kind": "weekly", "token": "s3cret"}
-    row = find("daily", both)
-    assert row is not None
-    document = schedule_document(row, both)
+    document = document_for(both)
     assert document["payload"] == {"kind": "weekly", "token": "•••"}
     assert document["code"] == {"payload": {"kind": "daily", "token": "•••"}}
     assert "weekly" not in json.dumps(AuditEntry.objects.get().details)
 
 
 def test_another_team_sees_nothing_of_it(daily: Schedule, settings: Any) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "CAN_VIEW": f"{__name__}.apples_only"}
+    settings.DBTASKQUEUE |= {"CAN_VIEW": f"{__name__}.apples_only"}
     add_schedule("theirs", {"queue": "letters", "cron": "* * * * *"}, HERE)
-    user = user_with("apples", *(f"{word}_schedule" for word in ("add", "change", "run", "delete", "view")))
-    actor = Actor(user)
+    actor = Actor(user_with("apples", *EVERYTHING))
     assert [row.name for row in listed(actor)] == ["daily"]
-    with pytest.raises(OperationRefused, match="There is no schedule 'theirs'"):
-        act_on_schedule(verb("run"), "theirs", actor)
-    with pytest.raises(UnknownQueue):
-        add_schedule("new", {"queue": "letters", "cron": "* * * * *"}, actor)
-    with pytest.raises(UnknownQueue):
-        edit_schedule("daily", {"queue": "letters"}, actor)
-    client = Client()
-    client.force_login(user)
-    assert "theirs" not in client.get(LIST).content.decode()
-    assert client.get(f"{LIST}theirs/change/").status_code == 302
-    assert client.get("/api/schedules/theirs").status_code == 404
-    assert client.post("/api/schedules/theirs/run", {}, content_type="application/json").status_code == 404
+    refused("There is no schedule 'theirs'", act, "run", "theirs", actor)
+    refused(None, add_schedule, "new", {"queue": "letters", "cron": "* * * * *"}, actor, error=UnknownQueue)
+    refused(None, edit_schedule, "daily", {"queue": "letters"}, actor, error=UnknownQueue)
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
+def said(answer: Any) -> str:
+    return unescape(text(answer))
 
 
-def text_of(client: Client, address: str) -> str:
-    answer = client.get(address)
-    assert answer.status_code == 200
-    return unescape(answer.content.decode())
-
-
-def test_the_page_shows_words_times_and_who_wins(daily: Schedule, admin_client: Client) -> None:
-    assert "every weekday at 07:00 Europe/Madrid" in text_of(admin_client, LIST)
-    shown = text_of(admin_client, f"{LIST}daily/change/")
+def test_the_page_shows_words_times_and_who_wins(daily: Schedule, op: Client) -> None:
+    assert "every weekday at 07:00 Europe/Madrid" in page(op, LIST)
+    shown = page(op, PAGE)
     for one in next_times(listed(HERE)[0]):
         assert f"{one:%a %Y-%m-%d %H:%M:%S %Z}" in shown
-    assert "The schedule is as the code says, and follows it." in shown
-    assert "s3cret" not in shown and "•••" in shown
+    assert "The schedule is as the code says, and follows it." in shown and "s3cret" not in shown and "•••" in shown
     edit_schedule("daily", {"cron": "0 9 * * *"}, HERE)
-    shown = text_of(admin_client, f"{LIST}daily/change/")
+    shown = page(op, PAGE)
     assert "stays until a person chooses “Back to the code”" in shown and "0 7 * * mon-fri" in shown
     registry.restore(({}, {}, {}))
-    assert "The code that declared this schedule is not in this process." in text_of(
-        admin_client, f"{LIST}daily/change/"
-    )
+    assert "The code that declared this schedule is not in this process." in page(op, PAGE)
 
 
-def test_a_page_acts_after_a_confirmation(daily: Schedule, admin_client: Client) -> None:
+def test_a_page_acts_after_a_confirmation(daily: Schedule, op: Client) -> None:
     asked = {"action": "pause_schedule", "_selected_action": "daily"}
-    assert "No task is enqueued until" in unescape(admin_client.post(LIST, asked).content.decode())
+    assert "No task is enqueued until" in said(op.post(LIST, asked))
     assert not Schedule.objects.get().paused
-    answer = admin_client.post(LIST, {**asked, "confirm": "yes", "reason": "quiet"}, follow=True)
-    assert "1 schedule paused." in answer.content.decode() and Schedule.objects.get().paused
-    answer = admin_client.post(LIST, {**asked, "confirm": "yes", "reason": ""}, follow=True)
-    assert "daily is paused already." in answer.content.decode()
+    sure = {**asked, "confirm": "yes", "reason": "quiet"}
+    assert "1 schedule paused." in said(op.post(LIST, sure, follow=True)) and Schedule.objects.get().paused
+    assert "daily is paused already." in said(op.post(LIST, sure, follow=True))
 
 
-def test_a_form_makes_and_edits_schedules_and_says_what_is_wrong(daily: Schedule, admin_client: Client) -> None:
-    form = {
-        "action": "add_schedule", "confirm": "yes", "name": "mine", "queue": "letters", "timezone": "Europe/Madrid",
-        "cron": "0 7 13 * fri", "payload": '{"n": 1}', "missed": "all", "overlap": "skip", "reason": "why",
-    }  # fmt: skip
-    assert 'value="one" selected' in admin_client.post(LIST, {"action": "add_schedule"}).content.decode()
-    assert "is ambiguous" in unescape(admin_client.post(LIST, form).content.decode())
-    assert "not JSON" in admin_client.post(LIST, {**form, "payload": "{"}).content.decode()
-    assert admin_client.post(LIST, {**form, "cron": "0 7 * * fri"})["Location"] == f"{LIST}mine/change/"
-    made = Schedule.objects.get(pk="mine")
+def test_a_form_makes_and_edits_schedules_and_says_what_is_wrong(daily: Schedule, op: Client) -> None:
+    facts = {"name": "mine", "queue": "letters", "timezone": "Europe/Madrid", "payload": '{"n": 1}', "missed": "all"}
+    form = {"action": "add_schedule", "confirm": "yes", "overlap": "skip", "reason": "why", **facts}
+    assert 'value="one" selected' in said(op.post(LIST, {"action": "add_schedule"}))
+    assert "is ambiguous" in said(op.post(LIST, {**form, "cron": "0 7 13 * fri"}))
+    assert "not JSON" in said(op.post(LIST, {**form, "cron": "0 7 * * fri", "payload": "{"}))
+    assert op.post(LIST, {**form, "cron": "0 7 * * fri"})["Location"] == f"{LIST}mine/change/"
+    made = mine()
     assert (made.source, made.payload, made.missed, made.overlap) == ("person", {"n": 1}, "all", "skip")
     edit = {"action": "edit_schedule", "_selected_action": "daily"}
-    shown = unescape(admin_client.post(LIST, edit).content.decode())
+    shown = said(op.post(LIST, edit))
     assert "0 7 * * mon-fri" in shown and "s3cret" not in shown
     answers = {**asdict(MADRID), "payload": '{"kind": "daily", "token": "•••"}', "priority": "7", "reason": ""}
-    admin_client.post(LIST, {**edit, **answers, "confirm": "yes"})
+    op.post(LIST, {**edit, **answers, "confirm": "yes"})
     row = Schedule.objects.get(pk="daily")
     assert (row.priority, row.edited, row.payload) == (7, ["priority"], MADRID.payload)
 
 
 def test_a_page_offers_what_the_user_may(daily: Schedule) -> None:
-    client = Client()
-    client.force_login(user_with("viewer", "view_schedule"))
-    for address in (LIST, f"{LIST}daily/change/"):
-        assert 'name="action"' not in text_of(client, address)
+    client = logged_in(user_with("viewer", "view"))
+    for address in (LIST, PAGE):
+        assert 'name="action"' not in page(client, address)
     answer = client.post(LIST, {"action": "run_schedule", "_selected_action": "daily", "confirm": "yes", "reason": ""})
     assert answer.status_code == 403 and not Task.objects.exists()
 
 
-# -- the command line and the API --------------------------------------------------------------------------------------
-
-
-def run(*arguments: str) -> str:
-    out = StringIO()
-    call_command("taskqueue", "schedules", *arguments, stdout=out)
-    return out.getvalue()
+def run(*words: str) -> str:
+    return command("schedules", *words)
 
 
 def test_the_command_line_does_it_all(daily: Schedule) -> None:
     assert "every weekday at 07:00 Europe/Madrid" in run()
-    assert "1 schedule made." in run(
-        "add", "mine", "--queue", "letters", "--cron", "*/5 * * * *", "--payload", '{"n": 1}'
-    )
-    (mine,) = [one for one in json.loads(run("list", "--json")) if one["name"] == "mine"]
-    assert (mine["words"], mine["payload"], len(mine["next_times"])) == ("every 5 minutes UTC", {"n": 1}, 5)
-    assert json.loads(run("edit", "mine", "--priority", "3", "--json"))["priority"] == 3
-    for what, said in (("pause", "1 schedule paused."), ("resume", "1 schedule resumed."), ("run", "1 task enqueued."),
-                       ("delete", "1 schedule deleted.")):  # fmt: skip
-        assert said in run(what, "mine", "--reason", "why")
+    facts = ("--queue", "letters", "--cron", "*/5 * * * *", "--payload", '{"n": 1}')
+    assert "1 schedule made." in run("add", "mine", *facts)
+    (made,) = [one for one in data("schedules", "list") if one["name"] == "mine"]
+    assert (made["words"], made["payload"], len(made["next_times"])) == ("every 5 minutes UTC", {"n": 1}, 5)
+    assert data("schedules", "edit", "mine", "--priority", "3")["priority"] == 3
+    for what, done in {"pause": "schedule paused", "resume": "schedule resumed", "run": "task enqueued"}.items():
+        assert f"1 {done}." in run(what, "mine", "--reason", "why")
+    assert "1 schedule deleted." in run("delete", "mine")
     for wrong in (["run"], ["edit", "daily", "--payload", "{"], ["edit", "daily", "--priority", "high"]):
-        with pytest.raises(CommandError) as refused:
+        with pytest.raises(CommandError) as error:
             run(*wrong)
-        assert refused.value.returncode == 2
-    with pytest.raises(CommandError, match="There is no schedule 'mine'"):
-        run("show", "mine")
+        assert error.value.returncode == 2
+    refused("There is no schedule 'mine'", run, "show", "mine", error=CommandError)
 
 
-def test_the_api_does_it_all(daily: Schedule, admin_client: Client) -> None:
-    def post(address: str, **body: Any) -> Any:
-        return admin_client.post(f"/api/schedules/{address}", json.dumps(body), content_type="application/json")
+def test_the_api_does_it_all(daily: Schedule, op: Client) -> None:
+    def ask(address: str, **body: Any) -> Any:
+        return post(op, f"schedules/{address}", **body)
 
-    assert [one["name"] for one in admin_client.get("/api/schedules").json()["schedules"]] == ["daily"]
-    assert post("mine/add", queue="letters", cron="0 7 * * *", priority=-2).json()["words"] == "every day at 07:00 UTC"
-    assert post("mine/edit", cron="0 8 * * *").json()["cron"] == "0 8 * * *"
+    assert [one["name"] for one in op.get("/api/schedules").json()["schedules"]] == ["daily"]
+    assert ask("mine/add", queue="letters", cron="0 7 * * *", priority=-2).json()["words"] == "every day at 07:00 UTC"
+    assert ask("mine/edit", cron="0 8 * * *").json()["cron"] == "0 8 * * *"
     for action in ("pause", "resume", "run", "delete"):
-        assert post(f"mine/{action}").status_code == 200
-    assert post("mine/edit", cron="0 8 * * *").status_code == 404
-    assert post("daily/explode").status_code == 404
-    assert "is not a hour" in post("daily/edit", cron="0 25 * * *").json()["error"]
-    assert post("daily/delete").status_code == 400
-
-
-# -- what is wrong -----------------------------------------------------------------------------------------------------
+        assert ask(f"mine/{action}").status_code == 200
+    assert ask("mine/edit", cron="0 8 * * *").status_code == 404
+    assert ask("daily/explode").status_code == 404
+    assert "is not a hour" in ask("daily/edit", cron="0 25 * * *").json()["error"]
+    assert ask("daily/delete").status_code == 400
 
 
 def findings() -> dict[str, str]:
@@ -421,12 +349,8 @@ def test_the_doctor_names_what_is_wrong_with_schedules(daily: Schedule) -> None:
 
 
 def test_system_checks_name_schedules_that_cannot_work() -> None:
-    found = {
-        one.id: one for one in run_checks(tags=["dbtaskqueue"]) if one.id in ("dbtaskqueue.W004", "dbtaskqueue.E010")
-    }
-    assert (
-        "Schedule 'daily' enqueues to 'bills', for which this code has no processor." in found["dbtaskqueue.W004"].msg
-    )
+    found = {one.id: one.msg for one in run_checks(tags=["dbtaskqueue"])}
+    assert "Schedule 'daily' enqueues to 'bills', for which this code has no processor." in found["dbtaskqueue.W004"]
     periodic("* * * * *", name="lost")(findings)
     (error,) = [one for one in run_checks(tags=["dbtaskqueue"]) if one.id == "dbtaskqueue.E010"]
     assert "lost is not a processor. Stack it on one @processor, or say queue=" in error.msg

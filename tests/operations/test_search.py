@@ -6,7 +6,6 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connections
 from django.http import QueryDict
 from django.utils import timezone
 from hypothesis import given
@@ -20,6 +19,7 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, from_
 from django_dbtaskqueue.operations.search.query import TaskFilter, select, tasks_for
 from django_dbtaskqueue.operations.search.values import STATE_NAMES, Match
 from tests.factories import make_task
+from tests.operations.site import refused, sql
 
 # -- the words --------------------------------------------------------------------------------------------------------
 
@@ -85,9 +85,8 @@ def test_what_an_operator_types() -> None:
     assert not parse("   ")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
+def test_a_wrong_search_says_what_was_meant() -> None:
+    for text, words in (
         ("stauts:ERROR", r"'stauts' is not a qualifier. Did you mean 'status'\?"),
         ("status:EROR", r"'EROR' is not one of CREATED, .* Did you mean 'ERROR'\?"),
         ("is:du", r"'du' is not one of due, .* Did you mean 'due'\?"),
@@ -114,40 +113,24 @@ def test_what_an_operator_types() -> None:
         ("error:*", "say which words to look for"),
         ('""', "say how the reference begins"),
         ("*EWR*", r"a plain word is how a reference begins. Write ref:\*EWR\* for one that contains it"),
-        (
-            "OR status:POISON",
-            "this is not an operator here. Values of one qualifier are joined by commas, as in status:",
-        ),
+        ("OR status:POISON", "not an operator here. Values of one qualifier are joined by commas, as in status:"),
         ("AND x", "Leave it out: all terms must match"),
         ("NOT x", "A minus negates a term"),
         ("(status:ERROR)", "there are no brackets. Join values by commas, as in status:ERROR,POISON"),
-    ],
-)
-def test_a_wrong_search_says_what_was_meant(text: str, words: str) -> None:
-    with pytest.raises(SearchError, match=words):
-        parse(f"queue:claims {text}")
+    ):
+        refused(words, parse, f"queue:claims {text}")
 
 
 # -- the rows ---------------------------------------------------------------------------------------------------------
 
-H = timedelta(hours=1)
+H, ADA, UA = timedelta(hours=1), {"who": "ada"}, {"carrier": "UA", "n": 5, "deep": {"x": True}}
 ROWS: dict[str, dict[str, Any]] = {
-    "UA-15": {
-        "payload": {"carrier": "UA", "n": 5, "deep": {"x": True}},
-        "create_time": -2 * H,
-        "priority": 2,
-        "batch": 7,
-    },
+    "UA-15": {"payload": UA, "create_time": -2 * H, "priority": 2, "batch": 7},
     "UA-16": {"status": "PROCESSING", "payload": {"carrier": "DL", "n": 50}, "tag": "gpu", "total_attempt": 9},
     "stale": {"status": "PROCESSING", "next_process_time": -H, "poller_instance": "p2", "payload": {"carrier": None}},
     "parked": {"parked_by": "group", "group_key": "g1", "payload": [1]},
     "later": {"ready_time": H, "payload_type": "letter", "payload": {"n": "5"}},
-    "done": {
-        "status": "COMPLETED",
-        "process_result": "Timeout was fine",
-        "finish_time": -3 * H,
-        "context": {"who": "ada"},
-    },
+    "done": {"status": "COMPLETED", "process_result": "Timeout was fine", "finish_time": -3 * H, "context": ADA},
     "failed": {"status": "ERROR", "process_result": "TimeoutError: 100% slow_", "attempt": 3, "fingerprint": "abc"},
     'a "b*': {"status": "POISON", "queue": "bulk", "create_time": -timedelta(days=3), "result": {"n": 1.5}},
 }
@@ -159,7 +142,6 @@ FOUND: dict[str, set[str]] = {
     '"a \\""': {'a "b*'},
     "ref:UA-15": {"UA-15"},
     "batch:7": {"UA-15"},
-    "ref:UA-15,stale": {"UA-15", "stale"},
     "ref:UA*": {"UA-15", "UA-16"},
     'ref:"UA*"': set(),
     "ref:*A-1*": {"UA-15", "UA-16"},
@@ -168,12 +150,10 @@ FOUND: dict[str, set[str]] = {
     "error:*timeoute*": {"failed"},
     '"OR"': set(),
     "payload.carrier:*A": {"UA-15"},
-    "payload.carrier:*ua*": {"UA-15"},
     'ref:"a \\"b*"': {'a "b*'},
     "status:created": {"UA-15", "parked", "later"},
     "status:ERROR,PROCESSING": {"failed", "UA-16", "stale"},
     "-status:ERROR,PROCESSING": EVERYTHING - {"failed", "UA-16", "stale"},
-    "-status:ERROR": EVERYTHING - {"failed"},
     "queue:bulk": {'a "b*'},
     "-queue:bulk": EVERYTHING - {'a "b*'},
     "queue:b*": {'a "b*'},
@@ -183,7 +163,6 @@ FOUND: dict[str, set[str]] = {
     "is:parked": {"parked"},
     "is:scheduled": {"later"},
     "-is:due,held": EVERYTHING - {"UA-15", "stale", "UA-16"},
-    "error:timeouterror": {"failed"},
     'error:"100% slow_"': {"failed"},
     "error:100_": set(),
     "-error:timeout": EVERYTHING - {"failed"},
@@ -197,14 +176,12 @@ FOUND: dict[str, set[str]] = {
     "finished:<2h": {"failed", 'a "b*'},
     "-finished:>2h": EVERYTHING - {"done"},
     "finished:1h..2000-01-01": set(),
-    "created:2000-01-01": set(),
     "created:2000-01-01..2099-01-01": EVERYTHING,
     "created:>=2000-01-01T08:00 created:<=2099-12-31": EVERYTHING,
     "created:>2099-12-31": set(),
     "started:<1h": {"UA-16", "stale", "done", "failed", 'a "b*'},
     "attempt:>=3": {"failed"},
     "attempt:1..2": {"UA-16", "stale", "done", 'a "b*'},
-    "attempt:0,3": {"UA-15", "parked", "later", "failed"},
     "total:>5": {"UA-16"},
     "priority:2": {"UA-15"},
     "priority:<=0": EVERYTHING - {"UA-15"},
@@ -215,7 +192,6 @@ FOUND: dict[str, set[str]] = {
     "poller:p2": {"stale"},
     "parked:gr*": {"parked"},
     "payload.carrier:UA": {"UA-15"},
-    "payload.carrier:UA,DL": {"UA-15", "UA-16"},
     "-payload.carrier:UA": EVERYTHING - {"UA-15"},
     "payload.carrier:U*": {"UA-15"},
     "payload.carrier:*": {"UA-15", "UA-16", "stale"},
@@ -230,7 +206,6 @@ FOUND: dict[str, set[str]] = {
     "payload.contains:5": set(),
     "payload.deep.x__gt:5": set(),
     "result.n:1.5": {'a "b*'},
-    "context.who:ada": {"done"},
     "status:ERROR,POISON -queue:bulk attempt:>=3": {"failed"},
 }
 
@@ -240,23 +215,16 @@ def fill(using: str) -> None:
         make_task(**{"status": "CREATED", **columns}, using=using, reference=reference)
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_what_each_search_finds(alias: str) -> None:
     fill(alias)
     tasks: Any = Task.objects.using(alias)
     found = {text: set(select(text, tasks).values_list("reference", flat=True)) for text in FOUND}
     assert found == FOUND
+    assert {term.name for text in FOUND for term in parse(text).terms} >= {*QUALIFIERS, ""} - {"id"}
     (number,) = tasks.filter(reference="failed").values_list("pk", flat=True)
     assert [task.pk for task in select(f"id:{number}", tasks)] == [number]
 
 
-def test_every_qualifier_is_looked_for() -> None:
-    written = {term.name for text in FOUND for term in parse(text).terms}
-    assert written >= {*QUALIFIERS, ""} - {"id"}
-
-
-@pytest.mark.django_db
 @pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland"])
 def test_a_day_is_the_site_s_day(settings: Any, zone: str) -> None:
     settings.TIME_ZONE = zone
@@ -268,16 +236,14 @@ def test_a_day_is_the_site_s_day(settings: Any, zone: str) -> None:
     assert select(f"created:>{today}", tasks).count() == select(f"created:<{today}", tasks).count() == 0
 
 
-@pytest.mark.django_db
 def test_the_indexes_of_finished_and_of_waiting_tasks_answer_for_statuses() -> None:
     # Given a table full of other tasks, as the planner sees it: without statistics it may walk the primary key
-    with connections["default"].cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO dbtaskqueue_task (queue_name, status, final_status, ready_time, finish_time)"
-            " SELECT CASE WHEN s % 2000 = 0 THEN 'claims' ELSE 'bulk' END, 'COMPLETED', 'COMPLETED', NULL, now()"
-            " FROM generate_series(1, 20000) AS s"
-        )
-        cursor.execute("ANALYZE dbtaskqueue_task")
+    sql(
+        "INSERT INTO dbtaskqueue_task (queue_name, status, final_status, ready_time, finish_time)"
+        " SELECT CASE WHEN s % 2000 = 0 THEN 'claims' ELSE 'bulk' END, 'COMPLETED', 'COMPLETED', NULL, now()"
+        " FROM generate_series(1, 20000) AS s"
+    )
+    sql("ANALYZE dbtaskqueue_task")
 
     def plan(text: str) -> str:
         return str(select(text, Task.objects.all()).order_by("-pk")[:50].explain())
@@ -286,12 +252,9 @@ def test_the_indexes_of_finished_and_of_waiting_tasks_answer_for_statuses() -> N
         assert "Seq Scan" not in plan(text) and "_pkey" not in plan(text), f"{text}: {plan(text)}"
 
 
-@pytest.mark.django_db
 def test_how_a_reference_begins_is_looked_up_whatever_the_database_s_collation() -> None:
     """LIKE 'UA%' goes by an index in the C collation, or by one of this operator class in any."""
-    with connections["default"].cursor() as cursor:
-        cursor.execute("SELECT indexdef FROM pg_indexes WHERE indexname = 'dbtaskqueue_task_reference'")
-        ((definition,),) = cursor.fetchall()
+    ((definition,),) = sql("SELECT indexdef FROM pg_indexes WHERE indexname = 'dbtaskqueue_task_reference'")
     assert definition.startswith("CREATE UNIQUE INDEX") and "reference_number varchar_pattern_ops" in definition
 
 
@@ -301,10 +264,6 @@ def test_a_search_of_one_queue_looks_where_its_tasks_live(settings: Any) -> None
     assert tasks_for(parse("queue:q")).db == tasks_for(parse("queue:far,q")).db == "default"
 
 
-# -- the filter behind every face --------------------------------------------------------------------------------------
-
-
-@pytest.mark.django_db
 def test_the_filter_takes_a_search_and_each_qualifier_as_a_field() -> None:
     fill("default")
     given = QueryDict("q=status:ERROR,POISON&queue=-bulk&attempt=>%3D3&page=7&age=")
@@ -314,14 +273,7 @@ def test_the_filter_takes_a_search_and_each_qualifier_as_a_field() -> None:
     assert TaskFilter(QueryDict(""), queryset=Task.objects.all()).qs.count() == len(ROWS)
     assert TaskFilter(None, queryset=Task.objects.all()).checked().qs.count() == len(ROWS)
     assert set(found.form.fields) == {"q", *QUALIFIERS}
-
-
-@pytest.mark.django_db
-@pytest.mark.parametrize("given", [{"q": "stauts:ERROR"}, {"status": "EROR"}, {"q": "status:ERROR", "age": "old"}])
-def test_a_filter_with_a_fault_selects_nothing_and_says_why(given: dict[str, str]) -> None:
-    fill("default")
-    found = TaskFilter(given, queryset=Task.objects.all())
-    assert list(found.qs) == []
-    assert found.errors
-    with pytest.raises(SearchError):
-        found.checked()
+    for fault in ({"q": "stauts:ERROR"}, {"status": "EROR"}, {"q": "status:ERROR", "age": "old"}):
+        wrong = TaskFilter(fault, queryset=Task.objects.all())
+        assert list(wrong.qs) == [] and wrong.errors
+        refused(None, wrong.checked)

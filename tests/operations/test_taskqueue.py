@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import re
@@ -15,80 +14,37 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.core.management import call_command
-from django.core.management.base import CommandError
-from django.db import connection, transaction
+from django.core.management import CommandError, call_command
+from django.db import transaction
 
-from django_dbtaskqueue import enqueue, queue
+from django_dbtaskqueue import batch, enqueue, models, queue
 from django_dbtaskqueue.conf.settings import declare, declared, redeclare
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management import changes, reading
 from django_dbtaskqueue.management.commands import taskqueue
 from django_dbtaskqueue.management.output import printable
-from django_dbtaskqueue.models import (
-    ApiToken,
-    Attempt,
-    AuditEntry,
-    BulkOperation,
-    FailureGroup,
-    Poller,
-    Queue,
-    Task,
-    TaskHistory,
-    TemporaryTask,
-)
+from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import actions, bulk
+from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
-from tests.support import PATIENCE, actors
+from tests.operations.site import attempt, command, data, failure_group, held, sql
 
-pytestmark = pytest.mark.django_db
 COMMANDS = Path(__file__).parents[2] / "docs/reference/commands.md"
 
 
-@pytest.fixture(autouse=True)
-def _known(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
-
-
-def run(*arguments: str) -> str:
-    """Run the command to its end; return what it wrote."""
-    out = io.StringIO()
-    call_command("taskqueue", *arguments, stdout=out, no_color=True)
-    return out.getvalue()
-
-
-def data(*arguments: str) -> Any:
-    return json.loads(run(*arguments, "--json"))
-
-
-def written(*arguments: str) -> str:
-    """Return what the command wrote, however it ended."""
-    out = io.StringIO()
-    with contextlib.suppress(SystemExit):
-        call_command("taskqueue", *arguments, stdout=out, no_color=True)
-    return out.getvalue()
-
-
-def data_of(*arguments: str) -> Any:
-    return json.loads(written(*arguments, "--json"))
-
-
-def ended_with(*arguments: str) -> int:
-    """Return the exit code of a run that ends well or by itself."""
-    try:
-        run(*arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
-def code_of(*arguments: str) -> int:
+def code_of(*words: object) -> int | None:
     """Return the exit code of a run that does not end well."""
     with pytest.raises((CommandError, SystemExit)) as ended:
-        run(*arguments)
-    return ended.value.code if isinstance(ended.value, SystemExit) else ended.value.returncode  # type: ignore[return-value]
+        command(*words)
+    return getattr(ended.value, "code", None) or getattr(ended.value, "returncode", None)
+
+
+def refused(words: str, *asked: object, code: int = taskqueue.REFUSED_CODE) -> None:
+    """Ask for what is refused in these words."""
+    with pytest.raises(CommandError, match=words) as error:
+        command(*asked)
+    assert error.value.returncode == code
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
@@ -97,12 +53,11 @@ def code_of(*arguments: str) -> int:
 def test_status_tells_the_health_first_then_each_queue() -> None:
     make_task(ready_time=-timedelta(minutes=5))
     make_task(Status.ERROR)
-    served = [{"queue": QUEUE, "weight": 1}]
-    Poller.objects.create(instance="here", state="RUNNING", queues=served)
-    Poller.objects.create(instance="gone", state="RUNNING", queues=served)
+    for instance in ("here", "gone"):
+        Poller.objects.create(instance=instance, state="RUNNING", queues=[{"queue": QUEUE, "weight": 1}])
     age(timedelta(hours=1), model=Poller, instance="gone")
-    run("pause", "letters", "--reason", "mail server is down")
-    shown = run("status")
+    command("pause", "letters", "--reason", "mail server is down")
+    shown = command("status")
     assert re.match(
         r"1 queue late, oldest 5m(\d+s)?; 1 ERROR; 1 queue paused; 1 poller alive\n"
         r"Late: .*\nPaused: letters \(by \w+: mail server is down\)\.\n",
@@ -113,56 +68,37 @@ def test_status_tells_the_health_first_then_each_queue() -> None:
     (facts,) = data("status", "--queue", QUEUE)["queues"]
     assert (facts["queue"], facts["tasks"]["ERROR"], facts["paused"]) == (QUEUE, {"count": 1, "exact": True}, False)
     assert facts["oldest_seconds"] >= 300
-
-
-def test_a_paused_queue_is_said_to_be_paused_and_not_late() -> None:
-    make_task(ready_time=-timedelta(minutes=5))
-    run("pause", QUEUE, "--reason", "mail server is down")
-    assert re.match(
-        rf"All queues are on time; .*\nPaused: {QUEUE} \(by .*\)\.\nNo poller is running\.\n", run("status")
-    )
-    found = data("status")["health"]
-    assert (found["level"], found["late"], found["paused"]) == ("warned", [], [QUEUE])
-
-
-def test_status_of_a_queue_nobody_knows_names_the_nearest(settings: Any) -> None:
-    with pytest.raises(CommandError, match="Did you mean 'letters'"):
-        run("status", "--queue", "leters")
-    settings.DBTASKQUEUE = {}
-    assert data("status")["pollers"] == 0
+    refused("Did you mean 'letters'", "status", "--queue", "leters")
 
 
 def test_list_shows_the_newest_first_in_pages_and_no_secret() -> None:
     tasks = [make_task(Status.ERROR, reference=f"r{n}", process_result="KeyError: token=abc") for n in range(3)]
     make_task(Status.COMPLETED)
-    shown = run("list", "--filter", "status:ERROR", "--limit", "2")
+    shown = command("list", "--filter", "status:ERROR", "--limit", "2")
     assert shown.index("r2") < shown.index("r1")
     assert "r0" not in shown and f"More follow: --before {tasks[1].pk}" in shown
     assert "KeyError: token=•••" in shown and "abc" not in shown
     rest = data("list", "--filter", "status:ERROR", "--before", str(tasks[1].pk))
     assert [row["reference"] for row in rest] == ["r0"]
     assert "payload" not in rest[0]
-    assert "No task matches queue:nobody." in run("list", "--filter=queue:nobody")
+    assert "No task matches queue:nobody." in command("list", "--filter=queue:nobody")
     assert len(data("list", "--filter=-status:ERROR")) == 1
 
 
 def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
-    task = make_task(
-        Status.ERROR, reference="A", payload={"name": "Ada", "api_key": "s3cret"}, process_result="ValueError: no"
-    )
-    Attempt.objects.create(
-        task_id=task.pk, queue=QUEUE, attempt=5, total_attempt=5, error_type="ValueError", message="no\x1b[31m",
-        traceback="Traceback (most recent call last):\n  password = 'hunter2'\nValueError: no",
-    )  # fmt: skip
-    for name in (str(task.pk), f"{QUEUE}/A"):
-        shown = run("show", name)
+    payload = {"name": "Ada", "api_key": "s3cret"}
+    task = make_task(Status.ERROR, reference="A", payload=payload, process_result="ValueError: no")
+    trace = "Traceback (most recent call last):\n  password = 'hunter2'\nValueError: no"
+    error = {"error_type": "ValueError", "message": "no\x1b[31m", "traceback": trace}
+    attempt(task, attempt=5, total_attempt=5, **error)
+    for name in (task.pk, f"{QUEUE}/A"):
+        shown = command("show", name)
         assert '"name": "Ada"' in shown and "attempt 5 failed: ValueError: no\\x1b[31m" in shown
         assert "s3cret" not in shown and "hunter2" not in shown and "\x1b" not in shown
-    facts = data("show", str(task.pk))
+    facts = data("show", task.pk)
     assert facts["payload"] == {"name": "Ada", "api_key": "•••"}
     assert facts["attempts"][0]["traceback"].splitlines()[1] == "  password = '•••'"
-    with pytest.raises(CommandError, match="There is no task '0'"):
-        run("show", "0")
+    refused("There is no task '0'", "show", "0")
 
 
 def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: Any) -> None:
@@ -172,13 +108,12 @@ def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: 
         shown = data("show", name)
         assert (shown["id"], shown["reference"], shown["payload"]) == (4711, "gone", {"a": 1})
         assert shown["moved_time"]
-    assert f"{gone.moved_time:%Y-%m-%d %H:%M:%S}" in run("show", "4711")
+    assert f"{gone.moved_time:%Y-%m-%d %H:%M:%S}" in command("show", "4711")
     # Given two tables with a task of the same id
-    TemporaryTask.objects.create(pk=4712, queue="brief", reference="short")
+    models.TemporaryTask.objects.create(pk=4712, queue="brief", reference="short")
     assert data("show", "4712")["reference"] == "short"
     Task.objects.create(pk=4712, queue=QUEUE, reference="long")
-    with pytest.raises(CommandError, match=r"More than one table has a task 4712.*--queue"):
-        run("show", "4712")
+    refused(r"More than one table has a task 4712.*--queue", "show", "4712")
     assert data("show", "4712", "--queue", "brief")["reference"] == "short"
     assert data("show", "brief/short")["id"] == 4712
 
@@ -189,28 +124,43 @@ def test_tail_shows_what_comes_after_it_began(monkeypatch: pytest.MonkeyPatch) -
     def meanwhile(_: threading.Event, seconds: float) -> None:
         """Between two looks, a task is enqueued and another's attempt fails."""
         if seconds:
-            task = make_task(reference=f"fresh{Task.objects.count()}")
-            Attempt.objects.create(task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, error_type="KeyError")
-            Attempt.objects.create(task_id=1, queue="letters", attempt=1, total_attempt=1, error_type="Other")
+            attempt(make_task(reference=f"fresh{Task.objects.count()}"), error_type="KeyError")
+            attempt(Task(queue="letters", pk=1), error_type="Other")
 
     monkeypatch.setattr(reading, "clock", SimpleNamespace(wait=meanwhile))
-    shown = run("tail", "--count", "2", "--filter", f"queue:{QUEUE}")
+    shown = command("tail", "--count", "2", "--filter", f"queue:{QUEUE}")
     assert f"{QUEUE}/fresh1  CREATED" in shown and "attempt 1 failed: KeyError" in shown
     assert "before" not in shown and "Other" not in shown
-    lines = [json.loads(line) for line in run("tail", "--count", "2", "--json").splitlines()]
+    lines = [json.loads(line) for line in command("tail", "--count", "2", "--json").splitlines()]
     assert [line["event"] for line in lines] == ["task", "failed", "failed"]
 
 
-def test_the_doctor_says_what_is_wrong_and_what_helps_and_ends_so() -> None:
-    findings = data_of("doctor")
-    assert {finding["level"] for finding in findings} <= {"error", "warning", "info"}
-    assert all(finding["words"] and finding["remedy"] for finding in findings)
+def test_the_doctor_says_what_is_wrong_and_what_helps_and_ends_so(capsys: pytest.CaptureFixture[str]) -> None:
     make_task(ready_time=-timedelta(hours=2))
-    shown = written("doctor")
-    for finding in data_of("doctor"):
+
+    def examined(*words: str) -> str:
+        with pytest.raises(SystemExit, match="1"):  # no poller serves the queue
+            call_command("taskqueue", "doctor", *words, no_color=True)
+        return capsys.readouterr().out
+
+    findings, shown = json.loads(examined("--json")), examined()
+    assert "error" in {finding["level"] for finding in findings} <= {"error", "warning", "info"}
+    for finding in findings:
+        assert finding["words"] and finding["remedy"]
         assert f"{finding['level'].upper()}  " in shown and f"[{finding['id']}]" in shown
-    worst = {finding["level"] for finding in data_of("doctor")}
-    assert ended_with("doctor") == int("error" in worst)
+
+
+def test_batches_are_listed_shown_and_cancelled() -> None:
+    assert "no batch" in command("batches")
+    with batch("import") as b:
+        enqueue(QUEUE)
+        enqueue(QUEUE)
+    [document] = data("batches", "list")
+    assert (document["name"], document["total"], document["statuses"]["CREATED"]) == ("import", 2, 2)
+    assert "0 of 2" in command("batches")
+    assert "2 tasks cancelled." in command("batches", "cancel", b.id)
+    assert "0 tasks reprocessed." in command("batches", "retry", b.id)
+    refused("no batch '999'", "batches", "show", "999")
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------
@@ -222,51 +172,41 @@ def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeyp
     for _ in range(4):
         make_task(Status.ERROR)
     make_task(Status.COMPLETED)
-    said = run("reprocess", "--filter", f"queue:{QUEUE}", "--yes")
+    said = command("reprocess", "--filter", f"queue:{QUEUE}", "--yes")
     assert "skipped 1: in COMPLETED, not in ERROR" in said and "4 tasks reprocessed." in said
     assert "100%  4 changed, 1 skipped" in said
     operation = BulkOperation.objects.get()
     assert (operation.state, operation.changed, operation.source) == ("FINISHED", 4, "command")
-    assert data("bulk", "show", str(operation.pk))["changed"] == 4
+    assert data("bulk", "show", operation.pk)["changed"] == 4
     assert [row["state"] for row in data("bulk", "list")] == ["FINISHED"]
-    assert f"queue:{QUEUE}" in run("bulk", "list")
+    assert f"queue:{QUEUE}" in command("bulk", "list")
 
 
 def test_a_bulk_operation_is_cancelled() -> None:
     make_task(Status.ERROR)
-    run("reprocess", "--filter", "status:ERROR", "--yes", "--background")
-    number = str(BulkOperation.objects.get().pk)
-    assert "CANCELLED" in run("bulk", "cancel", number, "--reason", "wrong")
+    command("reprocess", "--filter", "status:ERROR", "--yes", "--background")
+    number = BulkOperation.objects.get().pk
+    assert "CANCELLED" in command("bulk", "cancel", number, "--reason", "wrong")
     assert data("bulk", "run")["chunks"] == 0
     assert code_of("bulk", "cancel", number) == taskqueue.REFUSED_CODE
-    with pytest.raises(CommandError, match="Give its number: taskqueue bulk cancel N"):
-        run("bulk", "cancel")
+    refused("Give its number: taskqueue bulk cancel N", "bulk", "cancel", code=taskqueue.USAGE_ERROR_CODE)
 
 
 def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(Status.ERROR)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(CommandError, match="add --yes"):
-        run("reprocess", "--id", str(task.pk))
+        command("reprocess", "--id", task.pk)
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
 
     monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert code_of("reprocess", "--id", str(task.pk)) == taskqueue.REFUSED_CODE
+    assert code_of("reprocess", "--id", task.pk) == taskqueue.REFUSED_CODE
     assert Task.objects.get().status == Status.ERROR
     monkeypatch.setattr("sys.stdin", Terminal("y\n"))
-    assert "1 task reprocessed." in run("reprocess", "--id", str(task.pk))
-
-
-def test_an_id_without_a_task_is_named_with_its_reason() -> None:
-    task = make_task(Status.ERROR)
-    assert data("reprocess", "--id", str(task.pk), "--id", "987654321", "--yes") == {
-        "changed": 1,
-        "skipped": 1,
-        "skips": {"there is no such task": 1},
-    }
+    assert "1 task reprocessed." in command("reprocess", "--id", task.pk)
 
 
 def test_pause_resume_and_purge() -> None:
@@ -278,15 +218,13 @@ def test_pause_resume_and_purge() -> None:
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
     assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
     assert data("resume", QUEUE) == {"resumed": 1}
-    for words in (["resume", "lettres"], ["purge", "lettres", "--yes", "--reason", "test data"]):
-        with pytest.raises(CommandError, match="Did you mean 'letters'"):
-            run(*words)
+    refused("Did you mean 'letters'", "resume", "lettres")
+    refused("Did you mean 'letters'", "purge", "lettres", "--yes", "--reason", "test data")
     assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE
-    assert "1 task deleted" in run("purge", QUEUE, "--yes", "--reason", "test data")
+    assert "1 task deleted" in command("purge", QUEUE, "--yes", "--reason", "test data")
     assert [task.queue for task in Task.objects.all()] == ["letters"]
-    assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == [
-        ("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE),
-    ]  # fmt: skip
+    acts = [("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE)]
+    assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == acts
 
 
 # -- settings of a queue -----------------------------------------------------------------------------------------------
@@ -297,8 +235,6 @@ def settings_there(*arguments: str) -> dict[str, tuple[Any, str]]:
     return {one["name"]: (one["value"], one["source"]) for one in data(*arguments)["settings"]}
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_an_operator_sets_the_limits_of_a_queue_and_takes_them_back(alias: str) -> None:
     limits = {
         "max_running": 5, "rate": "100/s", "burst": 10, "max_running_per_group": 2, "rate_per_group": "5/m",
@@ -315,19 +251,18 @@ def test_an_operator_sets_the_limits_of_a_queue_and_takes_them_back(alias: str) 
     assert settings_there("set", QUEUE, "rate=None", *there, *reset)["rate"] == (None, "built in")
     assert Queue.objects.using(alias).get().overrides == {"lease": "PT2M"}
     entries = AuditEntry.objects.using(alias).order_by("pk").values_list("verb", "queue", "reason", "source")
-    assert list(entries) == [
-        ("change_settings", QUEUE, "the partner allows 5", "command"), ("change_settings", QUEUE, "", "command"),
-    ]  # fmt: skip
+    reasons = ("the partner allows 5", "")
+    assert list(entries) == [("change_settings", QUEUE, reason, "command") for reason in reasons]
 
 
 def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
     for _number in range(3):
         enqueue(QUEUE)
-    run("set", QUEUE, "max_running=1")
-    assert f"{QUEUE}: 0 of 1 running" in run("status")
+    command("set", QUEUE, "max_running=1")
+    assert f"{QUEUE}: 0 of 1 running" in command("status")
     assert (queue(QUEUE).take() is None, queue(QUEUE).take()) == (False, None)
-    assert f"{QUEUE}: 1 of 1 running; due tasks held back: 2" in run("status")
-    run("set", QUEUE, "--reset", "max_running")
+    assert f"{QUEUE}: 1 of 1 running; due tasks held back: 2" in command("status")
+    command("set", QUEUE, "--reset", "max_running")
     assert queue(QUEUE).take() is not None
 
 
@@ -336,30 +271,28 @@ def test_each_setting_has_a_value_and_a_source(settings: Any) -> None:
     saved = declared()
     declare(QUEUE, priority=4, lease="3m")
     try:
-        shown = run("set", QUEUE, "rate=5/m") + run("settings", QUEUE)
+        shown = command("set", QUEUE, "rate=5/m") + command("settings", QUEUE)
     finally:
         redeclare(saved)
-    assert re.match(
-        r"Every poller applies .* within a heartbeat\.\nsetting +value +source\nrate +5/m +operator\n", shown
-    )
+    head = r"Every poller applies .* within a heartbeat\.\nsetting +value +source\nrate +5/m +operator\n"
+    assert re.match(head, shown)
     for line in (
-        "rate +5/m +operator", "lease +2m +settings", "priority +4 +processor", "max_attempts +3 +defaults",
-        "batch_size +500 +built in", "max_running +None +built in",
-    ):  # fmt: skip
+        *("rate +5/m +operator", "lease +2m +settings", "priority +4 +processor", "max_attempts +3 +defaults"),
+        *("batch_size +500 +built in", "max_running +None +built in"),
+    ):
         assert re.search(rf"^{line}$", shown, re.MULTILINE), line
 
 
 def test_what_would_be_set_is_checked_and_not_written() -> None:
     dry = data("set", QUEUE, "rate=60/m", "--dry-run")
     assert (dry["dry_run"], dry["queue"], dry["settings"][0]["value"]) == (True, QUEUE, "60/m")
-    assert "Nothing was changed" in run("set", QUEUE, "rate=60/m", "--dry-run")
+    assert "Nothing was changed" in command("set", QUEUE, "rate=60/m", "--dry-run")
     assert code_of("set", QUEUE, "rate=fast", "--dry-run") == taskqueue.USAGE_ERROR_CODE
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_settings_that_cannot_be_set_are_refused_with_what_is_allowed() -> None:
+    for arguments, words in (
         ((QUEUE, "max_runing=5"), "Queue parcels has no setting 'max_runing'. Did you mean 'max_running'"),
         ((QUEUE, "zzz=5"), "Write one of lease, timeout, .* max_running, .* rate,"),
         ((QUEUE, "max_running=many"), "max_running='many' is not valid: None or a whole number from 1"),
@@ -372,20 +305,11 @@ def test_what_would_be_set_is_checked_and_not_written() -> None:
         ((QUEUE, "max_running="), "To take a setting back: --reset NAME"),
         ((QUEUE,), f"taskqueue settings {QUEUE} shows all settings"),
         ((QUEUE, "--reset", "max_runing"), "Did you mean 'max_running'"),
-    ],
-)
-def test_settings_that_cannot_be_set_are_refused_with_what_is_allowed(arguments: tuple[str, ...], words: str) -> None:
-    with pytest.raises(CommandError, match=words) as refused:
-        run("set", *arguments)
-    assert refused.value.returncode == taskqueue.USAGE_ERROR_CODE
+    ):
+        refused(words, "set", *arguments, code=taskqueue.USAGE_ERROR_CODE)
+    for asked in (("settings", "lettres"), ("set", "lettres", "rate=5/m")):
+        refused("Did you mean 'letters'", *asked)
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
-
-
-def test_settings_of_a_queue_that_is_not_there_are_refused() -> None:
-    for arguments in (["settings", "lettres"], ["set", "lettres", "rate=5/m"]):
-        with pytest.raises(CommandError, match="Did you mean 'letters'") as refused:
-            run(*arguments)
-        assert refused.value.returncode == taskqueue.REFUSED_CODE
 
 
 # -- how it ends -------------------------------------------------------------------------------------------------------
@@ -394,21 +318,17 @@ def test_settings_of_a_queue_that_is_not_there_are_refused() -> None:
 def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     old = "ValueError: password=hunter2 for UA-15"
     task = make_task(Status.ERROR, process_result=old)
-    waiting = make_task(process_result=old)
-    done = make_task(Status.COMPLETED, process_result=old)
-    attempts = Attempt.objects.create(
-        task_id=task.pk, queue=QUEUE, attempt=1, total_attempt=1, message=old, traceback=old
-    )
-    times = {"first_seen": task.create_time, "last_seen": task.create_time}
-    FailureGroup.objects.create(fingerprint="f" * 40, queue=QUEUE, message=old, **times)
+    waiting, done = make_task(process_result=old), make_task(Status.COMPLETED, process_result=old)
+    tried = attempt(task, message=old, traceback=old)
+    failure_group("f" * 40, message=old)
     assert len(data("list", "--filter", "error:hunter")) == 2
     assert code_of("mask") != 0, "there is no terminal to ask on"
     assert data("mask", "--dry-run") == {"dry_run": True, "would_mask": 4}
     assert data("mask", "--yes") == {"masked": 4}
     assert data("list", "--filter", "error:hunter") == []
     assert [row["id"] for row in data("list", "--filter", "error:UA-15")] == [waiting.pk, task.pk]
-    attempts.refresh_from_db()
-    assert "hunter" not in attempts.message + attempts.traceback + FailureGroup.objects.get().message
+    tried.refresh_from_db()
+    assert "hunter" not in tried.message + tried.traceback + models.FailureGroup.objects.get().message
     done.refresh_from_db()
     assert done.process_result == old, "a result is no failure"
     assert data("mask", "--yes") == {"masked": 0}
@@ -419,7 +339,7 @@ def test_every_command_that_changes_something_takes_yes() -> None:
     make_task(Status.ERROR)
     assert data("bulk", "list", "--yes") == []
     assert data("token", "ada", "--yes")["user"] == "ada"
-    assert data("tokens", "--revoke", str(ApiToken.objects.get().pk), "--yes")["revoked"]
+    assert data("tokens", "--revoke", ApiToken.objects.get().pk, "--yes")["revoked"]
     assert "_payload_in" in data("index", "--drop", "--yes")["index"]
 
 
@@ -435,69 +355,43 @@ def test_exit_codes(settings: Any) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_search_that_takes_too_long_is_given_up(settings: Any) -> None:
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "OPERATIONS_TIMEOUT": timedelta(milliseconds=100)}
-    locked, go_on = threading.Event(), threading.Event()
-
-    def lock() -> None:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("LOCK TABLE dbtaskqueue_task")
-            locked.set()
-            assert go_on.wait(PATIENCE)
-
-    with actors(1) as (other,):
-        held = other.do(lock)
-        assert locked.wait(PATIENCE)
+    settings.DBTASKQUEUE |= {"OPERATIONS_TIMEOUT": timedelta(milliseconds=100)}
+    with held(lambda: sql("LOCK TABLE dbtaskqueue_task")):
         assert code_of("list", "--filter", "status:ERROR") == taskqueue.TOO_SLOW_CODE
-        go_on.set()
-        held.result(PATIENCE)
 
 
-@pytest.mark.django_db(transaction=True)
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
     def plan() -> str:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SET LOCAL enable_seqscan = off")
-            cursor.execute("SET LOCAL enable_indexscan = off")
+        with transaction.atomic():
+            sql("SET LOCAL enable_seqscan = off; SET LOCAL enable_indexscan = off")
             return str(select("payload.carrier:UA", Task.objects.all()).explain())
 
     try:
         name = data("index")["index"]
         assert name in plan()
-        assert "nothing to do" in run("index")
+        assert "nothing to do" in command("index")
     finally:
-        run("index", "--drop")
+        command("index", "--drop")
     assert name not in plan()
-    assert "nothing to do" in run("index", "--drop")
-
-
-@pytest.mark.django_db(databases=["default", "sqlite"])
-def test_an_index_of_payloads_is_of_postgresql_only() -> None:
-    with pytest.raises(CommandError, match="is not PostgreSQL"):
-        run("index", "--database", "sqlite")
+    assert "nothing to do" in command("index", "--drop")
+    refused("is not PostgreSQL", "index", "--database", "sqlite")
 
 
 def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
     User.objects.create_user("ada")
+    for words in (("token", "nobody"), ("token", "ada", "--queue", "nosuch"), ("tokens", "--revoke", "9")):
+        refused("There is no", *words)
+    assert not ApiToken.objects.exists()
     made = data("token", "ada", "--scope", "read", "--queue", QUEUE, "--expires", "90d", "--note", "board")
     assert len(made["token"]) >= 40 and len(made["hash"]) == 64
     assert data("token", "ada")["token"] != made["token"]
     stored = ApiToken.objects.order_by("pk")[0]
     assert (stored.digest, stored.scope, stored.queues) == (made["hash"], "read", [QUEUE])
-    assert made["token"] not in json.dumps(data("tokens")) + run("tokens")
+    assert made["token"] not in json.dumps(data("tokens")) + command("tokens")
     assert [row["number"] for row in data("tokens")] == [stored.pk, stored.pk + 1]
-    assert "is refused from now on" in run("tokens", "--revoke", str(stored.pk))
+    assert "is refused from now on" in command("tokens", "--revoke", stored.pk)
     assert [row["number"] for row in data("tokens")] == [stored.pk + 1]
-
-
-@pytest.mark.parametrize(
-    "words", [("token", "nobody"), ("token", "ada", "--queue", "nosuch"), ("tokens", "--revoke", "9")]
-)
-def test_a_token_for_what_is_not_there_is_refused(words: tuple[str, ...]) -> None:
-    User.objects.create_user("ada")
-    with pytest.raises(CommandError, match="There is no") as refused:
-        run(*words)
-    assert refused.value.returncode == taskqueue.REFUSED_CODE
-    assert not ApiToken.objects.exists()
 
 
 def test_every_subcommand_and_option_is_documented() -> None:
@@ -505,31 +399,66 @@ def test_every_subcommand_and_option_is_documented() -> None:
     parser = taskqueue.Command().create_parser("manage.py", "taskqueue")
     (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     assert [name for name in commands.choices if f"`{name}" not in text] == []
-    options = {
-        option
-        for one in commands.choices.values()
-        for action in one._actions
-        for option in action.option_strings
-        if option.startswith("--")
-    }
+    actions = [action for one in commands.choices.values() for action in one._actions]
+    options = {option for action in actions for option in action.option_strings if option.startswith("--")}
     common = {"--help", "--version", "--settings", "--pythonpath", "--traceback", "--no-color", "--force-color",
               "--verbosity", "--skip-checks"}  # fmt: skip
     assert [option for option in options - common if f"`{option}" not in text] == []
-    for code in (
-        0,
-        taskqueue.REFUSED_CODE,
-        taskqueue.USAGE_ERROR_CODE,
-        taskqueue.SETTINGS_CODE,
-        taskqueue.TOO_SLOW_CODE,
-    ):
-        assert f"\n| {code} |" in text
+    ends = (taskqueue.REFUSED_CODE, taskqueue.USAGE_ERROR_CODE, taskqueue.SETTINGS_CODE, taskqueue.TOO_SLOW_CODE)
+    assert [code for code in (0, *ends) if f"\n| {code} |" not in text] == []
 
 
 def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
     assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
-    assert actions.MAX_TASKS_PER_ACTION == 1000
-
-
-def test_an_estimate_is_printed_as_it_is_and_a_control_character_is_not() -> None:
     assert printable("≈\u202f19,667") == "≈\u202f19,667"
-    assert printable("a\x1b[31m") == "a\\x1b[31m"
+
+
+PAYLOAD = {"email": "zoe@exmaple.org", "card_token": "tok_4242", "tries": [1, {"password": "x"}]}
+
+
+def test_waiting_tasks_move_to_another_queue_unless_their_reference_is_taken_there(settings: Any) -> None:
+    free, taken = make_task(reference="A"), make_task(reference="B")
+    other = make_task(reference="B", queue="letters")
+    said = command("move", "--id", free.pk, "--id", taken.pk, "--to-queue", "letters", "--yes")
+    assert "1 task moved" in said and "its reference is taken" in said
+    queues = Task.objects.order_by("pk").values_list("queue", flat=True)
+    assert [*queues.all()] == ["letters", QUEUE, "letters"]
+    # Two tasks of one reference cannot both move
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "third": {}}}
+    command("move", "--id", taken.pk, "--id", other.pk, "--to-queue", "third", "--yes")
+    assert [*queues.all()] == ["letters", "third", "letters"]
+
+
+def test_what_a_verb_needs_is_asked_for_and_what_cannot_be_is_refused() -> None:
+    task = make_task(Status.ERROR, payload=PAYLOAD)
+    for words, said in (
+        (["snooze"], "--for"),
+        (["snooze", "--for", "soon"], "soon"),
+        (["change-priority", "--priority", "99999"], "32767"),
+        (["move", "--to-queue", "nosuch"], "nosuch"),
+        (["edit", "--payload", json.dumps({**PAYLOAD, "card_token": "tok_1"})], "card_token"),
+        (["edit", "--payload", "{"], "JSON"),
+        (["edit", "--payload", '{"email": "•••"}'], "•••"),
+        (["edit", "--payload", "{}", "--id", "987654321"], "one task"),
+    ):
+        with pytest.raises(CommandError, match=said):
+            command(words[0], "--id", task.pk, *words[1:], "--yes")
+    assert Task.objects.get().payload == PAYLOAD and not AuditEntry.objects.exists()
+
+
+def test_groups_stay_in_order_when_their_tasks_are_snoozed_and_moved() -> None:
+    """Given two tasks of a group, of which the first is ready and the second waits behind it."""
+    first = make_task(group_key="g")
+    second = make_task(group_key="g", parked_by="group")
+    command("snooze", "--id", first.pk, "--for", "1h", "--yes")
+    assert list(Task.objects.due()) == [second], "it takes the place of the first"
+    # When it moves away, then the first is the head again, and the second one of its own
+    command("move", "--id", second.pk, "--to-queue", "letters", "--yes")
+    assert list(Task.objects.due()) == [second]
+    assert "1 task due now" in command("run-now", "--id", first.pk, "--yes")
+    assert set(Task.objects.due()) == {first, second}
+
+
+def test_a_task_without_a_processor_is_not_said_to_run_now() -> None:
+    task = make_task(parked_by="no handler for payload type Refund")
+    assert "parked" in command("run-now", "--id", task.pk, "--yes")

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import CHANGE, LogEntry
+from django.contrib.auth.models import User
+from django.core.exceptions import PermissionDenied
+from django.db import DatabaseError, IntegrityError, transaction
 from django.utils import timezone
 
+from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations.actions import ActionRequest, preview
+from django_dbtaskqueue.operations import actions, queue_control
+from django_dbtaskqueue.operations.actions import ActionRequest, act, preview
+from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
+from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS
 from tests.factories import QUEUE, age, make_task
+from tests.operations.site import ONLY_PARCELS, refused
 
 NOW = VerbOptions(timedelta(0), signal="approved")
+HOUR = timedelta(hours=1)
 
 
-@pytest.fixture(autouse=True)
-def _known(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}}
+def taken() -> int:
+    return len(Task.objects.checkout(QUEUE, poller_instance="p"))
 
 
-def paused(name: str = QUEUE) -> bool:
-    return Queue.objects.filter(IN_EFFECT, name=name).exists()
-
-
-@pytest.mark.django_db
 def test_the_update_tests_the_status_again() -> None:
     for name in ("reprocess", "mark_poison", "unpoison", "kick", "cancel", "release"):
         verb = TASK_VERBS[name]
@@ -40,7 +43,6 @@ def test_the_update_tests_the_status_again() -> None:
         assert (verb.run([task], NOW), Task.objects.get(pk=task.pk).status) == (0, Status.COMPLETED), name
 
 
-@pytest.mark.django_db
 def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     old, young = make_task(Status.ERROR), make_task(Status.ERROR)
     age(timedelta(days=15), pk=old.pk)
@@ -50,18 +52,15 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
     assert [task.pk for task in Task.objects.all()] == [young.pk]
 
 
-@pytest.mark.parametrize(
-    ("verb", "options", "words"),
-    [
+def test_a_verb_says_why_it_skips() -> None:
+    for verb, options, words in (
         ("reprocess", VerbOptions(), "not in ERROR"),
         ("unpoison", VerbOptions(), "not in POISON"),
         ("housekeep", NOW, "not finished"),
         ("housekeep", VerbOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
         ("housekeep", VerbOptions(), "not finished, or finished less than 14 days ago"),
-    ],
-)
-def test_a_verb_says_why_it_skips(verb: str, options: VerbOptions, words: str) -> None:
-    assert TASK_VERBS[verb].skipped(options) == words
+    ):
+        assert TASK_VERBS[verb].skipped(options) == words
 
 
 def test_a_verb_speaks_of_one_and_of_many() -> None:
@@ -70,78 +69,134 @@ def test_a_verb_speaks_of_one_and_of_many() -> None:
         assert one.startswith("1 ") and two != one.replace("1", "2")
 
 
-@pytest.mark.django_db
 def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
     make_task()
     assert Task.objects.due().count() == 1
-    # When the queue is paused, which makes its row
     assert pause([QUEUE], by="ada", reason="maintenance") == 1
-    # Then nothing is taken, though it is due
-    assert Task.objects.checkout(QUEUE, poller_instance="p") == []
-    # When it is resumed, then the task is taken
+    assert taken() == 0
     assert resume([QUEUE]) == 1
-    assert len(Task.objects.checkout(QUEUE, poller_instance="p")) == 1
+    assert taken() == 1
 
 
-@pytest.mark.django_db
 def test_a_pause_ends_by_itself() -> None:
     make_task()
-    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
-    assert Task.objects.checkout(QUEUE, poller_instance="p") == []
-    age(timedelta(hours=2), model=Queue, name=QUEUE)
-    assert len(Task.objects.checkout(QUEUE, poller_instance="p")) == 1
+    pause([QUEUE], by="ada", until=timezone.now() + HOUR)
+    assert taken() == 0
+    age(2 * HOUR, model=Queue, name=QUEUE)
+    assert taken() == 1
     assert resume([QUEUE]) == 0, "it was over already"
 
 
-@pytest.mark.django_db
-def test_pausing_again_gives_a_new_reason_and_keeps_since_when() -> None:
-    pause([QUEUE], by="ada", reason="first")
-    age(timedelta(hours=1), model=Queue, name=QUEUE)
-    since = Queue.objects.get(name=QUEUE).paused_time
-    pause([QUEUE], by="bob", reason="second")
-    row = Queue.objects.get(name=QUEUE)
+def test_pausing_again_keeps_since_when_unless_the_pause_was_over() -> None:
+    pause([QUEUE], by="ada", reason="first", until=timezone.now() + 2 * HOUR)
+    age(HOUR, model=Queue, name=QUEUE)
+    since = Queue.objects.get().paused_time
+    pause([QUEUE], by="bob", reason="second", until=timezone.now() + HOUR)
+    row = Queue.objects.get()
     assert (row.paused_time, row.paused_by, row.paused_reason) == (since, "bob", "second")
-
-
-@pytest.mark.django_db
-def test_pausing_after_a_pause_that_ended_begins_anew() -> None:
-    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
-    age(timedelta(hours=2), model=Queue, name=QUEUE)
-    ended = Queue.objects.get(name=QUEUE).paused_time
+    age(2 * HOUR, model=Queue, name=QUEUE)
     pause([QUEUE], by="ada")
-    began = Queue.objects.get(name=QUEUE).paused_time
-    assert began is not None and ended is not None and began > ended
-    assert paused()
+    again = Queue.objects.filter(IN_EFFECT).get().paused_time
+    assert again is not None and since is not None and again > since
 
 
-@pytest.mark.django_db
 def test_which_queues_can_be_paused() -> None:
     assert pause([], by="ada") == resume([]) == 0
     with pytest.raises(UnknownQueue, match="Did you mean 'parcels'"):
         pause([QUEUE, "parcles"], by="ada")
     assert not Queue.objects.exists(), "pausing makes no queue known"
     Queue.objects.create(name="by-hand")
-    assert pause(["by-hand"], by="ada") == 1 and paused("by-hand"), "it stands in the table only"
+    assert pause(["by-hand"], by="ada") == 1, "it stands in the table only"
     ensure_rows([QUEUE], "default")
     ensure_rows([QUEUE], "default")
     assert Queue.objects.count() == 2
 
 
-@pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
 @pytest.mark.parametrize("zone", ["Pacific/Auckland", "America/New_York"])
 def test_a_pause_ends_on_time_without_use_tz(settings: Any, alias: str, zone: str) -> None:
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     end = timezone.now() + timedelta(minutes=10)  # the site's local time, without a zone
     rows = Queue.objects.using(alias).filter(IN_EFFECT, name=QUEUE)
     assert pause([QUEUE], by="ada", until=end, using=alias) == 1
-    assert rows.exists()
-    age(timedelta(minutes=9), model=Queue, using=alias, name=QUEUE)
-    assert rows.exists()
-    age(timedelta(minutes=2), model=Queue, using=alias, name=QUEUE)
-    assert not rows.exists()
+    for minutes, paused in ((0, True), (9, True), (2, False)):
+        age(timedelta(minutes=minutes), model=Queue, using=alias, name=QUEUE)
+        assert rows.exists() is paused
     assert pause([QUEUE], by="ada", using=alias) == resume([QUEUE], using=alias) == 1
-    before = list(rows.model.objects.using(alias).values())
+    before = Queue.objects.using(alias).values().get()
     with pytest.raises(TaskQueueError, match="would end before it begins"):
         pause([QUEUE], by="ada", until=timezone.now() - timedelta(minutes=1), using=alias)
-    assert list(rows.model.objects.using(alias).values()) == before
+    assert Queue.objects.using(alias).values().get() == before
+
+
+@pytest.fixture
+def ada() -> Actor:
+    return Actor(User.objects.create_superuser("ada"), "admin")
+
+
+def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
+    failed, done = make_task(Status.ERROR, reference="A"), make_task(Status.COMPLETED)
+    report = act(Task.objects.all(), ActionRequest(REPROCESS, "fixed", query="status:ERROR"), ada)
+    assert (report.changed, report.skips) == (1, {"in COMPLETED, not in ERROR": [done.pk]})
+    entry = AuditEntry.objects.get()
+    assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
+    assert (entry.query, entry.reason, entry.changed, entry.skipped) == ("status:ERROR", "fixed", 1, 1)
+    assert entry.details == {
+        "task_ids": [failed.pk],
+        "tasks": [{"id": failed.pk, "reference": "A"}],
+        "skips": {"in COMPLETED, not in ERROR": 1},
+        "skipped_ids": {"in COMPLETED, not in ERROR": [done.pk]},
+    }
+    logged = LogEntry.objects.get()
+    assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
+    assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Reprocess (fixed)")
+    make_task(queue="letters")
+    act(Task.objects.all(), ActionRequest(DELETE, "test data"), ada)
+    assert AuditEntry.objects.latest("pk").queue == "", "it was of two queues"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_the_record_there_is_no_act() -> None:
+    task = make_task(Status.ERROR)
+    nobody = User(pk=987654, username="nobody", is_superuser=True)  # Django's log knows no such user
+    with pytest.raises(IntegrityError):
+        act(Task.objects.all(), ActionRequest(REPROCESS), Actor(nobody))
+    assert Task.objects.get(pk=task.pk).status == Status.ERROR
+    assert not AuditEntry.objects.exists() and not LogEntry.objects.exists()
+
+
+def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 1)
+    make_task(Status.ERROR)
+    make_task(Status.ERROR)
+    refused("is a bulk operation", act, Task.objects.all(), ActionRequest(REPROCESS), Actor())
+    assert not AuditEntry.objects.exists()
+
+
+def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: Actor) -> None:
+    changed = queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, ada, reason="slow")
+    assert changed == {"batch_size": 7, "lease": "PT2M"}
+    assert overrides.queue_settings(QUEUE, "default").batch_size == 7
+    assert queue_control.change_settings(QUEUE, {}, ada, reset=["batch_size"]) == {"lease": "PT2M"}
+    first, second = AuditEntry.objects.order_by("pk")
+    assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "PT2M"})
+    assert LogEntry.objects.count() == 2
+    queue_control.change_settings(QUEUE, {"concurrency": None}, ada)
+    assert Queue.objects.get().overrides == {"lease": "PT2M", "concurrency": None}, "none is a value, too"
+
+
+def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: Actor) -> None:
+    settings.DBTASKQUEUE |= {"CAN_OPERATE": ONLY_PARCELS}
+    words = "ada may not use pause on queue letters"
+    refused(words, queue_control.pause_queues, [QUEUE, "letters"], ada, error=PermissionDenied)
+    with pytest.raises(TaskQueueError, match="would end before it begins"):
+        queue_control.pause_queues([QUEUE], ada, until=timezone.now() - timedelta(minutes=1))
+    assert queue_control.resume_queues([QUEUE], ada) == 0, "it was not paused"
+    assert not Queue.objects.exists() and not AuditEntry.objects.exists()
+
+
+def test_a_pause_has_an_end_that_can_be_read_again() -> None:
+    for end in ("9999-12-31T23:59:59-12:00", "9999-12-31T23:59:59+00:00", "2201-01-01T00:00:00+00:00"):
+        with pytest.raises(TaskQueueError, match="too long: it ends in the year 2200 at the latest"):
+            queue_control.pause([QUEUE], by="ada", until=datetime.fromisoformat(end))
+    with pytest.raises(DatabaseError), transaction.atomic():
+        Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))
