@@ -5,15 +5,16 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
 from tests.forks import Fork, ForkServer, fork_server
@@ -36,7 +37,9 @@ def chromium() -> Iterator[Any]:
 
     One for each test: while its driver's event loop stands in this thread, Django refuses the database to other tests.
     """
-    playwright = pytest.importorskip("playwright.sync_api") if not os.environ.get("CI") else _playwright()
+    playwright = (
+        import_module("playwright.sync_api") if "CI" in os.environ else pytest.importorskip("playwright.sync_api")
+    )
     with playwright.sync_playwright() as running:
         own = running.chromium.executable_path
         program = next(filter(None, map(shutil.which, PROGRAMS)), own if Path(own).exists() else None)
@@ -46,12 +49,6 @@ def chromium() -> Iterator[Any]:
         browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
-
-
-def _playwright() -> Any:
-    from playwright import sync_api
-
-    return sync_api
 
 
 @pytest.fixture(scope="session")
@@ -107,9 +104,7 @@ class Site:
         wrong = self.wrong = []
         page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on(
-            "response", lambda answer: wrong.append(f"{answer.status} {answer.url}") if answer.status >= 500 else None
-        )
+        page.on("response", lambda one: wrong.append(f"{one.status} {one.url}") if one.status >= 500 else None)
         page.goto(f"{self.address}/admin/login/?next=/admin/")
         page.fill("#id_username", "ada")
         page.fill("#id_password", "ada")
@@ -126,15 +121,13 @@ class Site:
 
 def expect(locator: Any) -> Any:
     """Wait for what should be seen."""
-    found = _playwright().expect
+    found = import_module("playwright.sync_api").expect
     found.set_options(timeout=PATIENCE_MS)
     return found(locator)
 
 
 def _served(run: Callable[..., Fork]) -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     server = run("runserver", "--noreload", "--insecure", address)
     until(lambda: server.code is not None or _answers(address))
     assert server.code is None, server.log
@@ -142,11 +135,7 @@ def _served(run: Callable[..., Fork]) -> str:
 
 
 def _answers(address: str) -> bool:
-    connection = http.client.HTTPConnection(address, timeout=PATIENCE)
-    try:
+    with suppress(OSError), closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
         connection.request("GET", "/admin/login/")
         return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+    return False

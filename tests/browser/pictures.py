@@ -10,7 +10,6 @@ import argparse
 import base64
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,6 +17,8 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from typing import Any
+
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -74,17 +75,10 @@ def manage(*words: str, settings: str = "example_project.settings", **options: A
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **options)
 
 
-def free_port() -> str:
-    """Return a port that no program listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 @contextmanager
 def demo(tasks: int, *options: str) -> Iterator[tuple[str, str]]:
     """Run the demo until it serves; yield the address of its admin and the operator's password."""
-    port = free_port()
+    port = str(free_port())
     with manage("demo", "--tasks", str(tasks), "--port", port, *options, stdout=subprocess.PIPE) as process:
         try:
             password = ""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from django.db import connections
 
-from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Queue, Task
+from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Task
 from tests.browser import scene
 from tests.browser.conftest import Site, expect
 from tests.browser.policy import HEARTBEAT
+from tests.operations.site import sql
 
 SERIOUS = ("serious", "critical")
 FOUND = {"resultTypes": ["violations"]}  # of what passes axe need not say where
@@ -25,38 +25,27 @@ def _long_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HEARTBEAT, "1m")
 
 
+LISTS = ("overview", "poisontask", "poller", "auditentry", "taskhistory", "attempt", "doctor")
 SETTLED = "Promise.allSettled(document.getAnimations().map((one) => one.finished)).then(() => null)"
 
 
 def addresses() -> dict[str, str]:
-    """Return the pages by the name of their picture."""
+    """Return the pages by their names."""
     failed = Task.objects.filter(status="ERROR", queue="claims").latest("pk")
-    lists = {
-        "batches": "batch",
-        "overview": "overview",
-        "failures": "failuregroup",
-        "poison": "poisontask",
-        "queues": "queue",
-        "schedules": "schedule",
-        "pollers": "poller",
-        "bulk-operations": "bulkoperation",
-        "audit": "auditentry",
-        "history": "taskhistory",
-        "attempts": "attempt",
-        "reports": "pipelinereport",
-        "doctor": "doctor",
+    rows = {
+        "task": failed.pk,
+        "batch": Batch.objects.earliest("pk").pk,
+        "failuregroup": FailureGroup.objects.earliest("pk").pk,
+        "queue": "night-batch",
+        "schedule": "flights.tasks.digest",
+        "bulkoperation": BulkOperation.objects.earliest("pk").pk,
+        "pipelinereport": PipelineReport.objects.earliest("pk").pk,
     }
     return {
-        **{name: f"{model}/" for name, model in lists.items()},
+        **{f"list {name}": f"{name}/" for name in (*LISTS, *rows)},
+        **{name: f"{name}/{pk}/change/" for name, pk in rows.items()},
         "tasks": "task/?q=status:ERROR",
-        "task": f"task/{failed.pk}/change/",
         "task-that-waits": f"task/{Task.objects.get(reference='held-claim').pk}/change/",
-        "batch": f"batch/{Batch.objects.earliest('pk').pk}/change/",
-        "failure": f"failuregroup/{FailureGroup.objects.earliest('pk').pk}/change/",
-        "queue": f"queue/{Queue.objects.get(name='night-batch').pk}/change/",
-        "schedule": "schedule/flights.tasks.digest/change/",
-        "bulk-operation": f"bulkoperation/{BulkOperation.objects.earliest('pk').pk}/change/",
-        "report": f"pipelinereport/{PipelineReport.objects.earliest('pk').pk}/change/",
         "not-understood": "task/?q=statsu:ERROR",
         "no-task": "task/?q=queue:nowhere",
     }
@@ -72,7 +61,7 @@ def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) ->
         for name, address in addresses().items():
             answer = page.goto(site.url(address))
             assert answer.status == 200, address
-            if name == "report":
+            if name == "pipelinereport":
                 report(page)
             if name == "task-that-waits":
                 expect(page.locator("#dbtq-signal button")).to_be_visible()
@@ -81,13 +70,11 @@ def test_every_page_works_under_a_strict_policy_and_for_everybody(site: Site) ->
             faults |= examined(site, page, axe, name)
         page.goto(site.url("task/?q=status:ERROR"))
         page.check("#dbtq-tick-1")
-        page.click("button[value=reprocess]")
-        page.wait_for_selector("button[name=confirm]")
-        faults |= examined(site, page, axe, "confirm")
-        page.goto(site.url("schedule/statements/change/"))
-        page.click("button[value=edit_schedule]")
-        page.wait_for_selector("button[name=confirm]")
-        faults |= examined(site, page, axe, "form of a schedule")
+        for button, name in (("reprocess", "confirm"), ("edit_schedule", "form of a schedule")):
+            page.click(f"button[value={button}]")
+            page.wait_for_selector("button[name=confirm]")
+            faults |= examined(site, page, axe, name)
+            page.goto(site.url("schedule/statements/change/"))
         page.keyboard.press("?")
         page.wait_for_selector("#dbtq-help[open]")
         faults |= examined(site, page, axe, "keys")
@@ -140,11 +127,10 @@ def serious(results: Any) -> list[str]:
 @pytest.mark.slow
 def test_a_search_goes_on_by_itself_until_it_finds_or_is_stopped(site: Site) -> None:
     """Given 60,000 tasks with long texts, the one that is looked for the oldest."""
-    with connections["default"].cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO dbtaskqueue_task (queue_name, reference_number, process_result) SELECT 'claims', 'n-' || n,"
-            " CASE n WHEN 1 THEN 'needle' ELSE repeat('x', 3000) END FROM generate_series(1, 60000) AS n"
-        )
+    sql(
+        "INSERT INTO dbtaskqueue_task (queue_name, reference_number, process_result) SELECT 'claims', 'n-' || n,"
+        " CASE n WHEN 1 THEN 'needle' ELSE repeat('x', 3000) END FROM generate_series(1, 60000) AS n"
+    )
     held: list[Any] = []
     with site.window() as page:
         page.goto(site.url("task/?q=error:needle"))
