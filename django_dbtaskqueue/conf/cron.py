@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo, available_timezones
 
@@ -27,22 +27,23 @@ def ticks(cron: str, zone: str, after: datetime) -> Iterator[datetime]:
     """
     from cronsim import CronSim
 
-    last = after.astimezone(UTC)
-    times = CronSim(_as_hours(cron), last.astimezone(ZoneInfo(zone)))
+    last, seconds, parts = after.astimezone(UTC), [0], cron.split()
+    if len(parts) == 6:  # cronsim knows DST in texts of minutes only
+        seconds = sorted(CronSim(cron, last).seconds)
+        del parts[0]
+    times = CronSim(_as_hours(parts), (last - timedelta(minutes=1)).astimezone(ZoneInfo(zone)))
     times.minutes.add(60)  # there is none: where a clock changes by half an hour, a leap to the one minute is too far
     for local in times:
-        tick = local.astimezone(UTC)
-        if tick > last:  # in a repeated hour, a time of the first turn may be over
-            yield tick
-            last = tick
+        for second in seconds:
+            tick = local.astimezone(UTC) + timedelta(seconds=second)
+            if tick > last:  # in a repeated hour, a time of the first turn may be over
+                yield tick
+                last = tick
 
 
-def _as_hours(cron: str) -> str:
-    """Return a cron text for cronsim. It takes the hours 0-23/2 as named, but not */2."""
-    parts = cron.split()
-    if len(parts) == 6 and parts[0] == "0":
-        del parts[0]
-    if len(parts) == 5 and parts[1] != "*":
+def _as_hours(parts: list[str]) -> str:
+    """Return the five fields of a cron text for cronsim. It takes the hours 0-23/2 as named, but not */2."""
+    if parts[1] != "*":
         parts[:2] = parts[0].replace("*", "0-59"), parts[1].replace("*", "0-23")
     return " ".join(parts)
 

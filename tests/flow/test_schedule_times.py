@@ -139,3 +139,14 @@ def test_what_is_wrong_or_ambiguous_is_said() -> None:
         with pytest.raises(ValueError) as raised:
             check_timing(cron, zone)
         assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("hours", ["2", "*", "*/2"])
+@pytest.mark.parametrize("second", ["0", "00", "15", "10,40"])
+def test_a_field_of_seconds_changes_nothing_but_the_second(hours: str, second: str) -> None:
+    """Given both changes of a clock, then each tick is that of the text without the field, and some seconds."""
+    for begin in (datetime(2026, 3, 28, 12, tzinfo=UTC), datetime(2026, 10, 24, 12, tzinfo=UTC)):
+        minutes = [*islice(ticks(f"30 {hours} * * *", "Europe/Madrid", begin), 12)]
+        seconds = [timedelta(seconds=int(one)) for one in second.split(",")]
+        expected = [minute + one for minute in minutes for one in seconds]
+        assert [*islice(ticks(f"{second} 30 {hours} * * *", "Europe/Madrid", begin), len(expected))] == expected
