@@ -70,6 +70,12 @@ def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | Non
     return row.settings
 
 
+def applied(queue: str, alias: str) -> dict[str, Any]:
+    """Return the runtime overrides that ``queue_settings`` has just laid over the settings of a queue."""
+    row = _rows.get((alias, str(connections[alias].settings_dict["NAME"]), queue))
+    return {} if row is None or row.settings is row.base else dict(row.values or {})
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A setting of a queue in force. ``source``: operator, settings, processor, defaults, or built in."""

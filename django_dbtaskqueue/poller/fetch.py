@@ -68,6 +68,7 @@ class Fetcher:
         self._isolation = CrashIsolation(settler, executors.isolates)
         self.capacity = Capacity(executors, settler, self._isolation, counts, options)
         self._last_turn = 0.0  # of the queue that had the last turn
+        self._drained = 0  # how often a queue that had tasks was found drained
 
     # -- choose ------------------------------------------------------------------------------------------------------
 
@@ -102,6 +103,7 @@ class Fetcher:
             if queue.settings.concurrency == 0:  # an operator's new setting wakes it
                 queue.next_poll = now + queue.settings.poll_interval.total_seconds()
                 queue.exhausted = self.capacity.options.drain or self.capacity.options.once
+                queue.drained_at = self._ends()
             elif queue.next_poll <= now or any(
                 processor_slots(queue, processor, self.capacity) > 0 for processor in queue.full_processors
             ):
@@ -200,10 +202,18 @@ class Fetcher:
         most = self.capacity.options.max_tasks
         if most is not None and self.capacity.counts.started >= most:
             return True
-        for queue in self.queues.values():  # noqa: SIM110 -- a generator costs a call for each queue, at each poll
+        for queue in self.queues.values():
             if not queue.exhausted:
                 return False
-        return True
+        with self._lock:  # a task that has ended since may have brought one to another queue
+            stale = [queue for queue in self.queues.values() if queue.drained_at != self._ends()]
+            for queue in stale if self.capacity.options.drain else ():
+                queue.exhausted, queue.next_poll = False, 0.0
+        return not (stale and self.capacity.options.drain)
+
+    def _ends(self) -> tuple[int, int]:
+        """Return what a draining run has seen end: queues in which others' tasks ran, and tasks of its own."""
+        return self._drained, self.capacity.counts.finished
 
     # -- fetch -------------------------------------------------------------------------------------------------------
 
@@ -212,7 +222,7 @@ class Fetcher:
         if len(queues) > 1:
             return self._take_of_many(connections, queues, asked)
         queue = queues[0]
-        wakes = queue.wakes
+        wakes, ends = queue.wakes, self._ends()
         try:
             session = connections.session(queue)
             if queue.reply_lost and queue.reserved == asked:
@@ -233,13 +243,12 @@ class Fetcher:
         with self._lock:
             queue.alone = False
             queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
-        options = self.capacity.options
-        if options.once or (options.drain and not got and self._is_drained(session, queue)):
-            queue.exhausted = True
+        self._note_drained(session, queue, got, ends)
+        queue.exhausted |= self.capacity.options.once
         return got == asked
 
     def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
-        wakes = [queue.wakes for queue in queues]
+        wakes, ends = [queue.wakes for queue in queues], self._ends()
         try:
             session = connections.session(queues[0])
             parts = [QueueShare(queue.cursor, share_of(queue, asked), port=queue.port) for queue in queues]
@@ -269,8 +278,9 @@ class Fetcher:
                     queue.fetched(got=len(part.taken), asked=part.limit, wakes=before, next_due=next_due)
                 else:
                     queue.next_turn -= 1 / queue.weight
-        for queue in empty:
-            queue.exhausted = self.capacity.options.drain and self._is_drained(session, queue)
+        for queue, part in zip(queues, parts, strict=True):
+            if part.taken or queue in empty:
+                self._note_drained(session, queue, len(part.taken), ends)
         return sum([len(part.taken) for part in parts]) == asked
 
     def _run_shared(self, session: Session, queues: list[QueueState], parts: list[QueueShare], asked: int) -> None:
@@ -385,6 +395,16 @@ class Fetcher:
             reason = getattr(refused, "reason", "")
             logger.warning("Task %s parked: %s", lease.id, reason, extra=observe.fields(lease))
         self._settler.finish(Done(lease, refused, 0.0), idle=True)
+
+    def _note_drained(self, session: Session, queue: QueueState, got: int, ends: tuple[int, int]) -> None:
+        """Note whether a draining run has taken all of a queue. ``ends``: what had ended before the look."""
+        if not self.capacity.options.drain:
+            return
+        drained = not got and self._is_drained(session, queue)
+        with self._lock:
+            if drained and queue.busy:
+                self._drained, ends = self._drained + 1, (ends[0] + 1, ends[1])
+            queue.exhausted, queue.busy, queue.drained_at = drained, not drained, ends
 
     def _is_drained(self, session: Session, queue: QueueState) -> bool:
         """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""

@@ -16,8 +16,8 @@ from uuid import uuid4
 from django.db import connections
 
 from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
@@ -353,8 +353,9 @@ class Poller:
 
 def _queue_state(name: str, weight: int, alias: str) -> QueueState:
     with liveness.bounded_answers(connections[alias]):
-        settings = queue_settings(name, alias)
+        settings = overrides.queue_settings(name, alias)
     key = f"{name}@{alias}" if settings.shards else name
     port = SettlePort(alias, model_for(name), key=key)
-    port.follow(settings)
-    return QueueState(name, settings, port, ScanCursor(name, settings.max_wait), weight=weight)
+    state = QueueState(name, settings, port, ScanCursor(name), weight=weight, overrides=overrides.applied(name, alias))
+    state.apply(settings)
+    return state

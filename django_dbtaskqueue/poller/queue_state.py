@@ -95,6 +95,8 @@ class QueueState:
     likely_ready: int = 0  # tasks that are probably left, because the last fetch got all it asked for
     reserved: int = 0  # tasks that fetches under way asked for
     exhausted: bool = False  # a run that ends has nothing more to take here
+    busy: bool = False  # at the last look of a draining run: there were tasks
+    drained_at: tuple[int, int] = (0, 0)  # what had ended before the look that found it drained
     wakes: int = 0
     vain_looks: int = 0  # fetches in a row that gave no task, each soon after the one before
     vain_look_at: float = 0.0
