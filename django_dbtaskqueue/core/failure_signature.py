@@ -13,6 +13,7 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.masking import masked_text
 
 TRACEBACK_BYTES = 16_000
+MASKED_AROUND = 4000  # characters beside a cut, by which a secret at the cut is found
 OWN_FOLDER = str(Path(__file__).parents[1])
 LIBRARY_FOLDERS = tuple(
     f"{place}/" for place in {OWN_FOLDER, *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))}
@@ -41,18 +42,21 @@ class RemoteError(str):
     """The text of an error of another process, with the signature that was found there from its frames."""
 
     signature: FailureSignature
+    description: dict[str, str]
 
     @classmethod
     def of(cls, error: BaseException | str, queue: str) -> RemoteError:
         """Return what to send to another process of an error. Never raises."""
         name, message = _type_and_message(error)
         remote = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
-        remote.signature = signature_of(error, queue)
+        remote.signature, remote.description = signature_of(error, queue), describe(error, queue)
         return remote
 
 
 def describe(error: BaseException | str, queue: str) -> dict[str, str]:
     """Return an error as text any database accepts: type, message, traceback, fingerprint. Never raises."""
+    if isinstance(error, RemoteError):
+        return error.description
     name, message = _type_and_message(error)
     frames = ""
     if not isinstance(error, str):
@@ -60,11 +64,12 @@ def describe(error: BaseException | str, queue: str) -> dict[str, str]:
             frames = "".join(traceback.format_exception(error))
         except BaseException as repr_failed:
             message = frames = _repr_failed(name, repr_failed)
-    clean, message = json_payload.clean_text, masked_text(message)
+    clean = json_payload.clean_text  # first a cut: to mask a text of megabytes takes seconds
+    frames = masked_text(clean(frames[-TRACEBACK_BYTES - MASKED_AROUND :]))
     return {
         "error_type": clean(name)[:200],
-        "message": clean(message)[:4000],
-        "traceback": json_payload.tail_bytes(masked_text(clean(frames)), TRACEBACK_BYTES) or "",
+        "message": clean(masked_text(message[: 4000 + MASKED_AROUND]))[:4000],
+        "traceback": json_payload.tail_bytes(frames, TRACEBACK_BYTES) or "",
         "failure_key": signature_of(error, queue).fingerprint,
     }
 

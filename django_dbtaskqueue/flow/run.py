@@ -13,11 +13,14 @@ Nothing is written here, except in atomic mode: there the outcome and the proces
 from __future__ import annotations
 
 import logging
+import os
+import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 from weakref import WeakSet
 
 from django.core.signals import setting_changed
@@ -231,13 +234,67 @@ def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
         if processor.mode == "atomic":
             _call_atomic(lease, processor)
             return None
-        value = (processor.call or processor.with_middleware())(lease)
+        value = _called(processor, lease)
         outcome = DONE if value is None else as_outcome(value)
     except BaseException as error:
         return _failed(lease, error)
     finally:
         current_lease.reset(token)
     return None if lease.settled else outcome
+
+
+# -- a processor that forks --------------------------------------------------------------------------------------------
+
+
+_forks = 0  # of which this process is the copy
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _called(processor: Processor, given: Lease | list[Lease]) -> Any:
+    """Call a processor. A copy of this process that it forks ends here: it must not go on with the poller's work."""
+    forks = _forks
+    try:
+        value = (processor.call or processor.with_middleware())(given)
+    except BaseException as error:
+        if forks != _forks:
+            _end_copy(error)
+        raise
+    if forks != _forks:
+        _end_copy(None)
+    return value
+
+
+async def _called_async(processor: Processor, given: Lease | list[Lease]) -> Any:
+    """``_called`` for an async processor."""
+    forks = _forks
+    try:
+        value = await (processor.call or processor.with_middleware())(given)
+    except BaseException as error:
+        if forks != _forks:
+            _end_copy(error)
+        raise
+    if forks != _forks:
+        _end_copy(None)
+    return value
+
+
+def _end_copy(error: BaseException | None) -> NoReturn:
+    code = error.code if isinstance(error, SystemExit) else None
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class ProcessorTransaction(transaction.Atomic):
@@ -261,7 +318,7 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     with ProcessorTransaction(lease.port.alias):
         outcome: Outcome | Suspend
         try:
-            outcome = as_outcome((processor.call or processor.with_middleware())(lease))
+            outcome = as_outcome(_called(processor, lease))
         except TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
         if _is_open(lease):
@@ -289,7 +346,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
-            value = await (processor.call or processor.with_middleware())(lease)
+            value = await _called_async(processor, lease)
             outcome = DONE if value is None else as_outcome(value)
         except (Exception, TaskSuspended) as error:
             return _failed(lease, error)
@@ -336,7 +393,7 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
         outcomes: Iterable[Outcome | Suspend | None]
         with context.only({}):
             try:
-                outcomes = _shared_out(await (processor.call or processor.with_middleware())(readable), readable)
+                outcomes = _shared_out(await _called_async(processor, readable), readable)
             except Exception as error:
                 outcomes = [_failed(lease, error) for lease in readable]
         unreadable.update(zip(readable, outcomes, strict=True))
@@ -354,7 +411,7 @@ def _sorted_out(
 
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
-        return _shared_out((processor.call or processor.with_middleware())(leases), leases)
+        return _shared_out(_called(processor, leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
 
@@ -380,7 +437,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         with ProcessorTransaction(leases[0].port.alias):
-            outcomes = map(as_outcome, _each((processor.call or processor.with_middleware())(leases), leases))
+            outcomes = map(as_outcome, _each(_called(processor, leases), leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].port.settle(*pairs[0])

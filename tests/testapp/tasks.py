@@ -21,6 +21,8 @@ hold        blocks all signals, starts a program whose id it writes to the file 
             interpreter in C for ``seconds`` (default 100), and writes the file ``end``
 linger      deletes its row by itself, marks, waits for the file ``until``, and writes the file ``end``
 check       asks ``task.check()`` until it raises, and writes the file ``end``
+fork        forks; the copy ends the call as ``end`` says (exit, return, raise); completes with the copy's exit code
+raise_odd   raises the error ``kind``, which pickle cannot make again
 =========== ====================================================================================================
 
 Whatever it does, ``"mark": PATH`` first appends a line "id reference total_attempt pid" to that file: the record of
@@ -50,6 +52,8 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,6 +120,31 @@ def _wait(task: Lease, payload: dict[str, Any]) -> Complete:
 
 def _raise(payload: dict[str, Any]) -> None:
     raise RuntimeError(payload.get("message", "asked to fail"))
+
+
+def _fork(task: Lease, payload: dict[str, Any]) -> Complete:
+    if copy := os.fork():
+        return Complete(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+    if payload["end"] == "exit":
+        sys.exit(3)
+    if payload["end"] == "raise":
+        raise RuntimeError("of the copy")
+    return Complete("of the copy")
+
+
+class ArgumentsLost(Exception):
+    def __init__(self, order: int, code: str) -> None:
+        super().__init__(f"order {order} was refused with {code}")
+
+
+class Locked(Exception):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def _raise_odd(task: Lease, payload: dict[str, Any]) -> Complete:
+    raise ArgumentsLost(7, "E5") if payload["kind"] == "ArgumentsLost" else Locked("order 7 was refused with E5")
 
 
 def _at_first(act: Callable[[dict[str, Any]], object]) -> Verb:
@@ -201,6 +230,8 @@ VERBS: dict[str, Verb] = {
     "hold": _hold,
     "check": _check,
     "linger": _linger,
+    "fork": _fork,
+    "raise_odd": _raise_odd,
 }
 
 

@@ -7,6 +7,7 @@ renews the leases and settles the outcomes: a process pool needs no connection t
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,10 +23,12 @@ from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.decide import decide_call
 from django_dbtaskqueue.flow.run import PROCESS, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
@@ -180,10 +183,21 @@ def answers_of(job: Job, outcomes: Sequence[Outcome | Settlement | None]) -> lis
     answers = []
     for lease, outcome in zip(job.leases, outcomes, strict=True):
         error = None if outcome is None else outcome.facts.error
-        if isinstance(error, BaseException) and error.__traceback__ and multiprocessing.parent_process() is not None:
-            error.add_note("".join(traceback.format_tb(error.__traceback__)))  # a traceback object cannot be pickled
+        if outcome is not None and isinstance(error, BaseException) and multiprocessing.parent_process() is not None:
+            outcome = _portable_failure(lease, outcome, error)
         answers.append(Answer(outcome, lease.outcome if lease.settled else None, lease.lost))
     return answers
+
+
+def _portable_failure(lease: Lease, failed: Outcome | Settlement, error: BaseException) -> Outcome | Settlement:
+    """Return a failure for the poller's process. An error that cannot be pickled is decided here, and sent as text."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 -- made in the same line
+    except Exception:
+        return with_error(decide_call(lease, failed), RemoteError.of(error, lease.queue))
+    if error.__traceback__:
+        error.add_note("".join(traceback.format_tb(error.__traceback__)))  # a traceback object cannot be pickled
+    return failed
 
 
 def note_processor(job: Job) -> None:

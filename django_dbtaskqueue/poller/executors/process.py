@@ -174,9 +174,12 @@ class _Worker(Child):
             self.send(self._calls, portable(job))
             while True:
                 message = self.receive(ANSWER_POLL_SECONDS)
-                if message is not None and message[1] is not None:
-                    return message[1]
-                self._spared = self._spared or message is not None
+                number, answers = message or (self._calls, ())
+                if answers and number == self._calls:
+                    return answers
+                if answers:  # of another job: nothing that this process says can be trusted
+                    raise EOFError("an answer to another job")
+                self._spared |= answers is None and number == self._calls
         finally:
             with self._lock:
                 self._job = None

@@ -1,0 +1,51 @@
+"""Processors that fork, and errors that do not pass from one process to another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.models import Attempt, Task
+from tests.conftest import ProcessDatabase
+from tests.poller.processes import lines, polling
+from tests.support import until
+
+
+@pytest.fixture(autouse=True)
+def _environment(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lead the children of pollers in this process to the test's database."""
+    for key, value in process_database.env.items():
+        monkeypatch.setenv(key, value)
+
+
+@pytest.mark.parametrize("queue", ["work", "atomic", "aio", "apart", "aparta"])
+@pytest.mark.parametrize(("end", "code"), [("exit", 3), ("return", 0), ("raise", 1)])
+def test_the_copy_of_a_process_ends_with_its_call(queue: str, end: str, code: int, tmp_path: Path) -> None:
+    """Given a task that forks, when its copy ends the call, then only the task's own process goes on, with its answer.
+
+    The copy would else run the tasks after it, or answer in their place.
+    """
+    mark = tmp_path / "mark"
+    enqueue(queue, "forks", {"do": "fork", "end": end, "mark": str(mark)})
+    for number in range(4):
+        enqueue(queue, f"r{number}", {"result": number, "mark": str(mark)})
+    with polling({queue: 1}, threads=1):
+        until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
+    results = dict(Task.objects.values_list("reference", "result"))
+    assert results == {"forks": code, **{f"r{number}": number for number in range(4)}}
+    assert sorted(reference for _, reference, *_ in lines(mark)) == ["forks", "r0", "r1", "r2", "r3"]
+
+
+@pytest.mark.parametrize("queue", ["work", "apart"])
+@pytest.mark.parametrize("kind", ["ArgumentsLost", "Locked"])
+def test_an_error_that_cannot_be_pickled_is_told_whole(queue: str, kind: str) -> None:
+    """On a thread and in a process alike."""
+    task = enqueue(queue, kind, {"do": "raise_odd", "kind": kind})
+    with polling({queue: 1}, threads=1):
+        until(lambda: Attempt.objects.filter(task_id=task.pk).exists())
+    attempt = Attempt.objects.filter(task_id=task.pk).earliest("attempt")
+    assert attempt.error_type == f"tests.testapp.tasks.{kind}"
+    assert attempt.message == "order 7 was refused with E5"
+    assert "in _raise_odd" in attempt.traceback
