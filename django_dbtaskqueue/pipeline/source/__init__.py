@@ -90,7 +90,8 @@ class TaskSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_options()
-        snapshot, ids = self.options.get("snapshot"), int(self.options.get("slice_ids", task_reader.PARTITION_IDS))
+        snapshot = task_reader.checked_snapshot(self.options.get("snapshot"))
+        ids = int(self.options.get("slice_ids", task_reader.PARTITION_IDS))
         return task_reader.TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=ids)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -132,7 +133,7 @@ class TaskSource(DataSource):
                     f"The column {ours.name!r} of {self._table} is of type {ours.dataType.simpleString()}, not "
                     f"{given.dataType.simpleString()}: correct .schema(...), or cast it afterwards."
                 )
-        conditions = _from_text(self.options.get("where", "[]"))
+        conditions = _from_text(self.options.get("where", "[]"), schema_of(self._table).names)
         return task_reader.Selection(getattr(self.database.tables, self._table), schema, conditions)
 
     def _check_options(self) -> None:
@@ -247,8 +248,14 @@ def _conditions(
     return found
 
 
-def _from_text(text: str) -> tuple[Condition, ...]:
-    return tuple(
+def _from_text(text: str, columns: Iterable[str]) -> tuple[Condition, ...]:
+    found = tuple(
         (name, op, datetime.fromisoformat(value["time"]) if isinstance(value, dict) else value)
         for name, op, value in json.loads(text)
     )
+    for name, op, _ in found:  # whoever may write Spark SQL may write this text, and must not write ours
+        if name not in columns or op not in task_reader.OPERATORS:
+            raise PipelineError(
+                f"where: {name!r} {op!r} is not a column and an operator. Use read_tasks() or .where()."
+            )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,8 @@ FILTER_OPERATORS: dict[type[datasource.Filter], str] = {
     datasource.LessThanOrEqual: "<=",
     datasource.In: "in",
 }
+OPERATORS = {*FILTER_OPERATORS.values(), "known"}
+SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 PUSHED_TEXT_COLUMNS = ("queue_name", "status")
 PARTITION_IDS = 500_000
 SQLITE_BATCH_ROWS = 10_000
@@ -90,6 +93,13 @@ class Selection:
         (batch,) = copied(database, query, params, BOUNDS_SCHEMA, snapshot)
         first, last = (column[0].as_py() for column in batch.columns)
         return None if first is None else (first, last)
+
+
+def checked_snapshot(name: str | None) -> str | None:
+    """Return the name of a snapshot; ``PipelineError`` for what PostgreSQL does not call one."""
+    if name is not None and not SNAPSHOT_NAME.fullmatch(name):
+        raise PipelineError(f"snapshot={name!r} is not the name of a snapshot. Use open_snapshot().")
+    return name
 
 
 def _time_param(value: datetime, database: Database) -> datetime | str:
