@@ -12,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.models import Queue
 
 
@@ -135,3 +136,17 @@ def test_what_a_row_names_is_not_called_by_enqueue(
     assert testing.drain("letters", using=alias).parked == 1
     assert not called.exists()
     assert "Overrides of queue letters are not applied" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["max_running", "burst", "burst_per_group", "capacity", "concurrency", "max_attempts"])
+@pytest.mark.parametrize("number", [10**9 + 1, 2**63, 10**400])
+def test_a_number_that_no_column_or_clock_holds_is_refused(name: str, number: int) -> None:
+    with pytest.raises(ImproperlyConfigured, match=name):
+        conf.overlay(QueueSettings(), {name: number})
+
+
+@pytest.mark.parametrize("name", ["rate", "rate_per_group"])
+@pytest.mark.parametrize("rate", [f"{10**9 + 1}/s", f"{10**400}/s", f"{'9' * 5000}/s", "5/0s"])
+def test_a_rate_that_no_clock_holds_is_refused(name: str, rate: str) -> None:
+    with pytest.raises(ImproperlyConfigured):
+        conf.overlay(QueueSettings(), {name: rate})

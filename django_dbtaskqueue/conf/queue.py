@@ -100,6 +100,10 @@ def _positive(value: Any) -> bool:
     return isinstance(value, timedelta) and value > timedelta(0)
 
 
+def _whole(value: Any, least: int) -> bool:
+    return type(value) is int and least <= value <= 1_000_000_000
+
+
 ALIAS: Rule = (lambda v: isinstance(v, str), "an alias of DATABASES")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 SWITCH: Rule = (lambda v: isinstance(v, bool), "True or False")
@@ -117,16 +121,19 @@ QUEUE_RULES: dict[str, Rule] = {
     "settle": (lambda v: v in ("batch", "each"), '"batch" or "each"'),
     "batch_size": (lambda v: type(v) is int and 1 <= v <= 5000, "a whole number from 1 to 5000"),
     **dict.fromkeys(
-        ("max_running", "burst", "burst_per_group"),
-        (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number from 1"),
+        ("max_running", "burst", "burst_per_group", "capacity"),
+        (lambda v: v is None or _whole(v, 1), "None or a whole number from 1 to 1,000,000,000"),
     ),
     "max_running_per_group": (lambda v: type(v) is int and 1 <= v <= 1000, "a whole number from 1 to 1000"),
     **dict.fromkeys(
-        RATES, (lambda v: v is None or isinstance(v, Rate), 'None or a rate such as "100/s", "5/m" or "1/10s"')
+        RATES,
+        (
+            lambda v: v is None or (isinstance(v, Rate) and _whole(v.tasks, 1)),
+            'None or a rate such as "100/s", "5/m" or "1/10s", of at most 1,000,000,000 tasks',
+        ),
     ),
-    "concurrency": (lambda v: v is None or (type(v) is int and v >= 0), "None or a whole number from 0"),
+    "concurrency": (lambda v: v is None or _whole(v, 0), "None or a whole number from 0 to 1,000,000,000"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
-    "capacity": (lambda v: v is None or (type(v) is int and v >= 1), "None or a whole number of at least 1"),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
     "unique": (
         lambda v: v is None or isinstance(v, uniqueness.UniqueRule),
@@ -230,7 +237,12 @@ def valid_name(name: Any) -> str:
     """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
     if not is_name(name):
         raise ImproperlyConfigured(f"{name!r} {QUEUE_NAME_RULE}")
-    return str(name)
+    return plain(name)
+
+
+def plain(name: str) -> str:
+    """Return a queue's name as plain text: that of an enum which is a text, too. Its ``str()`` is not its value."""
+    return str.__str__(name) if isinstance(name, str) else name
 
 
 def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:
