@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
 
+from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
@@ -117,6 +118,7 @@ def register(
 
     ``row_type`` is the payload type of rows of plain JSON that go to this processor, and to no other.
     """
+    queue = conf.valid_name(queue)
     if payload is not None:
         codecs.prepare(payload)
         masking.learn(payload)
@@ -124,7 +126,7 @@ def register(
     call = _callable(function)
     where = f"@processor({queue!r})"
     parsed = {name: conf.parse(name, declared[name], where=f"{where}, {name}") for name in PARSED & declared.keys()}
-    is_async = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is async
+    is_async = _is(iscoroutinefunction, call)
     made = Processor(
         queue, call, payload=payload, mode=mode, policy=parsed.get("retry"), timeout=parsed.get("timeout"),
         is_async=is_async, reenqueue=parsed.get("reenqueue"), batch=batch, concurrency=concurrency, executor=executor,
@@ -314,6 +316,8 @@ def _check(made: Processor) -> None:
             f"{made.name} is async and Django has no async atomic(). "
             "Make it a plain function, or use mode='separate' and settle inside your own transaction."
         )
+    elif _is(inspect.isgeneratorfunction, made.function) or _is(inspect.isasyncgenfunction, made.function):
+        fault = f"{made.name} is a generator function: a call runs none of its code. Take yield out of it."
     elif executor is not None and made.is_async:
         fault = (
             f"{made.name} is async, a coroutine that is not awaited by executor={executor!r}. "
@@ -329,6 +333,10 @@ def _check(made: Processor) -> None:
             fault = f"{name}={value!r} must be None or a whole number of at least 1."
     if fault:
         raise ImproperlyConfigured(f"@processor({made.queue!r}): {fault}")
+
+
+def _is(kind: Callable[[object], bool], call: object) -> bool:
+    return kind(call) or kind(getattr(call, "__call__", None))  # noqa: B004 -- an instance whose __call__ is of the kind
 
 
 def _declarations(processors: Iterable[Processor]) -> dict[str, object]:

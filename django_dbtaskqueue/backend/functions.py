@@ -26,9 +26,7 @@ from django_dbtaskqueue.backend.compat import (
     task_started,
 )
 from django_dbtaskqueue.backend.results import TEXT_ERROR, decorated, id_of_lease, leased_result, stored_result
-from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, TaskQueueError
+from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Outcome, Reenqueue, as_outcome
@@ -108,12 +106,7 @@ def _outcome(value: object) -> Outcome:
     outcome = as_outcome(value)
     if outcome is value:
         return outcome
-    plain = normalize_json(value)
-    try:
-        json_payload.dumps(plain, limits=conf.payload_limits())
-    except PayloadError as error:
-        raise TypeError(f"The return value cannot be stored: {error}") from error
-    return Complete(plain)
+    return Complete(normalize_json(value))
 
 
 def _interrupted() -> Reenqueue:

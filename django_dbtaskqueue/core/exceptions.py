@@ -85,14 +85,14 @@ class DuplicateTask(EnqueueError):
 
 
 class PayloadError(EnqueueError):
-    """The database cannot store a payload as JSON, or a stored payload does not fit its class.
+    """The database cannot store a payload, a result or the data of a signal as JSON, or a payload has another class.
 
     ``path`` names the place, e.g. ``items[3].when``.
     """
 
-    def __init__(self, reason: str, *, path: str = "", cannot: str = "be stored") -> None:
+    def __init__(self, reason: str, *, path: str = "", cannot: str = "be stored", of: str = "Payload") -> None:
         self.path, self.reason = path, reason
-        super().__init__(f"Payload cannot {cannot}: {path or 'the value itself'}: {reason}")
+        super().__init__(f"{of} cannot {cannot}: {path or 'the value itself'}: {reason}")
 
 
 class QueueFull(EnqueueError):

@@ -13,6 +13,7 @@ import math
 import re
 import sys
 from dataclasses import dataclass
+from inspect import isasyncgen, isawaitable, iscoroutine, isgenerator
 from json import encoder as json_encoder
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
@@ -271,12 +272,30 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-def safe_json(value: object) -> str:
-    """Return JSON text for ``value``, or for its short ``repr`` if ``dumps`` refuses it. Never raises."""
+class Text(str):
+    """JSON text that ``kept`` has made."""
+
+    __slots__ = ()
+
+
+def kept(of: str, value: object, limits: Limits) -> Text | None:
+    """Return the JSON text of a result or the like, which reads back equal; None for None.
+
+    Raises ``PayloadError``, which begins with ``of``, for a value that JSON does not have or that is too large;
+    ``TypeError`` for a coroutine or a generator, whose code has not run.
+    """
+    if value is None or isinstance(value, Text):
+        return value
     try:
-        return dumps(value)
-    except Exception:
-        return json.dumps(short_repr(value, 4000))
+        return Text(dumps(value, limits=limits))
+    except PayloadError as error:
+        if isawaitable(value) or isgenerator(value) or isasyncgen(value):
+            if iscoroutine(value):
+                value.close()  # else Python warns that nobody awaited it
+            raise TypeError(
+                f"{of} is {short_repr(value)}, whose code has not run. Await it, or return a value."
+            ) from None
+        raise PayloadError(error.reason, path=error.path, of=of) from error
 
 
 def clean_text(text: str) -> str:

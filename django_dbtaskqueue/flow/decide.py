@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing, SignalTimeout, StepChanged
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Failed, Outcome, Reenqueue, Settlement, checked
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Failed, Outcome, Reenqueue, Settlement, checked
 
 
 def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
-    """Return what is to be written of an outcome. One that is decided already is returned as it is.
+    """Return what is to be written of an outcome, its result as JSON. One that is decided is returned as it is.
 
-    Raises ``ReenqueueDelayMissing`` for a reenqueue without a delay when no policy gives one.
+    Raises ``ReenqueueDelayMissing`` for a reenqueue without a delay when no policy gives one, and what ``json.kept``
+    raises for a result that is not JSON.
     """
     match outcome:
         case Fail():
             return _decide_failure(lease, outcome)
-        case Reenqueue(delay=None):
+        case Complete(result) if result is not None:
+            return Complete(json_payload.kept("The result", result, conf.payload_limits()))
+        case Reenqueue():
             return _decide_reenqueue(lease, outcome)
     return outcome
 
@@ -47,10 +51,12 @@ def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
 
 
 def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
-    number = lease.reenqueue_attempt + 1
-    declared = lease.processor and lease.processor.reenqueue
-    policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
-    delay = None if policy is None else retry.next_delay(policy, number)
+    delay, number = outcome.delay, lease.reenqueue_attempt + 1
     if delay is None:
-        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
-    return Reenqueue(delay, outcome.result, outcome.keep_attempts)
+        declared = lease.processor and lease.processor.reenqueue
+        policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
+        delay = None if policy is None else retry.next_delay(policy, number)
+        if delay is None:
+            raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+    result = json_payload.kept("The result", outcome.result, conf.payload_limits())
+    return Reenqueue(delay, result, outcome.keep_attempts)

@@ -111,6 +111,7 @@ def enqueue(
     options = locals()  # the arguments by name, of which row_of takes those that make the row
     if enqueue_hook.around is not None and enqueue_hook.applies():
         return enqueue_hook.surround(queue, lambda: enqueue(**options))
+    queue = conf.plain(queue)
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias, connection := connections[alias])
     row = row_of(options, settings)

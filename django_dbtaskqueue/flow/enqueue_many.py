@@ -18,7 +18,7 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, NotSupportedError, transaction
 
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.conf.settings import QueueSettings, plain
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, EnqueueManyOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError
@@ -96,6 +96,7 @@ def enqueue_many(
     options = locals()
     if enqueue_hook.around is not None and enqueue_hook.applies():
         return enqueue_hook.surround(queue, lambda: enqueue_many(**options))
+    queue = plain(queue)
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
     check_timeout(timeout)

@@ -140,10 +140,10 @@ def _fence(lease: Lease) -> dict[str, Any]:
 
 
 def _result(result: Any) -> dict[str, Any]:
-    """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
+    """Return a decided result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
     if result is None:
         return {"result_text": None, "result_value": None}
-    stored = json.loads(json_payload.safe_json(result))
+    stored = json_payload.loads(result)
     text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
     return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
 

@@ -11,20 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from inspect import isawaitable, iscoroutinefunction
 from typing import NamedTuple, NoReturn
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, transaction
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import (
-    PayloadError,
-    SignalTimeout,
-    StepChanged,
-    TaskQueueError,
-    TaskSuspended,
-)
+from django_dbtaskqueue.core.exceptions import SignalTimeout, StepChanged, TaskQueueError, TaskSuspended
 from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import MAX_DELAY, Suspend
 from django_dbtaskqueue.db.session import Session
@@ -226,16 +220,7 @@ def _description(kind: str, name: str) -> str:
 
 
 def _dumped(name: str, result: object) -> str | None:
-    if isawaitable(result):
-        raise TypeError(f"Step {name!r} returned something to await. Use: await task.astep({name!r}, …).")
-    try:
-        return None if result is None else json_payload.dumps(result)
-    except PayloadError as error:
-        place = f" at {error.path}" if error.path else ""
-        raise TypeError(
-            f"The result of step {name!r} must be JSON, because later attempts get it from the database{place}: "
-            f"{error.reason} Return plain values, such as the key of a row."
-        ) from error
+    return json_payload.kept(f"The result of step {name!r}", result, conf.payload_limits())
 
 
 def _loaded(text: str | None) -> object:

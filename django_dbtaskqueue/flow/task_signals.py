@@ -11,6 +11,7 @@ from contextlib import suppress
 from asgiref.sync import sync_to_async
 from django.db import router
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import SignalRefused
 from django_dbtaskqueue.core.lease import Lease
@@ -40,7 +41,7 @@ def signal(
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARS:
         raise TypeError(f"The name of a signal is text of 1 to {MAX_NAME_CHARS} characters, not {name!r:.80}.")
     session, task_id = _place(task, queue, using)
-    text = None if data is None else json_payload.dumps(data)
+    text = json_payload.kept(f"The data of signal {name!r}", data, conf.payload_limits())
     params = {
         "location": session.location, "task_id": task_id, "name": name, "data": text,
         "actor": actor[:MAX_NAME_CHARS],
