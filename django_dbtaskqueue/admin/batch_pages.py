@@ -28,7 +28,7 @@ from django_dbtaskqueue.admin.read_only import (
 )
 from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import model_for, model_named
+from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.models import Batch
 from django_dbtaskqueue.operations import task_graph
@@ -76,7 +76,7 @@ class BatchAdmin(SmallListAdmin):
             "nodes": [
                 (
                     node,
-                    self.url(model_named(node.key.location), "change", node.key.id),
+                    self.task_url(*node.key),
                     status_badge(node.status or "?"),
                     graph.parents.get(node.key, ()),
                 )
@@ -135,7 +135,7 @@ class BatchAdmin(SmallListAdmin):
         """Link to the task that runs when all others have ended."""
         if row.callback_id is None:
             return EMPTY_VALUE
-        return self.link(row.callback_id, self.url(model_named(row.callback_location), "change", row.callback_id))
+        return self.link(row.callback_id, self.task_url(row.callback_location, row.callback_id))
 
 
 def _counted(rows: list[Batch]) -> list[Batch]:

@@ -28,6 +28,7 @@ from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import is_task_table, model_named
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate
 from django_dbtaskqueue.operations.serializers import read_row, readable
@@ -198,6 +199,10 @@ class ReadOnlyAdmin(ModelAdmin):
         except NoReverseMatch:
             return ""
         return f"{address}?{urlencode(query)}" if query else address
+
+    def task_url(self, location: str, pk: int) -> str:
+        """Return the address of a task's page; empty also where SQL wrote a location that is no task table."""
+        return self.url(model_named(location), "change", pk) if is_task_table(location) else ""
 
     def link(self, text: object, address: str) -> str:
         """Return a link, or the bare text when there is no address."""

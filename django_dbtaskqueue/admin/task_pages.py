@@ -46,7 +46,6 @@ from django_dbtaskqueue.admin.task_search import (
 from django_dbtaskqueue.core.columns import SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -269,10 +268,7 @@ class TaskAdmin(TaskPage):
 
     def _related(self, found: RelatedTasks) -> tuple[list[Any], int] | None:
         """Return parents or children with the addresses of their pages; None if there are none."""
-        rows = [
-            (one, self.url(model_named(one.location), "change", one.id), status_badge(one.status or "?"))
-            for one in found.tasks
-        ]
+        rows = [(one, self.task_url(one.location, one.id), status_badge(one.status or "?")) for one in found.tasks]
         return (rows, found.more) if rows else None
 
     def _step_note(self, step: Step, *, seen: bool) -> str:

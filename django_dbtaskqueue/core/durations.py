@@ -7,7 +7,8 @@ import random
 import re
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -172,6 +173,33 @@ def jittered(seconds: float) -> float:
 def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
     """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
     return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
+
+
+class Pauses:
+    """Rows of a table, or the like, that raised: each rests for a growing time, and its neighbours go on.
+
+    One object for each loop over such rows, kept as long as the process: it forgets a row that works again.
+    """
+
+    def __init__(self, first: float, longest: float) -> None:
+        self._bounds = first, longest
+        self._rests: dict[Hashable, tuple[float, float]] = {}  # until when, and how long this time
+
+    def resting(self) -> list[Hashable]:
+        """Return the keys of the rows to pass over."""
+        now = clock.monotonic()
+        return [key for key, (until, _pause) in self._rests.items() if until > now]
+
+    @contextmanager
+    def around(self, key: Hashable, note: Callable[[Exception], object]) -> Iterator[None]:
+        """Try a row for a ``with`` block. An exception is given to ``note``, which names the row to an operator."""
+        try:
+            yield
+            self._rests.pop(key, None)
+        except Exception as error:
+            pause = next_pause(self._rests.get(key, (0.0, 0.0))[1], *self._bounds)
+            self._rests[key] = clock.monotonic() + pause, pause
+            note(error)
 
 
 class Clock:

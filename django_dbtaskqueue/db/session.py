@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from datetime import UTC, datetime
 from functools import cached_property, lru_cache
@@ -316,6 +316,13 @@ def model_named(label: str) -> type[AbstractTask]:
                 f"model={label!r}: {name!r} cannot be a table's or column's name here: {TABLE_NAME_RULE}."
             )
     return model
+
+
+def is_task_table(label: str) -> bool:
+    """Whether this names a task table: a row that SQL wrote may name anything."""
+    with suppress(ImproperlyConfigured):
+        return bool(model_named(label))
+    return False
 
 
 def model_for(queue: str) -> type[AbstractTask]:

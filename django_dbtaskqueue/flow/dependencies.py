@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from django.db.utils import Error
-
 from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, model_named, statements_of
+from django_dbtaskqueue.db.session import Session, is_task_table, model_named, statements_of
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 
@@ -73,7 +71,7 @@ def sweep_after_commit(session: Session) -> None:
 def _quietly(tell: Callable[[], object], session: Session) -> None:
     try:
         tell()
-    except Error as error:  # the next sweep of a poller tells it
+    except Exception as error:  # the next sweep of a poller tells it, or says why not
         logger.debug("Ends of tasks in %s are told later: %s", session.location, error)
 
 
@@ -126,7 +124,8 @@ def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, se
     edges = session.run(sql.open_edges, {"location": session.location, "ids": array(statuses)})
     children: defaultdict[str, set[int]] = defaultdict(set)
     for _edge, _parent, location, child in edges:
-        children[location].add(child)
+        if is_task_table(location):  # SQL wrote the others
+            children[location].add(child)
     policies: dict[TaskKey, str] = {}
     for location in sorted(children):
         rows = session.run(sql.lock_holds, {"location": location, "ids": array(sorted(children[location]))})

@@ -17,7 +17,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
-from django_dbtaskqueue.db.session import Session, model_named, model_of
+from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of
 from django_dbtaskqueue.flow.dependencies import (
     Changes,
     TaskKey,
@@ -202,7 +202,7 @@ def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, 
     """Return (queue, reference, status, result) of tasks, from their tables or the history."""
     names = ("queue", "reference", "status", "result")
     found: dict[tuple[str, int], Any] = {}
-    for location in sorted({key.location for key in keys}):
+    for location in sorted({key.location for key in keys if is_task_table(key.location)}):
         ids = [key.id for key in keys if key.location == location]
         rows = model_named(location)._base_manager.using(alias).filter(pk__in=ids).values_list("pk", *names)
         found |= {(location, row[0]): row[1:] for row in rows}

@@ -10,8 +10,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from django.db import connections, transaction
 from django.db.models import BooleanField, ExpressionWrapper, F, Q, QuerySet
@@ -21,6 +23,7 @@ from django.utils.timezone import make_aware
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, ticks
 from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
@@ -38,7 +41,7 @@ MAX_SCHEDULE_NAME = 150  # characters: with the tick it is a reference
 MAX_SCHEDULES_PER_TURN = 500
 SCHEDULE_LOOK_S = 3.0  # at most, between two looks for schedules that a person changed
 LOCKED_SCHEDULE_S = 0.5  # before the next look at a schedule whose row another transaction has
-FAILED_SCHEDULE_S = 5.0  # before a schedule whose task was refused is tried again
+FAILED_SCHEDULE_S = 5.0, 300.0  # before a schedule whose task was refused is tried again: at first, and at most
 
 
 def aware(value: datetime, alias: str) -> datetime:
@@ -183,12 +186,15 @@ def _follow(row: Schedule, said: dict[str, object], alias: str) -> None:
 # -- ticks -------------------------------------------------------------------------------------------------------------
 
 
-def enqueue_due(alias: str, declared: Collection[str]) -> tuple[float, list[str]]:
+def enqueue_due(alias: str, declared: Collection[str], pauses: Pauses | None = None) -> tuple[float, list[str]]:
     """Enqueue the tasks of all due ticks; return the seconds until the next look, and the queues that got some.
 
-    Schedules of the code are left to processes whose code declares them: without it they stop.
+    Schedules of the code are left to processes whose code declares them: without it they stop. One that raises, for
+    whatever reason, says so in its note, and rests: its tick stays due.
     """
     ours = Schedule.objects.using(alias).filter(Q(source=PERSON) | Q(name__in=declared), paused=False)
+    pauses = pauses or Pauses(*FAILED_SCHEDULE_S)
+    ours = ours.exclude(name__in=pauses.resting())
     due = ExpressionWrapper(Q(next_time__lte=Now()), output_field=BooleanField())
     rows = ours.exclude(next_time=None).annotate(due=due, now=Now()).order_by("next_time")
     wait, woken = SCHEDULE_LOOK_S, list[str]()
@@ -197,20 +203,15 @@ def enqueue_due(alias: str, declared: Collection[str]) -> tuple[float, list[str]
     ]:
         if not is_due and next_time is not None:
             return min(wait, max(0.0, (next_time - now).total_seconds())), woken
-        try:
+        with pauses.around(name, partial(_note, alias, name)), suppress(UnknownQueue):  # of another code
             number = _tick(alias, name)
             woken += [queue] * bool(number)
             wait = min(wait, LOCKED_SCHEDULE_S if number is None else 0.0)  # there may be another tick by now
-        except UnknownQueue:
-            continue  # of another code
-        except (TaskQueueError, ValueError) as error:
-            wait = min(wait, FAILED_SCHEDULE_S)
-            _note(alias, name, str(error))
     return wait, woken
 
 
-def _note(alias: str, name: str, text: str) -> None:
-    """Note why the task of a tick was refused. The tick stays due."""
+def _note(alias: str, name: str, error: Exception) -> None:
+    text = str(error) if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: {error}"
     if Schedule.objects.using(alias).filter(name=name).exclude(note=text[:500]).update(note=text[:500]):
         logger.warning("Schedule %s: its task was refused, trying again: %s", name, text)
 

@@ -254,12 +254,12 @@ class Rescuer:
 
     def _check(self, queues: list[QueueState]) -> None:
         session, began = Session.on(queues[0].port.alias, queues[0].port.model), clock.monotonic()
-        if self._sweep_due <= began:
-            self._sweep(session, began)
         left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
         waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
         now = clock.monotonic()
         self._due.update({queue: now + wait for queue, wait in waits.items()})
+        if self._sweep_due <= began:  # last: what it meets must not keep dead pollers' tasks
+            self._sweep(session, began)
 
 
 def rescue_due(session: Session, queue: QueueState, left: float | None, metrics: Collector | None) -> float:

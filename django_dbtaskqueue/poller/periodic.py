@@ -14,12 +14,12 @@ from django.db import connections
 from django.db.utils import Error
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import clock, jittered, next_pause
+from django_dbtaskqueue.core.durations import Pauses, clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due, home_of
+from django_dbtaskqueue.flow.schedule import FAILED_SCHEDULE_S, Definition, declare, enqueue_due, home_of
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
@@ -58,6 +58,7 @@ class ScheduleJob:
         self._wake = wake
         self._declared: dict[str, Definition] = {}
         self._declare_due = 0.0
+        self._pauses = Pauses(*FAILED_SCHEDULE_S)
 
     def run(self) -> float:
         """Enqueue what is due; return the seconds until the next tick, or until the next look."""
@@ -66,7 +67,7 @@ class ScheduleJob:
             self._declared = {name: one for name, one in here if home_of(one.queue) == self._alias}
             declare(self._alias, self._declared)
             self._declare_due = clock.monotonic() + DECLARE_SECONDS
-        seconds, queues = enqueue_due(self._alias, self._declared)
+        seconds, queues = enqueue_due(self._alias, self._declared, self._pauses)
         for queue in queues:
             self._wake(queue)
         return seconds

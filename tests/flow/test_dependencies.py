@@ -11,9 +11,13 @@ from django.db import transaction
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.core.states import POISON
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move, retention
+from django_dbtaskqueue.flow.dependencies import TaskKey
+from django_dbtaskqueue.flow.parents import rows_of
+from django_dbtaskqueue.flow.settle import settle
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.factories import make_task
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
@@ -213,3 +217,20 @@ def test_what_a_task_waited_for_goes_when_the_task_is_gone(alias: str, put: Call
     Task.objects.using(alias).filter(pk=child.pk)._raw_delete(alias)
     dependencies.sweep_missing(Session.on(alias), 0)
     assert not Dependency.objects.using(alias).exists()
+
+
+def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: Callable[..., Task]) -> None:
+    """Given an edge and a hold that SQL wrote, when its parent and another end, then all children are released."""
+    parent, other = put(), put()
+    children = [put(after=parent), put(after=other)]
+    for location in ("nosuch.model", "auth.user", "", "x"):
+        edge = {"parent_location": "dbtaskqueue.task", "parent_id": parent.pk, "child_location": location}
+        Dependency.objects.using(alias).create(**edge, child_id=1)
+        Hold.objects.using(alias).create(location=location, task_id=1, remaining=1, on_parent_failure="run")
+    session = Session.on(alias)
+    make = taken(alias), taken(alias)
+    settle(session, [(lease, Complete()) for lease in make], counted=False)
+    assert dependencies.sweep(session) == 2
+    assert [state(child) for child in children] == [("CREATED", None)] * 2
+    assert not Dependency.objects.using(alias).filter(outcome=None).exists()
+    assert rows_of({TaskKey("nosuch.model", 1)}, alias) == {}

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
+from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.flow.schedule import SCHEDULE_LOOK_S, Definition, declare, enqueue_due
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.periodic import ScheduleJob
+from tests.clock import SteppedClock
 from tests.support import at_once, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -261,3 +264,29 @@ def test_many_at_once_enqueue_each_tick_once() -> None:
     minutes = (row("default").last_time - before.next_time) // timedelta(minutes=1)
     ticks_of = [before.next_time + timedelta(minutes=number) for number in range(minutes + 1)]
     assert sorted(references("default")) == [f"s@{tick:%Y-%m-%dT%H:%M:00Z}" for tick in ticks_of]
+
+
+def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: SteppedClock) -> None:
+    """Given a row that SQL wrote and Python cannot read, when ticks are due, then the others have their tasks."""
+    made(alias, ago=timedelta(seconds=90))
+    Schedule.objects.using(alias).filter(pk="s").update(name="bad")
+    depth = 2500 if alias == "default" else 900  # SQLite takes no more than 1,000
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE dbtaskqueue_schedule SET payload = %s", [f"{'[' * depth}{']' * depth}"])
+    made(alias, ago=timedelta(seconds=60))
+    pauses = Pauses(5.0, 300.0)
+    clock.stop()
+    assert enqueue_due(alias, (), pauses)[1] == ["parcels"]
+    assert pauses.resting() == ["bad"]
+    assert Schedule.objects.using(alias).exclude(note="").filter(pk="bad").exists()
+    for pause in (5, 10, 20):  # each time longer
+        clock.advance(pause - 1)
+        assert pauses.resting() == ["bad"]
+        clock.advance(1)
+        assert pauses.resting() == []
+        enqueue_due(alias, (), pauses)
+    with connections[alias].cursor() as cursor:
+        cursor.execute("UPDATE dbtaskqueue_schedule SET payload = %s", ["1"])
+    clock.advance(300)
+    enqueue_due(alias, (), pauses)
+    assert len(references(alias)) == 2
