@@ -140,9 +140,6 @@ def all_pages(rows: Iterable[Model]) -> list[str]:
     return [*found, *logs, *(f"{url}{'&' if '?' in url else '?'}_live=1" for url in found)]
 
 
-# -- who may ----------------------------------------------------------------------------------------------------------
-
-
 def test_strangers_are_sent_to_the_login() -> None:
     for url in all_pages(one_of_everything()):
         for response in (Client().get(url), Client().post(url, {"action": "reprocess", "_selected_action": "1"})):
@@ -191,9 +188,6 @@ def test_acts_are_refused_without_the_csrf_token(admin_user: User) -> None:
     assert confirm(client, "reprocess", [task]).status_code == 403
     assert confirm(client, "pause", [Queue(name=QUEUE)], url=QUEUES).status_code == 403
     assert (statuses(), Queue.objects.count()) == ({task.pk: "ERROR"}, 0)
-
-
-# -- what it shows ----------------------------------------------------------------------------------------------------
 
 
 def test_nothing_from_a_row_is_markup_and_looking_changes_nothing(op: Client) -> None:
@@ -329,9 +323,6 @@ def test_the_page_of_a_task_tells_its_story(op: Client) -> None:
     assert f"&quot;big&quot;: {2**70}" in shown, "exact"
     assert "<dt>Tag</dt>" in shown and "<dt>Group</dt>" not in shown
     assert "exist. Perhaps it was deleted?" in text_of(op.get(f"{TASKS}123456/change/", follow=True))
-
-
-# -- what it does -----------------------------------------------------------------------------------------------------
 
 
 def test_a_question_says_what_would_change_and_changes_nothing(op: Client) -> None:
@@ -497,9 +488,6 @@ def test_acting_from_the_page_of_a_task_leads_back_to_it(op: Client) -> None:
     assert offered(shown) == ["cancel", "run_now", "snooze", "change_priority", "move", "signal", "delete"]
 
 
-# -- queues -----------------------------------------------------------------------------------------------------------
-
-
 def test_pause_with_reason_and_end_then_resume(op: Client, admin_user: User) -> None:
     confirm(op, "pause", [Queue(name="no-such-queue")], url=QUEUES)
     both = [Queue(name=QUEUE), Queue(name="letters")]
@@ -531,9 +519,6 @@ def test_a_pause_ends_in_the_future_and_then_shows_as_running(op: Client) -> Non
     assert ">paused<" in text_of(op.get(QUEUES))
     age(timedelta(hours=2), model=Queue, name=QUEUE)
     assert ">paused<" not in text_of(op.get(QUEUES))
-
-
-# -- pollers, attempts, history ---------------------------------------------------------------------------------------
 
 
 def test_pollers_that_missed_three_heartbeats_are_late(op: Client) -> None:
@@ -594,9 +579,6 @@ def test_the_admin_works_on_a_site_of_ones_own(op: Client) -> None:
     response = confirm(op, "reprocess", [task], url=tasks, origin="page")
     assert response.headers["Location"] == f"{tasks}{task.pk}/change/"
     assert statuses() == {task.pk: "CREATED"}
-
-
-# -- how values look --------------------------------------------------------------------------------------------------
 
 
 def test_a_message_is_the_line_that_says_most() -> None:

@@ -21,8 +21,6 @@ from django_dbtaskqueue.operations.search.values import STATE_NAMES, Match
 from tests.factories import make_task
 from tests.operations.site import refused, sql
 
-# -- the words --------------------------------------------------------------------------------------------------------
-
 COMPARED = st.sampled_from([">", ">=", "<", "<="])
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 FULL = TEXT.filter(bool)
@@ -120,8 +118,6 @@ def test_a_wrong_search_says_what_was_meant() -> None:
     ):
         refused(words, parse, f"queue:claims {text}")
 
-
-# -- the rows ---------------------------------------------------------------------------------------------------------
 
 H, ADA, UA = timedelta(hours=1), {"who": "ada"}, {"carrier": "UA", "n": 5, "deep": {"x": True}}
 ROWS: dict[str, dict[str, Any]] = {

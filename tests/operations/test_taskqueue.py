@@ -47,9 +47,6 @@ def refused(words: str, *asked: object, code: int = taskqueue.REFUSED_CODE) -> N
     assert error.value.returncode == code
 
 
-# -- looking -----------------------------------------------------------------------------------------------------------
-
-
 def test_status_tells_the_health_first_then_each_queue() -> None:
     make_task(ready_time=-timedelta(minutes=5))
     make_task(Status.ERROR)
@@ -163,9 +160,6 @@ def test_batches_are_listed_shown_and_cancelled() -> None:
     refused("no batch '999'", "batches", "show", "999")
 
 
-# -- acting ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_large_act_becomes_a_bulk_operation_and_is_followed_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "MAX_TASKS_PER_ACTION", 3)
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
@@ -225,9 +219,6 @@ def test_pause_resume_and_purge() -> None:
     assert [task.queue for task in Task.objects.all()] == ["letters"]
     acts = [("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE)]
     assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == acts
-
-
-# -- settings of a queue -----------------------------------------------------------------------------------------------
 
 
 def settings_there(*arguments: str) -> dict[str, tuple[Any, str]]:
@@ -310,9 +301,6 @@ def test_settings_that_cannot_be_set_are_refused_with_what_is_allowed() -> None:
     for asked in (("settings", "lettres"), ("set", "lettres", "rate=5/m")):
         refused("Did you mean 'letters'", *asked)
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
-
-
-# -- how it ends -------------------------------------------------------------------------------------------------------
 
 
 def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
