@@ -272,4 +272,4 @@ def test_the_filter_takes_a_search_and_each_qualifier_as_a_field() -> None:
     for fault in ({"q": "stauts:ERROR"}, {"status": "EROR"}, {"q": "status:ERROR", "age": "old"}):
         wrong = TaskFilter(fault, queryset=Task.objects.all())
         assert list(wrong.qs) == [] and wrong.errors
-        refused(None, wrong.checked)
+        refused(None, wrong.checked, error=SearchError)
