@@ -37,9 +37,8 @@ def chromium() -> Iterator[Any]:
 
     One for each test: while its driver's event loop stands in this thread, Django refuses the database to other tests.
     """
-    playwright = (
-        import_module("playwright.sync_api") if "CI" in os.environ else pytest.importorskip("playwright.sync_api")
-    )
+    name = "playwright.sync_api"
+    playwright = import_module(name) if os.environ.get("CI") else pytest.importorskip(name)
     with playwright.sync_playwright() as running:
         own = running.chromium.executable_path
         program = next(filter(None, map(shutil.which, PROGRAMS)), own if Path(own).exists() else None)

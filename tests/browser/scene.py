@@ -58,16 +58,10 @@ def _claim(number: int) -> dict[str, Any]:
 
 def _tasks() -> None:
     decision = {"decision": "paid", "compensation": 600}
-    paid, facts = {"result": decision, "process_result": json.dumps(decision)}, dict[str, Any]()
+    paid = {"result": decision, "process_result": json.dumps(decision)}
     for number in range(40):
         waited, ran = number * MINUTE, timedelta(seconds=number % 7)
         times = {"create_time": -waited - 2 * MINUTE, "start_time": -waited - ran, "finish_time": -waited}
-        facts = {
-            "payload": _claim(number),
-            "result": paid,
-            "process_result": json.dumps(paid),
-            "poller_instance": HOLDER,
-        }
         flight, queue = f"2013-01-01-UA-{1500 + number}-EWR-IAH", "claims" if number % 3 else "mail"
         facts = {"payload": _claim(number), "poller_instance": HOLDER, **paid, **times}
         make_task(COMPLETED, queue=queue, reference=flight, **facts)
