@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tests.benchmarks.children import manage
 from tests.benchmarks.server import REPOSITORY, Server, serving
-from tests.contrib.clusters import SETTINGS, Cluster
 
 FILL = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
@@ -45,6 +44,11 @@ def main() -> None:
 
 
 def measured(server: Server, workers: int, tasks: int, queue: str, work: int) -> float:
+    import django
+
+    django.setup()
+    from tests.contrib.clusters import SETTINGS, Cluster  # its helpers need models
+
     server.run("TRUNCATE dbtaskqueue_task")
     server.run(FILL, {"tasks": tasks, "queue": queue, "work": work})
     server.calm("dbtaskqueue_task")
