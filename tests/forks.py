@@ -4,8 +4,6 @@ A start takes milliseconds instead of a second. What a process reads from its en
 after the fork. Its parent is the server, which therefore has to be asked for its exit code.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

@@ -1,7 +1,5 @@
 """PgBouncer in transaction mode, for tests."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Figures of reports as their JSON has them, made without Spark: a week of two queues."""
 
-from __future__ import annotations
-
 import math
 from datetime import UTC, datetime, timedelta
 from typing import Any

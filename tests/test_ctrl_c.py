@@ -1,7 +1,5 @@
 """Ctrl-C ends a run of the tests with everything that it started."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

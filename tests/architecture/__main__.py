@@ -1,7 +1,5 @@
 """``python -m tests.architecture`` prints the shape of the package in figures; with ``words``, names with old words."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.architecture import figures, words

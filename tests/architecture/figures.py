@@ -1,7 +1,5 @@
 """The shape of the package in figures: ``python -m tests.architecture`` prints them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -14,8 +14,6 @@ is idle again. So it holds the choice of the queue, the checkout, the run, the s
 fetch of the poller's second thread if there is one.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

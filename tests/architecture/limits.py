@@ -3,8 +3,6 @@
 A limit may only fall, but for new functions: then the commit that raises it says which.
 """
 
-from __future__ import annotations
-
 LIMITS: dict[str, int] = {
     # With COPY, settings from the command line, the index of groups, days that reports keep, cursors that are kept,
     # wake-ups that callers send, small lakes, a cancel while a call starts

@@ -1,7 +1,5 @@
 """Few pieces, short ways: no figure of the package is above its limit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

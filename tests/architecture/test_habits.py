@@ -1,7 +1,5 @@
 """Small by measure, and nothing left half done."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

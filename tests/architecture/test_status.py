@@ -1,7 +1,5 @@
 """Only the flow writes ``status``, and only the statements and the edges say which may follow which."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """Rows and requests are data. Only the listed modules unpickle, evaluate or import by name, and each has a reason."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The check of words knows a metaphor from an ordinary word. How many names may still be old: ``LIMITS``."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.architecture.words import is_old

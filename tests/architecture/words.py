@@ -4,8 +4,6 @@ The standard words are those of PostgreSQL, Django, Oban and River. Names are ju
 functions, parameters, variables, attributes, constants, files of templates and styles, and classes and ids in HTML.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

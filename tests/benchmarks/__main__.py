@@ -1,7 +1,5 @@
 """Run scenarios, print the tables."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ are finished ones of five queues and two days, one in fifty with a failed attemp
 step took.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from datetime import timedelta

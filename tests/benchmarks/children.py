@@ -1,7 +1,5 @@
 """Other processes: pollers as a user starts them, and workers that begin at a word."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

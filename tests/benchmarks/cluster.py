@@ -7,8 +7,6 @@ PostgreSQL. With ``--nap MS`` the processors wait so long instead of working: wh
 time shows on a busier machine, too.
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import tempfile

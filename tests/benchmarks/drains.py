@@ -1,7 +1,5 @@
 """Drains: tasks that wait are processed by one or more processes; ours, and the bare loop's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -3,8 +3,6 @@
 Of a checkout behind the bound and of a walk from the front, after a churn; the same with a snapshot open meanwhile.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Any
 

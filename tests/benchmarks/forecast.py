@@ -4,8 +4,6 @@ Each week of the year is predicted from the weeks before it, 4, 8 or 26 of them,
 no database and no Spark. With the library statsforecast installed, the forecast may choose its model too.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta, tzinfo

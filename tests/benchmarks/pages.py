@@ -7,8 +7,6 @@ transactions among them. A search that goes on by itself has also the time until
 the machine. ``--only TEXT`` measures the pages with this text in their name.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import os

@@ -5,8 +5,6 @@ is that of a whole ``report`` with its page, its JSON and its tables, with two c
 start is told apart. The first report sums up each day; with ``--runs 2`` the second one reads these summaries.
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 import uuid

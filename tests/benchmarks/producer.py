@@ -3,8 +3,6 @@
 It says READY, begins at GO, and says what it measured.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

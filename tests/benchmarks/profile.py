@@ -3,8 +3,6 @@
 It shows the files and the functions with the most time of their own.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import signal

@@ -16,8 +16,6 @@ turns on PostgreSQL 18, PostgreSQL's CPU in µs a task, 500 rows per batch:
 SAME makes the promises that the package makes: a unique reference, a lease, a fence, finished rows with their times.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

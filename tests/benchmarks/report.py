@@ -1,7 +1,5 @@
 """The tables, in Markdown."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 

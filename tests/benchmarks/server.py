@@ -1,7 +1,5 @@
 """The database that all is measured on: one PostgreSQL of our own, whose commits are durable."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import statistics

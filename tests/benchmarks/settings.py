@@ -4,8 +4,6 @@ Environment: ``BENCHMARK_WITHOUT_ORJSON=1`` hides orjson; ``BENCHMARK_APPS`` add
 ``BENCHMARK_TASKQUEUE`` is laid over ``DBTASKQUEUE``, in JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

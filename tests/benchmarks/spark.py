@@ -5,8 +5,6 @@ fetch size and a batch size of 10,000 and the driver's ``reWriteBatchedInserts``
 there are partitions and batches; ours is one. The driver is Debian's: ``apt-get install libpostgresql-jdbc-java``.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

@@ -1,7 +1,5 @@
 """The processors that benchmarks measure: they do nothing, nothing for 20 microseconds, keep a core busy, or wait."""
 
-from __future__ import annotations
-
 import os
 import threading
 from time import monotonic, perf_counter

@@ -1,7 +1,5 @@
 """The harness itself: that it tells met from missed, and that every scenario still runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Settings that the tests and their child processes share, and the processes themselves."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

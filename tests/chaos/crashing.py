@@ -4,8 +4,6 @@ Nothing of the flow is replaced: the statement that is being watched runs, and t
 is open ("before" a commit, "in" something) or after it has committed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

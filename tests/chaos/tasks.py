@@ -10,8 +10,6 @@ steps   takes three steps that each write a booking, and waits for a signal; end
 All queues have the same; that of ``ledger`` has ``mode="atomic"``.
 """
 
-from __future__ import annotations
-
 import ctypes
 import sys
 import time

@@ -1,7 +1,5 @@
 """The network drops what is sent, and breaks nothing: a poller says that it waits, and soon works again."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """A thread that a poller cannot work without ends: the process ends with a message, and another one goes on."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Thousands of tasks: nobody starts one that another has, and a poller needs no more after them than before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import psutil

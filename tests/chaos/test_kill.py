@@ -1,7 +1,5 @@
 """SIGKILL at seven labelled points: nothing is lost, and another poller goes on with what was orphaned."""
 
-from __future__ import annotations
-
 import signal
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pollers that are killed all the time never run, nor start, more tasks of a queue or a group than its limits allow."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The connection breaks before a statement arrives, or before its answer does: nothing is lost, nothing done twice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import product

@@ -1,7 +1,5 @@
 """The database is cut off, crashes, refuses or blocks: pollers stay, nothing is lost, nothing is doubled."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Tasks that kill whoever touches them: they end in ERROR after their budget, and nobody else suffers for long."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

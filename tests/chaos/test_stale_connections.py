@@ -1,7 +1,5 @@
 """An outage costs no task an attempt only because a thread kept a connection from before it."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A standby that really follows: pages read from it say how old they are, and pollers follow when it takes over."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A holder that was stopped beyond its lease goes on: what it writes late changes nothing, and it says so."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

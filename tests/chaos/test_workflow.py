@@ -1,7 +1,5 @@
 """Steps and workflows whose pollers are killed: each step and each task has its effect once."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import Counter

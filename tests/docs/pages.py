@@ -7,8 +7,6 @@ here, on a PostgreSQL database of the page's own. ``title="desk/tasks.py"`` name
 Each language needs an executor and each program on a command line, too. What has none is a failure, never skipped.
 """
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import doctest

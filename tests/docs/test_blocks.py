@@ -1,7 +1,5 @@
 """Every code block of the README and the documentation is executed. See ``pages.py`` for how."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

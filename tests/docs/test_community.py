@@ -1,7 +1,5 @@
 """What a contributor reads is true: threats name their tests, files exist, and the hosted CI tries what is promised."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

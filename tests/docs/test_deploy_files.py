@@ -1,7 +1,5 @@
 """The files for deploying: their own tools or schemas accept them, their commands start, and their queries run."""
 
-from __future__ import annotations
-
 import configparser
 import json
 import os

@@ -1,7 +1,5 @@
 """The page about observability and its files name what the code exports, and their own tools accept them."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -3,8 +3,6 @@
 Each program has an environment of its own, as at home, which the tests make with pip.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 ``test_blocks.py`` executes every block; this file only reads them. ``stability.md`` lists names and explains none.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The reference is complete and true: compared with the code it describes."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

@@ -1,7 +1,5 @@
 """The site builds without a warning and shows each public name; ``stability.md`` lists exactly the public names."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """The facts of the real data that the desk, the demo and the docs build on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

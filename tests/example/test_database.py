@@ -1,7 +1,5 @@
 """``DATABASE_URL`` as the example project reads it."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``manage.py demo`` as a user runs it: a process of its own, with real pollers, on PostgreSQL and on SQLite."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The desk in one process: filing, the pages, and what the processor makes of the real record."""
 
-from __future__ import annotations
-
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client

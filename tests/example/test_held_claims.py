@@ -1,7 +1,5 @@
 """A claim that waits for the airline's arrival report, and above a sum for an operator's approval."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """The desk's rules: a table of cases, and the numbers the docs state, over the whole real year."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import timedelta
 from typing import Any

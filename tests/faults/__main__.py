@@ -3,8 +3,6 @@
 ``--mutations`` breaks the package first, in one way after the other, and asks whether a run of the size notices.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

@@ -1,7 +1,5 @@
 """One function for each promise. Each returns the violations that it finds in the evidence, as sentences."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

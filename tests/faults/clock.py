@@ -3,8 +3,6 @@
 The process is started with the variables that ``shifted`` returns. Programs that it starts are shifted, too.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

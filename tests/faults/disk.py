@@ -1,7 +1,5 @@
 """A file system of its own for the tasks of a run, which can be made full. It needs the right to mount."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

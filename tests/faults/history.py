@@ -1,7 +1,5 @@
 """The history of every task, written by a trigger in the transaction of each change."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple
 

@@ -4,8 +4,6 @@ One event is one short append to a file of the process that writes it, which no 
 writes its monotonic clock, which all processes of a machine share and which a wrong time of day does not shift.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -5,8 +5,6 @@ run, never in the process that judges. The first time a changed statement runs, 
 a run without one has proved nothing.
 """
 
-from __future__ import annotations
-
 import re
 import threading
 import time

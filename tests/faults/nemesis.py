@@ -1,7 +1,5 @@
 """The faults, each with a record of what it did. ``Nemesis.script`` draws their order from the seed."""
 
-from __future__ import annotations
-
 import random
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The pollers and producers of a run, and what each of their processes needs as time passes."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

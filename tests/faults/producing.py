@@ -5,8 +5,6 @@ has an "invoked" before, and the answer after. A transaction without an answer, 
 database, may have been committed or not.
 """
 
-from __future__ import annotations
-
 import random
 import signal
 import sys

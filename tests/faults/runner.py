@@ -1,7 +1,5 @@
 """One run: a PostgreSQL of its own, pollers, producers, faults from a seed; then the checkers."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

@@ -1,7 +1,5 @@
 """The tests' settings with the queues of the fault runs, for every process of ``tests/faults``."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How much of each fault a run has to reach, and the limits that its queues have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 LEASE_S = 3.0

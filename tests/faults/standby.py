@@ -1,7 +1,5 @@
 """A standby of a run's PostgreSQL, which follows it synchronously until it takes its place."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

@@ -22,8 +22,6 @@ Each writes its start and its end into the ledger. A task of the queue "effects"
 Booking that has its reference.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Each checker finds the violation that is planted for it, and nothing in a run in which all went well."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any

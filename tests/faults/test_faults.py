@@ -1,7 +1,5 @@
 """One short run with all faults. Its seed is fixed, so that it fails only by a change; other seeds are for the soak."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The wheel of this checkout and one environment for each Python, made once; a project of a stranger on top."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The Pythons of this machine, and fresh environments with the wheel of this checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

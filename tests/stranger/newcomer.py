@@ -1,7 +1,5 @@
 """A newcomer, who reads a page from top to bottom and types each block where the text says."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """README and tutorial, word for word, with each Python of this machine; then everything there is to open is opened."""
 
-from __future__ import annotations
-
 import os
 import urllib.request
 from collections.abc import Iterator

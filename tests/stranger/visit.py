@@ -6,8 +6,6 @@
 ``filled``      or empty: nothing fails, no user sees more than the permissions allow, each static file exists
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

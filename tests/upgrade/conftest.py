@@ -1,7 +1,5 @@
 """The releases, made once, and a database for each test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Judged is the SQL for PostgreSQL that Django would run, so a rule counts for each operation that leads to it.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 

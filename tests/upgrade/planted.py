@@ -1,7 +1,5 @@
 """Migrations that a next release could bring: one that pollers do not notice, and some that stop them."""
 
-from __future__ import annotations
-
 HEAD = """\
 from django.contrib.postgres.operations import AddConstraintNotValid, AddIndexConcurrently, ValidateConstraint
 from django.db import migrations, models

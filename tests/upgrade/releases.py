@@ -1,7 +1,5 @@
 """Releases of this project: each a wheel, installed in a virtual environment of its own."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

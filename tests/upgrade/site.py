@@ -1,7 +1,5 @@
 """A site in operation: pollers and producers of several releases on one database, and what their work must leave."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """How long a migration keeps a producer and a poller waiting, on a task table of a given size."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from threading import Event

@@ -1,7 +1,5 @@
 """Each migration after the first leaves pollers at work: its SQL is judged, and bad ones are planted to prove it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """A lake that the previous release archived into, converted by today's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Migrations of a large table: work goes on. How long it waits is measured on demand, on a table of any size."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.upgrade import planted

@@ -1,7 +1,5 @@
 """What docs/howto/deploy.md promises of a new release: migrate first; then old and new work at the same time."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``python -m tests.benchmarks.peers NAME WAY …``: let one peer do one thing."""
 
-from __future__ import annotations
-
 import os
 import sys
 from importlib import import_module

@@ -1,7 +1,5 @@
 """The task of django-tasks-db, which its worker imports by name."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from importlib.util import find_spec
 

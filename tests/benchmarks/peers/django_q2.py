@@ -1,7 +1,5 @@
 """django-q2 with its ORM broker: a cluster of a pusher, one worker and a monitor, as ``settings.py`` says."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

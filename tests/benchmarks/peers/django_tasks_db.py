@@ -1,7 +1,5 @@
 """django-tasks-db: the database backend of Django's tasks framework. Its worker takes one task at a time."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 

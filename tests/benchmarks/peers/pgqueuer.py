@@ -1,7 +1,5 @@
 """pgqueuer: asyncio and asyncpg, batches of 500 as ours at both ends. Finished jobs go to its log table."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

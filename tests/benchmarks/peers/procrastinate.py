@@ -1,7 +1,5 @@
 """procrastinate: asyncio, one statement per job, ten jobs at a time; finished ones are kept."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Callable

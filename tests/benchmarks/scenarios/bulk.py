@@ -1,7 +1,5 @@
 """Many tasks in one transaction, from an iterator."""
 
-from __future__ import annotations
-
 from time import monotonic
 
 from tests.benchmarks.children import Worker, python, together

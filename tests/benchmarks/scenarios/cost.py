@@ -1,7 +1,5 @@
 """What a poller costs: idle, and in statements per batch."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections import Counter

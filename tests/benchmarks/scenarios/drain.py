@@ -1,7 +1,5 @@
 """Drain of tasks that wait, by one and two processes, in every way to process them, beside loops without a library."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from tests.benchmarks.drains import Drain, raw_drain

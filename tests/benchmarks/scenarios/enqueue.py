@@ -1,7 +1,5 @@
 """One task in a transaction of its own, and what an enqueue adds to a view's transaction."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from tests.benchmarks.children import Worker, python, together

@@ -1,7 +1,5 @@
 """Drain of a queue with limits that are never reached, and of tasks with 10,000 keys: what the limits cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from tests.benchmarks.drains import Drain

@@ -1,7 +1,5 @@
 """Others on the same server, beside ours and the simplest loop: enqueue one, enqueue many, drain, drain by two."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """How soon an idle poller starts a task: from the return of ``enqueue``, after its commit, to the processor's begin."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """An old snapshot is open, so that PostgreSQL can clear nothing away: a report that runs for hours, say."""
 
-from __future__ import annotations
-
 import statistics
 import threading
 from collections.abc import Iterator

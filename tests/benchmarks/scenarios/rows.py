@@ -1,7 +1,5 @@
 """One task in each statement: what the constraints and indexes of the table cost PostgreSQL. No targets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import partial

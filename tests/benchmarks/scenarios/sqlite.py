@@ -1,7 +1,5 @@
 """A drain where the database is a file."""
 
-from __future__ import annotations
-
 import os
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """What one can turn, and what it changes: a table for docs/howto/tune.md. No targets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What grows: the backlog, other rows of the table, queues, groups, pollers. ``--size 10``: ten million tasks wait."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
