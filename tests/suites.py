@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # start first.
 FIRST = {
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
-    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|convert|erase|object_store)|test_spark_"),
+    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
 # Else each of some hundred processes compiles the package anew.

@@ -237,12 +237,7 @@ def valid_name(name: Any) -> str:
     """Return a queue's name, or raise ``ImproperlyConfigured`` for one no queue can have."""
     if not is_name(name):
         raise ImproperlyConfigured(f"{name!r} {QUEUE_NAME_RULE}")
-    return plain(name)
-
-
-def plain(name: str) -> str:
-    """Return a queue's name as plain text: that of an enum which is a text, too. Its ``str()`` is not its value."""
-    return str.__str__(name) if isinstance(name, str) else name
+    return str.__str__(name)  # of an enum that is a text, too, its value, which str() is not
 
 
 def overlay(base: QueueSettings, overrides: Mapping[str, Any]) -> QueueSettings:

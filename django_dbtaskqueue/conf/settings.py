@@ -27,7 +27,6 @@ from django_dbtaskqueue.conf.queue import duration as duration
 from django_dbtaskqueue.conf.queue import is_name as is_name
 from django_dbtaskqueue.conf.queue import overlay as overlay
 from django_dbtaskqueue.conf.queue import parse as parse
-from django_dbtaskqueue.conf.queue import plain as plain
 from django_dbtaskqueue.conf.queue import valid_name as valid_name
 from django_dbtaskqueue.conf.toml_file import SettingsFile, tables
 from django_dbtaskqueue.core import masking, retry

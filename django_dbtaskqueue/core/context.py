@@ -25,6 +25,9 @@ from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Protocol, TypeVar
 
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.json import short_repr
+
 __all__ = ["bound", "current"]
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -99,6 +102,16 @@ def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | No
     if not inherited and trace is None:
         return explicit
     return {**inherited, **({} if trace is None else {"traceparent": trace}), **(explicit or {})}
+
+
+def mapping(context: object) -> dict[str, object]:
+    """Return the context of a row; raise ``TaskQueueError`` for what is no JSON object."""
+    if not isinstance(context, dict | None):
+        shown = short_repr(context)
+        raise TaskQueueError(
+            f"The context of a task is a JSON object, and this row has {shown}. Mend the row's context."
+        )
+    return context or {}
 
 
 def trace_id(text: str | None) -> str | None:

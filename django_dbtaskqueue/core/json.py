@@ -272,22 +272,14 @@ def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
 
 
-class Text(str):
-    """JSON text that ``kept`` has made."""
-
-    __slots__ = ()
-
-
-def kept(of: str, value: object, limits: Limits) -> Text | None:
+def kept(of: str, value: object, limits: Limits = DEFAULT_LIMITS) -> str | None:
     """Return the JSON text of a result or the like, which reads back equal; None for None.
 
     Raises ``PayloadError``, which begins with ``of``, for a value that JSON does not have or that is too large;
     ``TypeError`` for a coroutine or a generator, whose code has not run.
     """
-    if value is None or isinstance(value, Text):
-        return value
     try:
-        return Text(dumps(value, limits=limits))
+        return None if value is None else dumps(value, limits=limits)
     except PayloadError as error:
         if isawaitable(value) or isgenerator(value) or isasyncgen(value):
             if iscoroutine(value):

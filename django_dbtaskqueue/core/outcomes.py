@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import ClassVar, NamedTuple
 
@@ -33,6 +33,7 @@ class Complete:
     facts: ClassVar[Facts] = COMPLETE_FACTS
 
     result: object = None
+    text: str | None = field(default=None, init=False, repr=False, compare=False)  # of the result, once decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,7 @@ class Reenqueue:
     delay: timedelta | None = None
     result: object = None
     keep_attempts: bool = False
+    text: str | None = field(default=None, init=False, repr=False, compare=False)  # of the result, once decided
 
     def __post_init__(self) -> None:
         _check_delay("Reenqueue", self.delay)

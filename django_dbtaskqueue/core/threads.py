@@ -1,11 +1,18 @@
-"""A thread that tells how it ended."""
+"""A thread that tells how it ended, and the end of the copies that a task makes of its process."""
 
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 logger = logging.getLogger("django_dbtaskqueue")
+forks = 0  # of which this process is the copy
 
 
 class WatchedThread(threading.Thread):
@@ -23,3 +30,35 @@ class WatchedThread(threading.Thread):
             logger.exception("Thread %s ended by an exception", self.name)
         finally:
             self.ended = True
+
+
+def _forked() -> None:
+    global forks
+    forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+@contextmanager
+def no_copies() -> Iterator[None]:
+    """End a copy of this process that the ``with`` block forks: it must not go on with the poller's work."""
+    before = forks
+    try:
+        yield
+    except BaseException as error:
+        if forks != before:
+            end_copy(error)
+        raise
+    if forks != before:
+        end_copy(None)
+
+
+def end_copy(error: BaseException | None) -> NoReturn:
+    """End this process as a program ends that raised ``error``."""
+    code = error.code if isinstance(error, SystemExit) else error and 1
+    if error is not None and not isinstance(error, SystemExit):
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))

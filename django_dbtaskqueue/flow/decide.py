@@ -19,10 +19,11 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
     match outcome:
         case Fail():
             return _decide_failure(lease, outcome)
-        case Complete(result) if result is not None:
-            return Complete(json_payload.kept("The result", result, conf.payload_limits()))
-        case Reenqueue():
-            return _decide_reenqueue(lease, outcome)
+        case Reenqueue(delay=None):
+            outcome = _decide_reenqueue(lease, outcome)
+    if isinstance(outcome, Complete | Reenqueue) and outcome.result is not None:
+        text = json_payload.kept("The result", outcome.result, conf.payload_limits())
+        object.__setattr__(outcome, "text", text)
     return outcome
 
 
@@ -51,12 +52,10 @@ def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
 
 
 def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
-    delay, number = outcome.delay, lease.reenqueue_attempt + 1
+    number = lease.reenqueue_attempt + 1
+    declared = lease.processor and lease.processor.reenqueue
+    policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
+    delay = None if policy is None else retry.next_delay(policy, number)
     if delay is None:
-        declared = lease.processor and lease.processor.reenqueue
-        policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
-        delay = None if policy is None else retry.next_delay(policy, number)
-        if delay is None:
-            raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
-    result = json_payload.kept("The result", outcome.result, conf.payload_limits())
-    return Reenqueue(delay, result, outcome.keep_attempts)
+        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+    return Reenqueue(delay, outcome.result, outcome.keep_attempts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
+from enum import Enum
 from functools import partial
 from operator import itemgetter
 from typing import Any, Unpack, cast
@@ -111,18 +112,17 @@ def enqueue(
     options = locals()  # the arguments by name, of which row_of takes those that make the row
     if enqueue_hook.around is not None and enqueue_hook.applies():
         return enqueue_hook.surround(queue, lambda: enqueue(**options))
-    queue = conf.plain(queue)
+    queue = queue.value if isinstance(queue, Enum) else queue
     alias = alias_for(queue, using)
     settings = overrides.queue_settings(queue, alias, connection := connections[alias])
     row = row_of(options, settings)
-    rule = None if unique is None and settings.unique is None else rule_of(unique, settings, row)
+    rule, parents = None if unique is None and settings.unique is None else rule_of(unique, settings, row), None
     if row["payload_type"] is not None and queue in codecs.expected:
         codecs.refuse_namesake(queue, row["payload_type"], type(payload))
     if on_duplicate not in ON_DUPLICATE:
         check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     if timeout is not None:
         check_timeout(timeout)
-    parents = None
     if after is not None:
         if (on_duplicate if rule is None else rule.on_duplicate) in REPLACE:
             raise EnqueueError(f"after= does not go with on_duplicate={on_duplicate!r}: a task keeps its parents.")

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import Enum
 from typing import Any, NamedTuple, NoReturn, Self, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import IntegrityError, NotSupportedError, transaction
 
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.conf.settings import QueueSettings, plain
+from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, EnqueueManyOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError
@@ -93,10 +94,9 @@ def enqueue_many(
     reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks, as in
     ``enqueue``.
     """
-    options = locals()
+    options, queue = locals(), queue.value if isinstance(queue, Enum) else queue
     if enqueue_hook.around is not None and enqueue_hook.applies():
         return enqueue_hook.surround(queue, lambda: enqueue_many(**options))
-    queue = plain(queue)
     check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
     check_timeout(timeout)

@@ -13,14 +13,11 @@ Nothing is written here, except in atomic mode: there the outcome and the proces
 from __future__ import annotations
 
 import logging
-import os
-import sys
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 from django.core.signals import setting_changed
@@ -28,7 +25,7 @@ from django.db import transaction
 from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context
+from django_dbtaskqueue.core import codecs, context, threads
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError, TaskSuspended
 from django_dbtaskqueue.core.lease import Lease, current_lease
@@ -99,7 +96,9 @@ class Processor:
         text = lease.payload_text
         plain = None if text is None else json_payload.loads(text)
         payload = plain if self.payload is None else codecs.decode(self.payload, plain)
-        lease.decoded_context = {} if lease.context_text is None else _mapping(json_payload.loads(lease.context_text))
+        lease.decoded_context = (
+            {} if lease.context_text is None else context.mapping(json_payload.loads(lease.context_text))
+        )
         lease.decoded = payload
 
     @property
@@ -125,15 +124,6 @@ def _reset(*, setting: str, **_: object) -> None:
 
 
 setting_changed.connect(_reset)
-
-
-def _mapping(context: Any) -> dict[str, Any]:
-    if not isinstance(context, dict | None):
-        shown = json_payload.short_repr(context)
-        raise TaskQueueError(
-            f"The context of a task is a JSON object, and this row has {shown}. Mend the row's context."
-        )
-    return context or {}
 
 
 def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
@@ -229,72 +219,22 @@ def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
 
 
 def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
-    token = current_lease.set(lease)
+    token, forks = current_lease.set(lease), threads.forks
     try:
         if processor.mode == "atomic":
             _call_atomic(lease, processor)
             return None
-        value = _called(processor, lease)
+        value = (processor.call or processor.with_middleware())(lease)
+        if forks != threads.forks:
+            threads.end_copy(None)
         outcome = DONE if value is None else as_outcome(value)
     except BaseException as error:
+        if forks != threads.forks:
+            threads.end_copy(error)
         return _failed(lease, error)
     finally:
         current_lease.reset(token)
     return None if lease.settled else outcome
-
-
-# -- a processor that forks --------------------------------------------------------------------------------------------
-
-
-_forks = 0  # of which this process is the copy
-
-
-def _forked() -> None:
-    global _forks
-    _forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
-def _called(processor: Processor, given: Lease | list[Lease]) -> Any:
-    """Call a processor. A copy of this process that it forks ends here: it must not go on with the poller's work."""
-    forks = _forks
-    try:
-        value = (processor.call or processor.with_middleware())(given)
-    except BaseException as error:
-        if forks != _forks:
-            _end_copy(error)
-        raise
-    if forks != _forks:
-        _end_copy(None)
-    return value
-
-
-async def _called_async(processor: Processor, given: Lease | list[Lease]) -> Any:
-    """``_called`` for an async processor."""
-    forks = _forks
-    try:
-        value = await (processor.call or processor.with_middleware())(given)
-    except BaseException as error:
-        if forks != _forks:
-            _end_copy(error)
-        raise
-    if forks != _forks:
-        _end_copy(None)
-    return value
-
-
-def _end_copy(error: BaseException | None) -> NoReturn:
-    code = error.code if isinstance(error, SystemExit) else None
-    if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-        code = 1
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 class ProcessorTransaction(transaction.Atomic):
@@ -318,7 +258,8 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     with ProcessorTransaction(lease.port.alias):
         outcome: Outcome | Suspend
         try:
-            outcome = as_outcome(_called(processor, lease))
+            with threads.no_copies():
+                outcome = as_outcome((processor.call or processor.with_middleware())(lease))
         except TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
         if _is_open(lease):
@@ -346,7 +287,8 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
-            value = await _called_async(processor, lease)
+            with threads.no_copies():
+                value = await (processor.call or processor.with_middleware())(lease)
             outcome = DONE if value is None else as_outcome(value)
         except (Exception, TaskSuspended) as error:
             return _failed(lease, error)
@@ -393,7 +335,8 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
         outcomes: Iterable[Outcome | Suspend | None]
         with context.only({}):
             try:
-                outcomes = _shared_out(await _called_async(processor, readable), readable)
+                with threads.no_copies():
+                    outcomes = _shared_out(await (processor.call or processor.with_middleware())(readable), readable)
             except Exception as error:
                 outcomes = [_failed(lease, error) for lease in readable]
         unreadable.update(zip(readable, outcomes, strict=True))
@@ -411,7 +354,8 @@ def _sorted_out(
 
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
-        return _shared_out(_called(processor, leases), leases)
+        with threads.no_copies():
+            return _shared_out((processor.call or processor.with_middleware())(leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
 
@@ -437,7 +381,9 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         with ProcessorTransaction(leases[0].port.alias):
-            outcomes = map(as_outcome, _each(_called(processor, leases), leases))
+            with threads.no_copies():
+                value = (processor.call or processor.with_middleware())(leases)
+            outcomes = map(as_outcome, _each(value, leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:
                 leases[0].port.settle(*pairs[0])

@@ -112,7 +112,7 @@ def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> l
 
 def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, history: bool) -> list[Statement]:
     if history or any(outcome.result is not None for _, outcome in pairs):
-        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome.result)} for lease, outcome in pairs])
+        sql, rows = _rows(session, [{**_fence(lease), **_result(outcome)} for lease, outcome in pairs])
         if history:
             return [(sql.to_history, {**rows, "location": session.location}), (sql.delete_settled, rows)]
         return [(sql.complete, rows)]
@@ -139,13 +139,13 @@ def _fence(lease: Lease) -> dict[str, Any]:
     return {"task_id": lease.id, "token": lease.total_attempt}
 
 
-def _result(result: Any) -> dict[str, Any]:
-    """Return a decided result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
-    if result is None:
+def _result(outcome: Complete | Reenqueue) -> dict[str, Any]:
+    """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
+    text = outcome.text or json_payload.kept("The result", outcome.result)
+    if text is None:
         return {"result_text": None, "result_value": None}
-    stored = json_payload.loads(result)
-    text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
-    return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
+    stored = json_payload.loads(text)
+    return {"result_text": json_payload.cut_bytes(stored if isinstance(stored, str) else text), "result_value": stored}
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:
@@ -175,12 +175,12 @@ def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park | Suspen
     match outcome:
         case Release() | Park() | Suspend():
             return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, **outcome.columns}
-        case Reenqueue(delay, result, keep_attempts):
+        case Reenqueue(delay=delay, keep_attempts=keep_attempts):
             seconds = 0.0 if delay is None else delay.total_seconds()
             # The last attempt is given back: without one left, no checkout could ever take the task.
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
             added = {"attempts_added": kept if keep_attempts else None, "reenqueues_added": 1}
-            return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, **_result(result)}
+            return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, **_result(outcome)}
         case Poison(reason):
             return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(reason) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")

@@ -44,7 +44,6 @@ JOBS: dict[str, str] = {
     "archive": "lake.archive_job:Archive",
     "replay": "lake.copy_jobs:Replay",
     "stream": "lake.copy_jobs:Stream",
-    "convert": "lake.convert:Convert",
     "check": "reports.quality:Check",
     "erase": "lake.erase_job:Erase",
 }

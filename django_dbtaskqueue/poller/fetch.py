@@ -15,6 +15,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, observe
 from django_dbtaskqueue.flow.checkout import QueueShare
 from django_dbtaskqueue.flow.run import Processor, refusal
+from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
 from django_dbtaskqueue.poller.executors import Done, Executor, Job
 from django_dbtaskqueue.poller.free_slots import (
@@ -27,23 +28,12 @@ from django_dbtaskqueue.poller.free_slots import (
     processor_slots,
     share_of,
 )
-from django_dbtaskqueue.poller.queue_state import (
-    ConnectionSet,
-    Options,
-    QueueState,
-    find_foreign_types,
-    find_next_due,
-    leave_to_others,
-    prepare,
-    release_unknown,
-)
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_QUEUES_PER_STATEMENT = 50
-MIN_DRAIN_PAUSE_S = 0.005  # between two looks of a draining poller whether all has ended
-DRAIN_HORIZON_SECONDS = 5.0  # a draining poller waits for tasks that are due within this time
 NEXT_TURN = attrgetter("next_turn")
 
 
@@ -205,11 +195,13 @@ class Fetcher:
         for queue in self.queues.values():
             if not queue.exhausted:
                 return False
+        if not self.capacity.options.drain:
+            return True
         with self._lock:  # a task that has ended since may have brought one to another queue
             stale = [queue for queue in self.queues.values() if queue.drained_at != self._ends()]
-            for queue in stale if self.capacity.options.drain else ():
+            for queue in stale:
                 queue.exhausted, queue.next_poll = False, 0.0
-        return not (stale and self.capacity.options.drain)
+        return not stale
 
     def _ends(self) -> tuple[int, int]:
         """Return what a draining run has seen end: queues in which others' tasks ran, and tasks of its own."""
@@ -222,14 +214,14 @@ class Fetcher:
         if len(queues) > 1:
             return self._take_of_many(connections, queues, asked)
         queue = queues[0]
-        wakes, ends = queue.wakes, self._ends()
+        wakes, ends = queue.wakes, self._ends() if self.capacity.options.drain else None
         try:
             session = connections.session(queue)
             if queue.reply_lost and queue.reserved == asked:
-                release_unknown(session, queue, self.instance, self._settler.held.copy())
-            prepare(session, queue, self.queues.values())
+                queue_state.release_unknown(session, queue, self.instance, self._settler.held.copy())
+            queue_state.prepare(session, queue, self.queues.values())
             if queue.foreign_types and clock.monotonic() >= queue.foreign_until:
-                find_foreign_types(session, queue, queue.foreign_types, self.instance)
+                queue_state.find_foreign_types(session, queue, queue.foreign_types, self.instance)
             if queue.placement.one_limit:
                 got = self._take(session, queue, asked)
             else:
@@ -239,16 +231,17 @@ class Fetcher:
             raise
         finally:
             self.reserve([queue], -asked)
-        next_due = None if got else find_next_due(session, queue)
+        next_due = None if got else queue_state.find_next_due(session, queue)
         with self._lock:
             queue.alone = False
             queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
-        self._note_drained(session, queue, got, ends)
+        if ends:
+            self._note_drained(session, queue, got, ends)
         queue.exhausted |= self.capacity.options.once
         return got == asked
 
     def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
-        wakes, ends = [queue.wakes for queue in queues], self._ends()
+        wakes, ends = [queue.wakes for queue in queues], self._ends() if self.capacity.options.drain else None
         try:
             session = connections.session(queues[0])
             parts = [QueueShare(queue.cursor, share_of(queue, asked), port=queue.port) for queue in queues]
@@ -278,9 +271,10 @@ class Fetcher:
                     queue.fetched(got=len(part.taken), asked=part.limit, wakes=before, next_due=next_due)
                 else:
                     queue.next_turn -= 1 / queue.weight
-        for queue, part in zip(queues, parts, strict=True):
-            if part.taken or queue in empty:
-                self._note_drained(session, queue, len(part.taken), ends)
+        if ends:
+            for queue, part in zip(queues, parts, strict=True):
+                if part.reached:
+                    self._note_drained(session, queue, len(part.taken), ends)
         return sum([len(part.taken) for part in parts]) == asked
 
     def _run_shared(self, session: Session, queues: list[QueueState], parts: list[QueueShare], asked: int) -> None:
@@ -293,9 +287,8 @@ class Fetcher:
         jobs: list[Job] = []
         given = [(queue, part.taken) for queue, part in zip(queues, parts, strict=True) if part.taken]
         for queue, leases in given:
-            jobs += self._jobs(
-                session, queue, [lease for lease in leases if lease not in released] if released else leases
-            )
+            left = [lease for lease in leases if lease not in released] if released else leases
+            jobs += self._jobs(session, queue, left)
         self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
 
     def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
@@ -382,7 +375,9 @@ class Fetcher:
                 special.setdefault(processor, []).append(lease)
         if isolated:
             self.capacity.executors.submit_isolated(isolated)
-        for lease, settlement in leave_to_others(session, queue, refusals, self.instance) if refusals else ():
+        for lease, settlement in (
+            queue_state.leave_to_others(session, queue, refusals, self.instance) if refusals else ()
+        ):
             self._refuse(lease, settlement)
         if late:
             queue.lengthen_leases()
@@ -398,22 +393,8 @@ class Fetcher:
 
     def _note_drained(self, session: Session, queue: QueueState, got: int, ends: tuple[int, int]) -> None:
         """Note whether a draining run has taken all of a queue. ``ends``: what had ended before the look."""
-        if not self.capacity.options.drain:
-            return
-        drained = not got and self._is_drained(session, queue)
+        drained = not got and queue_state.is_drained(session, queue, self._settler.held.copy(), self.capacity.options)
         with self._lock:
             if drained and queue.busy:
                 self._drained, ends = self._drained + 1, (ends[0] + 1, ends[1])
             queue.exhausted, queue.busy, queue.drained_at = drained, not drained, ends
-
-    def _is_drained(self, session: Session, queue: QueueState) -> bool:
-        """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
-        busy = queue.is_unparking() or any(lease.port is queue.port for lease in self._settler.held.copy())
-        tags = session.sql.dialect.array(self.capacity.options.tags)
-        params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
-        if queue.foreign_types:
-            session, params["without"] = session.narrowed(), session.sql.dialect.array(sorted(queue.foreign_types))
-        now, longest = clock.monotonic(), queue.settings.poll_interval.total_seconds()
-        pause = max(MIN_DRAIN_PAUSE_S, (now - queue.taken_at) / 10)  # so the run ends at most a tenth later
-        queue.next_poll = min(queue.next_poll, now + min(longest, pause))
-        return not busy and not session.run(session.sql.soon, params)

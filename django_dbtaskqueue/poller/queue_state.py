@@ -45,6 +45,8 @@ MIN_RUNNING_PAUSE_SECONDS = 0.005  # between two polls of a queue with as many r
 MAX_VAIN_LOOKS = 20
 WOKEN_LOOK_SECONDS = 0.005
 SOON_SECONDS = 0.05
+MIN_DRAIN_PAUSE_S = 0.005  # between two looks of a draining poller whether all has ended
+DRAIN_HORIZON_SECONDS = 5.0  # a draining poller waits for tasks that are due within this time
 DUE_MARGIN_SECONDS = 0.001  # after a scheduled task's time
 
 
@@ -319,6 +321,19 @@ def find_next_due(session: Session, queue: QueueState) -> float | None:
         if not params["priorities"]:
             return None
     return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
+
+
+def is_drained(session: Session, queue: QueueState, held: Iterable[Lease], options: Options) -> bool:
+    """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
+    busy = queue.is_unparking() or any(lease.port is queue.port for lease in held)
+    tags = session.sql.dialect.array(options.tags)
+    params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
+    if queue.foreign_types:
+        session, params["without"] = session.narrowed(), session.sql.dialect.array(sorted(queue.foreign_types))
+    now, longest = clock.monotonic(), queue.settings.poll_interval.total_seconds()
+    pause = max(MIN_DRAIN_PAUSE_S, (now - queue.taken_at) / 10)  # so the run ends at most a tenth later
+    queue.next_poll = min(queue.next_poll, now + min(longest, pause))
+    return not busy and not session.run(session.sql.soon, params)
 
 
 @dataclass(slots=True)

@@ -118,7 +118,7 @@ def test_a_large_result_is_kept_whole_by_the_projects_limit(site: Site, settings
 
 
 @both
-def test_steps_and_signals_obey_the_projects_limit(site: Site, settings: Any) -> None:
+def test_a_step_and_a_signal_follow_the_projects_limit(site: Site, settings: Any) -> None:
     @processor(QUEUE, max_attempts=1)
     def process(task: Lease) -> bool:
         return [task.step("large", lambda: LARGE), task.wait_for("more")] == [LARGE, LARGE]

@@ -182,7 +182,6 @@ TERMINAL_SQL = sql_sources("housekeep")  # to archive is to housekeep into the l
 TASK_KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
 ATTEMPT_KEYS = ("id", "location", "task_id")
 OPEN_BATCHES = f"SELECT token, location, lake FROM {BATCH_TABLE} WHERE state = 'open' ORDER BY id"
-ALL_BATCHES = f"SELECT token, state, lake, withdrawn FROM {BATCH_TABLE} ORDER BY id"
 INSERT_GONE = "INSERT INTO archived_gone (location, id, row_id)"
 CREATE_BATCH = (
     f"INSERT INTO {BATCH_TABLE} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
@@ -317,14 +316,6 @@ class ArchiveStatements(Group):
         return (
             f"UPDATE {BATCH_TABLE} SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)s,"
             f" withdrawn = %(withdrawn)s, close_time = {self.dialect.now} WHERE token = %(token)s AND state = 'open'"
-        )
-
-    @property
-    def earlier_batch_closed(self) -> str:
-        """Close a batch of an earlier version, whose rows left the database in a transaction before."""
-        return (
-            f"UPDATE {BATCH_TABLE} SET state = 'closed', close_time = {self.dialect.now}"
-            " WHERE token = %(token)s AND state = 'deleted'"
         )
 
     @property

@@ -121,7 +121,6 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield "ended_sql", stats.ended_sql(dialect, metric)
     yield "crowded_sql", stats.crowded_sql(dialect, metric, ("queue_name", "outcome"))
     yield "pipeline.OPEN_BATCHES", pipeline.OPEN_BATCHES
-    yield "pipeline.ALL_BATCHES", pipeline.ALL_BATCHES
     yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":
         yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL

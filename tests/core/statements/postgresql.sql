@@ -2759,12 +2759,6 @@ FROM archived_gone;
 -- ArchiveStatements.cutoff
 SELECT statement_timestamp() + -%(age)s * interval '1 second';
 
--- ArchiveStatements.earlier_batch_closed
-UPDATE "dbtaskqueue_archivebatch"
-SET state = 'closed', close_time = statement_timestamp()
-WHERE token = %(token)s
-AND state = 'deleted';
-
 -- ArchiveStatements.frozen (task)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
@@ -4036,11 +4030,6 @@ LIMIT %(limit)s;
 SELECT token, location, lake
 FROM "dbtaskqueue_archivebatch"
 WHERE state = 'open'
-ORDER BY id;
-
--- pipeline.ALL_BATCHES
-SELECT token, state, lake, withdrawn
-FROM "dbtaskqueue_archivebatch"
 ORDER BY id;
 
 -- pipeline.CREATE_BATCH

@@ -2132,12 +2132,6 @@ FROM archived_gone;
 -- ArchiveStatements.cutoff
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', -%(age)s));
 
--- ArchiveStatements.earlier_batch_closed
-UPDATE "dbtaskqueue_archivebatch"
-SET state = 'closed', close_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-WHERE token = %(token)s
-AND state = 'deleted';
-
 -- ArchiveStatements.frozen (task)
 SELECT min(x.id), max(x.id), count(*)
 FROM (
@@ -3282,11 +3276,6 @@ LIMIT %(limit)s;
 SELECT token, location, lake
 FROM "dbtaskqueue_archivebatch"
 WHERE state = 'open'
-ORDER BY id;
-
--- pipeline.ALL_BATCHES
-SELECT token, state, lake, withdrawn
-FROM "dbtaskqueue_archivebatch"
 ORDER BY id;
 
 -- pipeline.CREATE_BATCH
