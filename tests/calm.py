@@ -4,8 +4,6 @@ Each run has an order and a seed of its own. A test that fails without a fault o
 is printed with the command that repeats it. Further arguments go to pytest, such as ``-m "slow and not soak"``.
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import subprocess

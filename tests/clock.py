@@ -3,8 +3,6 @@
 It does not move the database's time: ``tests.factories.age`` and ``django_dbtaskqueue.testing.advance`` do.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -1,7 +1,5 @@
 """Rows as the flow leaves them: ask for a status, get lease, counters and times that fit it."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

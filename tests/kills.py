@@ -1,7 +1,5 @@
 """A program that acts in forked children, each killed at the place that the program's stdin names."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -3,8 +3,6 @@
 A test that passes waits for events, and no limit makes it longer.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Without ``DATABASE_URL`` an embedded PostgreSQL is started here, on a folder tha
 carry the process id in their names, so that several runs fit beside each other.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The example project without a database, for mypy and ``makemigrations --check``."""
 
-from __future__ import annotations
-
 import os
 
 os.environ["DBTASKQUEUE_NO_DATABASE"] = "1"

@@ -1,7 +1,5 @@
 """What tests of a queue need beyond pytest: wait for facts, act on several connections, watch each change of status."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

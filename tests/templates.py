@@ -1,7 +1,5 @@
 """Migrated databases that others are copied from. One is made when the code that migrates has changed, for all runs."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

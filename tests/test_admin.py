@@ -1,7 +1,5 @@
 """The admin: who may do what, what a confirmation promises, what an act really changes, and that nothing leaks."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The clock that tests set."""
 
-from __future__ import annotations
-
 import threading
 
 from tests.clock import SteppedClock

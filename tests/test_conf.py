@@ -1,7 +1,5 @@
 """Settings: what is wrong with one is said before any task depends on it, with its name, its value and the fix."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -150,3 +148,9 @@ def test_a_number_that_no_column_or_clock_holds_is_refused(name: str, number: in
 def test_a_rate_that_no_clock_holds_is_refused(name: str, rate: str) -> None:
     with pytest.raises(ImproperlyConfigured):
         conf.overlay(QueueSettings(), {name: rate})
+
+
+def test_names_no_queue_can_have() -> None:
+    for name in ("", " ", "a b", "-a", ".a", "é", "a\n", "a\0", "q" * 201, "a'b", 'a"b', "%s", None, 5):
+        with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
+            conf.valid_name(name)

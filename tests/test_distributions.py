@@ -1,7 +1,5 @@
 """What is uploaded: the sdist has what the tests need, the wheel built from it has the package and nothing else."""
 
-from __future__ import annotations
-
 import email
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Durations as text: every form that is read, and what is written is read as the same."""
 
-from __future__ import annotations
-
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Between tests with real commits the databases are emptied."""
 
-from __future__ import annotations
-
 import pytest
 from django.contrib.auth.models import Group, Permission, User
 from django.contrib.contenttypes.models import ContentType

@@ -1,7 +1,5 @@
 """The task table: what a row may look like, and how PostgreSQL finds rows among very many."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

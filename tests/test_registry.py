@@ -1,7 +1,5 @@
 """The registry: a name in a row is looked up here, and nothing is ever imported because a row names it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from dataclasses import dataclass

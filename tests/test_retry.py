@@ -1,7 +1,5 @@
 """Retry policies: exact schedules, spread, budgets, and that no policy can do harm."""
 
-from __future__ import annotations
-
 import logging
 from datetime import timedelta
 from typing import Any

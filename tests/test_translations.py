@@ -1,7 +1,5 @@
 """The catalogues: whole, true to the sources, compiled from what stands beside them, and seen on the pages."""
 
-from __future__ import annotations
-
 import ast
 import gettext
 import io

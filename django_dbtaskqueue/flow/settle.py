@@ -145,7 +145,8 @@ def _result(outcome: Complete | Reenqueue) -> dict[str, Any]:
     if text is None:
         return {"result_text": None, "result_value": None}
     stored = json_payload.loads(text)
-    return {"result_text": json_payload.cut_bytes(stored if isinstance(stored, str) else text), "result_value": stored}
+    text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
+    return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:

@@ -1,7 +1,5 @@
 """What the backend adds to what every backend promises: ids, retries, one query, looking up instead of importing."""
 
-from __future__ import annotations
-
 import signal
 import uuid
 from collections.abc import Iterator

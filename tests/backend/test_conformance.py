@@ -1,7 +1,5 @@
 """The backend keeps what every backend of Django's tasks promises: in a test, and with a real poller."""
 
-from __future__ import annotations
-
 from django.test import TransactionTestCase, override_settings
 
 from django_dbtaskqueue import registry, signals

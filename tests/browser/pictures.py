@@ -4,8 +4,6 @@ It runs ``manage.py demo`` with its own data and logs in. ``--all`` takes every 
 390 px; names, such as ``limited-queue-light``, only these. The pages of ``FEATURES`` are those of the app ``pictured``.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import os

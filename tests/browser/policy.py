@@ -1,7 +1,5 @@
 """What the site of the browser tests is set to, and the strictest policy its pages are promised to work under."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """A queue an operator would know: some queues run, one is late, one is paused, claims fail."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of the site that the browser looks at: as the tests', under the strictest policy, and quick to follow."""
 
-from __future__ import annotations
-
 from tests.browser.policy import queue_settings
 from tests.settings import *  # noqa: F403 -- the same, and a little more
 from tests.settings import INSTALLED_APPS, MIDDLEWARE

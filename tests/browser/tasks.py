@@ -1,7 +1,5 @@
 """A processor with a fault that an operator can repair: it fails until a file is there."""
 
-from __future__ import annotations
-
 import os
 from datetime import timedelta
 from pathlib import Path

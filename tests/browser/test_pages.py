@@ -3,8 +3,6 @@
 The docs' pictures are taken from the real demo: ``python -m tests.browser.pictures docs/images``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

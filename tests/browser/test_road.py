@@ -1,7 +1,5 @@
 """An operator on call: from the alarm to the repair, with real pollers at work."""
 
-from __future__ import annotations
-
 import signal
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Real connections, real commits: nothing here runs inside a test's transaction."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Everything that writes many rows at once, at once: nobody waits in a circle, and no rule is broken."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A full queue: who waits for room gets it as soon as there is some, and not for ever."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Four pollers empty one queue: every task is started, and none of them twice."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Many producers of the same references: one task each, and every producer learns which."""
 
-from __future__ import annotations
-
 import random
 import threading
 from contextlib import suppress

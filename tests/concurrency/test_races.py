@@ -1,7 +1,5 @@
 """Two connections want the same row: who comes second waits, passes by, or finds the fence closed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, suppress

@@ -1,7 +1,5 @@
 """One queue on each database, under the audit. What takes from it runs with each strategy, too."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta

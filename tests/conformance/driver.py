@@ -3,8 +3,6 @@
 It knows no watermarks and no ageing of priorities, so a long line of held tasks slows it down. It keeps every promise.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from django_dbtaskqueue.db.session import Row, Session

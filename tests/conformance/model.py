@@ -1,7 +1,5 @@
 """The queue in plain Python: what the state machine compares each database with. Time is a number of seconds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 

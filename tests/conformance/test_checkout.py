@@ -1,7 +1,5 @@
 """Checkout: which tasks, in which order, how many, and what it costs them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from functools import partial
 from itertools import product

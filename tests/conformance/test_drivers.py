@@ -1,7 +1,5 @@
 """Queue drivers: what is refused, and with which words. What one must do is the rest of this folder."""
 
-from __future__ import annotations
-
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 

@@ -1,7 +1,5 @@
 """The status graph: each edge of ``status.EDGES`` can be walked, and the audit sees whoever takes another way."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Leases: extended by their holder only, ended by time, by the operator, or by the death of their process."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

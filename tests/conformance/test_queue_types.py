@@ -1,7 +1,5 @@
 """Queue types: groups, priorities that age, time to live, capacity, tags, a lease per task, tables of one's own."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Settle: what each verb does to each column, and that nobody but the holder of the newest lease can do it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -20,7 +18,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.decide import decide, decide_call
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, DeletedTasks, TaskHistory
 from tests.conformance.conftest import SECOND, World
@@ -382,7 +380,7 @@ def test_one_bad_outcome_never_fails_its_batch(world: World, keep: str, subtests
     for number, (case, make) in enumerate(BAD.items(), 1):
         leases = world.take_many(12)
         pairs: list[settle.Decided] = [(lease, Complete(lease.id)) for lease in leases]
-        pairs[4] = (leases[4], decide(leases[4], make()))
+        pairs[4] = (leases[4], decide_call(leases[4], make()))
         with subtests.test(case):
             assert settle_surely(world.session, pairs, keep=keep) == {lease.id for lease in leases}
             assert not world.tasks.filter(status=PROCESSING).exists()

@@ -5,8 +5,6 @@ the model after every step.
 A strategy that is not its database's own differs in the checkout alone: it gets a third of them.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A Spark cluster of daemons on this machine, for tests and benchmarks."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

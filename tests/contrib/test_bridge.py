@@ -1,7 +1,5 @@
 """The HTTP bridge against forgers (S8), replays (S9), addresses that must not be opened (S10), and bold peers (S11)."""
 
-from __future__ import annotations
-
 import json
 import socket
 from base64 import b64encode

@@ -1,7 +1,5 @@
 """Two systems, each with its database and processes, and a proxy between them that loses messages."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

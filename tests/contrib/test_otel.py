@@ -1,7 +1,5 @@
 """OpenTelemetry: what its own SDK receives of a task's life, from a request to a retry."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

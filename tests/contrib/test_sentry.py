@@ -1,7 +1,5 @@
 """Sentry: what its own SDK sends of failed attempts and of schedules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``runtaskpoller --executor spark``: on this machine; tests/pipeline/test_cluster.py has a cluster."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """The table of columns, what must agree with it, and what a new option on the row takes."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import re

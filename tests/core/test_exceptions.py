@@ -1,7 +1,5 @@
 """Errors travel: from a child process to its poller, and into a copy."""
 
-from __future__ import annotations
-
 import pickle
 from copy import copy
 

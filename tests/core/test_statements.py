@@ -1,7 +1,5 @@
 """Every statement stands in a file as the database gets it: a change of one shows in the diff of that file."""
 
-from __future__ import annotations
-
 from difflib import unified_diff
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of the flow's stages: on PostgreSQL and on SQLite."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches and workflows: what joins, the callback, progress, cancelling and going on."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

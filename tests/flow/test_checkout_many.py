@@ -1,7 +1,5 @@
 """Several lines in one statement: each gives what it would give alone, in their order, never more than asked for."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Items on their way into statements: columns where they are alike, rows where not, and never too much at once."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tasks that wait for others: when they start, and what happens when a parent fails."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Enqueue: in the caller's transaction or not at all, and never by halves."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass

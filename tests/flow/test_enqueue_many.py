@@ -1,7 +1,5 @@
 """Many tasks: all of them or none, in the order given, whatever the iterable."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import operator

@@ -1,7 +1,5 @@
 """Limits of a queue over all pollers: how many tasks run at a time, and how many start in a time."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """Many groups at once: in a table whose statistics say that there are none, and in one transaction."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import closing, suppress

@@ -1,7 +1,5 @@
 """The wake-up of pollers: after commit or never, few for many, and nobody's trouble when it fails."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import threading

@@ -1,7 +1,5 @@
 """The caller's connection: what is prepared and kept on it, where that pays, and where it cannot break."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The operator's verbs over any selection: what they say they changed is what they changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta

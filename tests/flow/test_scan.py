@@ -1,7 +1,5 @@
 """The scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The times of a cron text in any zone, against a reference that reads the clock of the zone minute by minute."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise

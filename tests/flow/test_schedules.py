@@ -1,7 +1,5 @@
 """Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta

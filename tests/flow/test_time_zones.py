@@ -1,7 +1,5 @@
 """Times are the database's, whatever the site's settings make of them: all of it holds in every time zone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta

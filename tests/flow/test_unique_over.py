@@ -1,7 +1,5 @@
 """``unique_over="history"``: a reference stays taken when its task has left the table."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rules of uniqueness: which calls mean the same task, in the table, in a period, and between producers."""
 
-from __future__ import annotations
-
 import threading
 from datetime import date, timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of a task that something waits for is told once, by whatever ended it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

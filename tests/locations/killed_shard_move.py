@@ -3,8 +3,6 @@
 ``end`` is no step: the move comes to its end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import django

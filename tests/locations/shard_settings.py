@@ -1,7 +1,5 @@
 """The tests' settings for a process of its own: the queue ``spread`` on two PostgreSQL databases."""
 
-from __future__ import annotations
-
 import os
 
 from example_project.database import database_from_url

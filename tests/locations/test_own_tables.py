@@ -1,7 +1,5 @@
 """A task table of the project's own, as its users and operators meet it: pages, values of its columns, lists."""
 
-from __future__ import annotations
-
 import io
 from datetime import timedelta
 from typing import Any

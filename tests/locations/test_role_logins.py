@@ -1,7 +1,5 @@
 """The documented roles, logged in with a password: what each may do, and that no producer stops the others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit

@@ -1,7 +1,5 @@
 """The documented GRANT script: what each role may do, and that this is enough for the API; see test_role_logins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A move between shards is killed again and again, while a poller runs and a producer enqueues: each task runs once."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

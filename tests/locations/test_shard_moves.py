@@ -1,7 +1,5 @@
 """``taskqueue shards move``: waiting tasks change their database once, wherever the command is killed."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from datetime import timedelta

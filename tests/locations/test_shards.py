@@ -1,7 +1,5 @@
 """A queue spread over two databases: PostgreSQL and SQLite, for the flow does not care."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

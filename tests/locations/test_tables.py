@@ -1,7 +1,5 @@
 """Queues with a table of their own, under any name; and temporary queues."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -3,8 +3,6 @@
 ``--unbroken`` runs the commands without bugs. Each must pass, or what it notices means nothing.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

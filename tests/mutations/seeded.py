@@ -3,8 +3,6 @@
 Processes that tests start have the bug, too: they inherit the variable, and import their settings from ``tests``.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Each test of operators has a database, two queues, the admin and the API; other settings win over these."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The site as operators use it: its addresses and users, and what they ask by page, API and command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

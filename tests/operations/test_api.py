@@ -1,7 +1,5 @@
 """The JSON API: closed by default, sessions with CSRF or tokens, bounded answers, and faults that say the way out."""
 
-from __future__ import annotations
-
 import hashlib
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches in the admin, and what a task's page and ``explain`` say of its parents and children."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bulk operations: what is promised before, what is done in chunks, and what a kill, a rival or a cancel leaves."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A database that the task queue does not run on is refused in a sentence, by every command, before any work."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The doctor: each illness is seen when it is there, and not when it is not."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Why does this task not run? One test for each reason, and a sentence for every state that a task can be in."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The overview's numbers: right where they are counted, close where they are estimated, and cheap at any size."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

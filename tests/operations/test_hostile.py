@@ -3,8 +3,6 @@
 ``DBTASKQUEUE_HOSTILE_REQUESTS=20000 pytest tests/operations/test_hostile.py`` sends that many.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

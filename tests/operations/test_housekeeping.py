@@ -1,7 +1,5 @@
 """Housekeeping: what is old leaves, is counted, and nobody waits for it."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A question of a face has a time limit, on each kind of database, and leaves the connection as it was."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

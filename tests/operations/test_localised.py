@@ -1,7 +1,5 @@
 """Numbers for programs are written without a separator, whatever the site says of numbers for people."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

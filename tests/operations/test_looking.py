@@ -1,7 +1,5 @@
 """Pages of searches that no index answers: bounded, said to be so, and together they show every row once."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Iterator

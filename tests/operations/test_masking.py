@@ -1,7 +1,5 @@
 """Secrets do not leave: not by a key of JSON, not by a line of a traceback, however they are written."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Any
 

@@ -5,8 +5,6 @@ One table says what is expected, whatever the road. A new road is a line in ``RO
 wrong.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The API describes itself: the document is valid, each route answers as it says, and nothing else is there."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The operations pages through Django's test client: what they say, what they keep to themselves, what they do."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Callable

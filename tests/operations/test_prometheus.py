@@ -1,7 +1,5 @@
 """The metrics view, read by the parsers of Prometheus' own client, and by ``promtool`` where there is one."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

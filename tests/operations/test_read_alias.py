@@ -1,7 +1,5 @@
 """``READ_ALIAS``: pages and answers are read from a standby, say how old they are, and never fail because of it."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator

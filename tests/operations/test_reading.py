@@ -1,7 +1,5 @@
 """Reading lists of tasks and queues: orders, durations, tabs, pickers, and what a row costs."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Schedules of django-celery-beat and django-q2 come over: their real models and tables, and what they say is due."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Schedules as operators see and change them: by functions, pages, the command line and the API."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta

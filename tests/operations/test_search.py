@@ -1,7 +1,5 @@
 """The search language: what is written is read back, what is wrong is explained, and what is asked for is found."""
 
-from __future__ import annotations
-
 from datetime import date, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Operators see what a task waits for, and send it: on its page, by the command line and by the API."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from typing import Any

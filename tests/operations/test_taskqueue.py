@@ -1,7 +1,5 @@
 """``manage.py taskqueue``: what it shows, what it asks, what it changes, and how it ends."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

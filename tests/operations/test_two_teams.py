@@ -1,7 +1,5 @@
 """Two teams on one site: whatever the one asks, by page or API, no answer has a word of the other's."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Undo, and the record that answers who did what: as an operator reads it on page, command line and API."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """The operator's verbs: what they skip and say, and how long a pause holds. What they change: test_matrix."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Databases as the pipeline sees them."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

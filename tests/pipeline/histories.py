@@ -1,7 +1,5 @@
 """Tasks as plain Python, as DataFrames, and what the report must say of them: an oracle without Spark."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Archive until a step: ``python -m tests.pipeline.killed_archive DATABASE_URL LAKE``, for `tests.kills.killing`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """``archive``: finished tasks move to the lake, and nothing is lost or doubled, whatever happens on the way."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from datetime import timedelta
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import psycopg
 import pytest
 from deltalake import DeltaTable
 from django.db import transaction
@@ -22,6 +21,7 @@ from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, counted, fill, flip, ids
 from tests.support import PATIENCE, actors, blocked, until
@@ -135,6 +135,23 @@ def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(da
 
     assert archive(database, folder, no_check=True)["tasks"] == 1
     assert not Task.objects.exists()
+    assert Census.of(folder) == before
+
+
+@pytest.mark.parametrize("others", [1, 0])
+def test_a_task_that_stays_keeps_its_attempts_beside_an_older_transaction(
+    pg: Database, postgres_process_database: ProcessDatabase, folder: Path, others: int
+) -> None:
+    """The fast delete of rows that no open transaction can have changed takes the good tasks, and only theirs."""
+    with psycopg.connect(postgres_process_database.url) as older:
+        for good in [True] * others + [False]:
+            if not good:
+                older.execute("SELECT pg_current_xact_id()")
+            task = make_task("ERROR", start_time=timedelta(hours=0 if good else 2))
+            Attempt.objects.create(task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1)
+        before = Census.of(folder)
+        with pytest.raises(CheckFailed):
+            archive(pg, folder)
     assert Census.of(folder) == before
 
 

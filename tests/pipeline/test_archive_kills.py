@@ -1,7 +1,5 @@
 """``archive`` killed at any arrow, and random histories in which it is: hot + history + archive + deleted conserve."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from contextlib import suppress

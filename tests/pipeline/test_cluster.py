@@ -1,7 +1,5 @@
 """Jobs and processors on a real standalone cluster: what the page says, ``spark-submit``, a busy cluster."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``: words in, exit codes out."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

@@ -1,7 +1,5 @@
 """Addresses of databases: read, shown without what is secret, and used."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

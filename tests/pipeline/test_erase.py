@@ -1,7 +1,5 @@
 """``erase``: a person's tasks leave every table and every file, with a proof."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forecasts: what arrives next week, what a load needs, which hours are odd, and what queues would do otherwise."""
 
-from __future__ import annotations
-
 import math
 import random
 from datetime import UTC, datetime, timedelta, tzinfo

@@ -1,7 +1,5 @@
 """The frame of the jobs: options, the list of jobs, progress, and how errors are told."""
 
-from __future__ import annotations
-
 import inspect
 import io
 import json

@@ -1,7 +1,5 @@
 """The lake: which files count, and what is said of one that cannot be read."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """A lake in S3, that is on a server in a process of its own, and the promises that it shares with one in a folder."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier

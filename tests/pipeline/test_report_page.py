@@ -1,7 +1,5 @@
 """Reports as pages: numbers for people, charts from figures, and a file that needs nothing and runs nothing foreign."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

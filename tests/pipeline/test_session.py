@@ -1,7 +1,5 @@
 """Starting Spark: Java found or asked for, workers like the driver, class data that cannot do harm."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

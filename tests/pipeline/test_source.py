@@ -1,7 +1,5 @@
 """Reading tasks as Spark's tasks do: which rows, which columns, which state of the database."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writing tasks with Spark: the same tasks as ``enqueue_many`` would make, all or none, each once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

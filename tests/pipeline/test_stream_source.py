@@ -1,7 +1,5 @@
 """The stream of finished tasks: every one, however late it commits, and none a second time after a restart."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What several tests of pollers are given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial

@@ -1,7 +1,5 @@
 """Pollers for tests: as real processes, or as threads of the test's own process with their heartbeat."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Work that really stops: a running task is cancelled, replaced, past its timeout or without its lease."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Crash isolation: a task that may have killed its process runs alone, and soon."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """What the database refuses: good work stays good, a row that cannot be taken or read is alone with its fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """A poller of many queues fetches and settles tasks of several queues together; each queue keeps its own rules."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -58,7 +56,8 @@ def test_tasks_of_many_queues_share_checkouts_and_settles() -> None:
 
 def test_each_queue_settles_by_its_own_rules(settings: Any, taskqueue_registry: None) -> None:
     own: dict[str, dict[str, Any]] = {queue: {} for queue in ("grouped", "odd", "plain")}
-    own |= {"gone": {"keep": "delete"}, "each": {"settle": "each"}, "failing": {"max_attempts": 1}}
+    own |= {"gone": {"keep": "delete"}, "each": {"settle": "each"}}
+    own |= {queue: {"max_attempts": 1} for queue in ("odd", "failing")}
     settings.DBTASKQUEUE = {"QUEUES": own}
     for queue in ("gone", "each", "grouped", "plain"):
         registry.register(queue, lambda task: None)
@@ -71,8 +70,21 @@ def test_each_queue_settles_by_its_own_rules(settings: Any, taskqueue_registry: 
                 group = "one" if queue == "grouped" else None
                 enqueue_many(queue, ({"payload": number, "group": group} for number in range(3)))
         until(lambda: not Task.objects.filter(final_status=None).exists())
-    fine = {(queue, "COMPLETED"): 3 for queue in ("each", "grouped", "odd", "plain")}
-    assert Counter(Task.objects.values_list("queue", "status")) == {**fine, ("failing", "ERROR"): 3}
+    ends = {**dict.fromkeys(("each", "grouped", "plain"), "COMPLETED"), "odd": "ERROR", "failing": "ERROR"}
+    assert Counter(Task.objects.values_list("queue", "status")) == dict.fromkeys(ends.items(), 3)
+
+
+def test_a_shared_checkout_leaves_other_tags_to_others() -> None:
+    some = QUEUES[:4]
+    with polling(dict.fromkeys(some, 1), tags=("large",)) as poller:
+        polled(poller)
+        with at_once(some):
+            for queue in some:
+                enqueue_many(queue, ({"tag": tag} for tag in ("large", "small", None)))
+        until(lambda: completed() >= 8)
+    assert Counter(Task.objects.values_list("tag", "status")) == {
+        ("large", "COMPLETED"): 4, (None, "COMPLETED"): 4, ("small", "CREATED"): 4,
+    }  # fmt: skip
 
 
 def test_isolated_tasks_of_several_queues_run_alone_and_all_get_done() -> None:

@@ -1,7 +1,5 @@
 """Processors that fork, and errors that do not pass from one process to another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -14,14 +12,17 @@ from tests.support import until
 
 
 @pytest.fixture(autouse=True)
-def _environment(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+def _environment(postgres_process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lead the children of pollers in this process to the test's database."""
-    for key, value in process_database.env.items():
+    for key, value in postgres_process_database.env.items():
         monkeypatch.setenv(key, value)
 
 
-@pytest.mark.parametrize("queue", ["work", "atomic", "aio", "apart", "aparta"])
-@pytest.mark.parametrize(("end", "code"), [("exit", 3), ("return", 0), ("raise", 1)])
+@pytest.mark.parametrize(
+    ("queue", "end", "code"),
+    [("work", "exit", 3), ("work", "raise", 1), ("atomic", "exit", 3), ("aio", "return", 0), ("apart", "exit", 3),
+     ("apart", "raise", 1), ("aparta", "return", 0)],
+)  # fmt: skip
 def test_the_copy_of_a_process_ends_with_its_call(queue: str, end: str, code: int, tmp_path: Path) -> None:
     """Given a task that forks, when its copy ends the call, then only the task's own process goes on, with its answer.
 

@@ -1,7 +1,5 @@
 """Heartbeat, rescue, unparking and timeouts, on threads of the test's own process."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Real pollers of queues with limits: never too many tasks at a time, and no waste of time."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter, defaultdict
 from contextlib import ExitStack

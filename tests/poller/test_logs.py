@@ -1,7 +1,5 @@
 """What a process shows: log lines, one per event and harmless, and a status line, which they pass whole."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

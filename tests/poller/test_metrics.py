@@ -1,7 +1,5 @@
 """What pollers count, how it is stored and merged, and what pages make of it."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from types import SimpleNamespace

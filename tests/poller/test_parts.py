@@ -1,7 +1,5 @@
 """Parts of a poller by themselves: free slots, the hand-over to an idle thread, periodic jobs, wake-ups."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Behind PgBouncer in transaction mode: every transaction may meet another server process."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

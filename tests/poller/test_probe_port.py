@@ -1,7 +1,5 @@
 """How a poller's process is: a service manager's socket hears it, probes and Prometheus ask for it over HTTP."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

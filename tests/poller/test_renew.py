@@ -1,7 +1,5 @@
 """Renewal: nothing keeps a lease from being renewed while its processor runs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A rolling release: pollers whose code lacks a payload type run beside one that has it."""
 
-from __future__ import annotations
-
 import logging
 import os
 from dataclasses import replace

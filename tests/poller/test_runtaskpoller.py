@@ -1,7 +1,5 @@
 """``manage.py runtaskpoller`` as an operator runs it: what it takes, when it ends, what it says."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from io import StringIO

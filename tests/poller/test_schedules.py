@@ -1,7 +1,5 @@
 """Schedules in pollers: picked up in time, by one of many, and each tick exactly once while pollers are killed."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

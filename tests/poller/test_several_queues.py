@@ -1,7 +1,5 @@
 """Runs that end by themselves, over several queues that feed each other, and with operators' overrides."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The end of a poller: drained, cancelled, timed out, asked for before it began, or when nothing is left to do."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading

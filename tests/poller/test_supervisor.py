@@ -1,7 +1,5 @@
 """``--processes``: children die, hang, and lose their parent. ``--reload``: a changed file restarts the poller."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """``EMBEDDED_POLLER``: a web process runs tasks, as someone sees who starts a server in a fresh project."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Middleware that is found by its dotted path, and a processor that another process finds."""
 
-from __future__ import annotations
-
 import os
 import threading
 from asyncio import iscoroutinefunction

@@ -1,7 +1,5 @@
 """Processors registered by the test itself, run by a real poller or by ``drain``."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass

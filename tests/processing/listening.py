@@ -1,7 +1,5 @@
 """A listener that is found by its dotted path."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

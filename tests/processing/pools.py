@@ -1,7 +1,5 @@
 """Executors of users, and what runs in another process: both are found by dotted path."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import threading

@@ -1,7 +1,5 @@
 """Context: captured where a task is enqueued, there again where it is processed, separate per task."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

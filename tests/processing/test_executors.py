@@ -1,7 +1,5 @@
 """Processors on an executor of the user's own."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The test kit's poller does what ``runtaskpoller`` does, and ``drain`` obeys what operators set."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``log_level``: log lines of each task's life, from its checkout to the outcome that is stored."""
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Listeners and signals: told of what is stored, never able to change it."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Iterator

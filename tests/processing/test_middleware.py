@@ -1,7 +1,5 @@
 """Middleware around a task: in order, on the thread or loop of the task, and without a word in its outcome."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """``separate``: at least once. ``atomic``: writes and outcome are one transaction. Batches: up to n tasks in a call."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What an outcome may hold and when a task is due again: no outcome, whatever it holds, may stop a poller."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

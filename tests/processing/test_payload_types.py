@@ -1,7 +1,5 @@
 """Handlers by payload type on one queue, each with its parallelism, added and removed while a poller runs."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a processor returns is stored as it is, or the attempt fails with the reason. No value changes in silence."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Steps that last: a processor that is called again passes what it has done."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from datetime import timedelta

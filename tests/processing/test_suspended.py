@@ -1,7 +1,5 @@
 """Tasks that sleep, or wait for a signal: they hold no slot, spend no attempt, and lose no wake-up."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -255,7 +253,7 @@ def test_a_signal_that_commits_while_the_settle_waits_for_it_wakes(postgres_proc
     main = backend_pid()
 
     def send(task: Lease) -> None:
-        sender.do(connection.set_autocommit, False)
+        sender.do(lambda: connection.set_autocommit(False))
         sender.do(signal, task.id, "approved", "yes").result(PATIENCE)
         watch.do(until_blocked, main).add_done_callback(lambda _: sender.do(commit))
 

@@ -1,7 +1,5 @@
 """The pull API, on PostgreSQL and on SQLite, with real commits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any

@@ -1,7 +1,5 @@
 """Queues made and dropped at runtime, and the overrides of a queue's row as producers see them."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

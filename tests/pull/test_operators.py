@@ -1,7 +1,5 @@
 """Operators' questions and verbs as functions: by business key, by filter, by queue."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any
 

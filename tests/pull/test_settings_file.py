@@ -1,7 +1,5 @@
 """The settings file: laid over the dict, all faults told together, followed while the process runs."""
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os
@@ -105,7 +103,7 @@ def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> No
         '[queues.mail] keep = \'forever\': keep=\'forever\' is not valid: "keep", "history" or "delete"',
         "[queues.mail] retry = 'sometimes': 'sometimes' is not a retry policy. ",
         "[queues.no spaces] cannot be a queue's name: use 1 to 200 letters",
-        "[queues.letters] capacity = 0: capacity=0 is not valid: None or a whole number of at least 1",
+        "[queues.letters] capacity = 0: capacity=0 is not valid: None or a whole number from 1 to 1,000,000,000",
         "[queues.letters] database = 7: database=7 is not valid: an alias of DATABASES",
     ):
         assert fault in text

@@ -1,7 +1,5 @@
 """Statistics: by status, and by call from rows that every process appends to."""
 
-from __future__ import annotations
-
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from io import StringIO

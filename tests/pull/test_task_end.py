@@ -1,7 +1,5 @@
 """``task.wait()`` and ``task.await_result()``: woken by the end of the task, whatever ends it."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Iterator

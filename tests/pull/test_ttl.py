@@ -1,7 +1,5 @@
 """Time to live: how long after it is due a task may be started. What moves the due time moves its end, too."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO

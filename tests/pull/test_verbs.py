@@ -1,7 +1,5 @@
 """Put, take and what becomes of a task: each verb of the pull API, by the lease or by its token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Waiting for a task: woken by events, served in the order of coming, and never a busy loop. And ``take(group=…)``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future

@@ -1,7 +1,5 @@
 """The test application's configuration."""
 
-from __future__ import annotations
-
 from django.apps import AppConfig
 
 

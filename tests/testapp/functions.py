@@ -1,7 +1,5 @@
 """Functions of Django's tasks, as a project would write them in its tasks.py."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 from django_dbtaskqueue import Poison, Reenqueue

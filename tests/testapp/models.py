@@ -1,7 +1,5 @@
 """Business data that tasks are enqueued beside."""
 
-from __future__ import annotations
-
 from django.db import models
 from django.db.models.functions import Now
 

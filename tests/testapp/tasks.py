@@ -45,8 +45,6 @@ aiotimed async, ``timeout`` of 0.3 s            1 attempt
 ======== ====================================== ==============================================================
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import os

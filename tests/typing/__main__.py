@@ -3,8 +3,6 @@
 pyright comes as basedpyright, whose wheel has all it needs; pyright itself downloads its program when it first runs.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tempfile

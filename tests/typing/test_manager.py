@@ -1,7 +1,5 @@
 """What type checkers are told about ``Task.objects`` is what it has."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 

@@ -4,8 +4,6 @@ What has a type for a user has an ``assert_type``. What must be refused has an `
 refuses it says that the comment is not needed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_type

@@ -1,7 +1,5 @@
 """Settings of the demo, and of the tasks in ``tasks``."""
 
-from __future__ import annotations
-
 from example_project.settings import *  # noqa: F403 -- the same, and a little more
 from example_project.settings import DBTASKQUEUE, INSTALLED_APPS
 

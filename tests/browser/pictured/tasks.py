@@ -1,7 +1,5 @@
 """Processors that leave their tasks in the states that the docs' pictures show."""
 
-from __future__ import annotations
-
 import threading
 from datetime import timedelta
 from typing import Any

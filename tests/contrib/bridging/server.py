@@ -1,7 +1,5 @@
 """HTTPS servers: Django's in a process of its own (``python -m``), and others on threads of the tests."""
 
-from __future__ import annotations
-
 import ssl
 from collections import Counter
 from collections.abc import Iterator

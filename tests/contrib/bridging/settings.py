@@ -1,7 +1,5 @@
 """The tests' settings, with the queue's own from the environment."""
 
-from __future__ import annotations
-
 import json
 import os
 

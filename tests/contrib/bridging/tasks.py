@@ -1,7 +1,5 @@
 """The processor that sends."""
 
-from __future__ import annotations
-
 from django_dbtaskqueue import processor
 from django_dbtaskqueue.contrib.bridge import send_to
 

@@ -1,7 +1,5 @@
 """The view that receives."""
 
-from __future__ import annotations
-
 from django.urls import path
 
 from django_dbtaskqueue.contrib.bridge import receive

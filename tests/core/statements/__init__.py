@@ -3,8 +3,6 @@
 Write them again after a change with ``python -m tests.core.statements --write``, and read the diff.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import product

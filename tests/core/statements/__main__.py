@@ -1,7 +1,5 @@
 """``python -m tests.core.statements``: print every statement, or with ``--write`` store them."""
 
-from __future__ import annotations
-
 import sys
 
 from django_dbtaskqueue.core.sql.dialects import DIALECTS

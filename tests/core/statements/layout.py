@@ -1,7 +1,5 @@
 """One statement per clause and line, so that a person can read it and a diff shows what changed."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 

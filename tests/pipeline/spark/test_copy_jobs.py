@@ -1,7 +1,5 @@
 """``replay``: archived tasks come back as new ones, once. ``stream``: each finish reaches the lake once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

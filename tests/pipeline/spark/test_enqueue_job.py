@@ -1,7 +1,5 @@
 """The job ``enqueue``: files in, tasks out, and nothing half-written."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping

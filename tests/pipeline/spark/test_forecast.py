@@ -1,7 +1,5 @@
 """``forecast`` and ``whatif`` from rows of a database."""
 
-from __future__ import annotations
-
 import json
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports read each closed day of the lake once: the figures are those of a report that reads every task."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -1,7 +1,5 @@
 """``archive`` on Spark's workers, and what Spark reads of a lake."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``check``: what it takes for a fault, what it only reports, and how it says so."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta

@@ -1,7 +1,5 @@
 """The job ``report`` on real databases and a lake: its figures, and every place it writes them to."""
 
-from __future__ import annotations
-
 import io
 import json
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """The session, and reading tasks with it: which rows, which columns, which state of the database."""
 
-from __future__ import annotations
-
 import re
 import sys
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """Writing tasks with Spark: DataFrames, failing tasks, micro-batches, lost workers; see docs/reference/pipeline.md."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path

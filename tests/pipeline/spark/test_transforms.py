@@ -1,7 +1,5 @@
 """The transforms against examples worked out by hand, and the service levels against an oracle without Spark."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
