@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, TypeVar
@@ -170,8 +169,7 @@ def find(queue: str, payload_type: str | None) -> Processor | None:
     """Return the processor of this payload type on this queue.
 
     A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row with a type waits
-    for a processor of that type, because a processor of plain JSON does not know the type. A row of version 0.1 names
-    the class without its module: it goes to the queue's only class of that name, and waits if there are two.
+    for a processor of that type, because a processor of plain JSON does not know the type.
     """
     return _found.get(queue, {}).get(payload_type)
 
@@ -290,20 +288,16 @@ def restore(saved: Snapshot) -> None:
 
 def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
     """Set a queue's processors. No dict of one queue is changed in place: others read it without the lock."""
-    classes = {made.payload: made for made in of_queue.values() if made.payload is not None}
+    classes = [made.payload for made in of_queue.values() if made.payload is not None]
     codecs.expected[queue] = {codecs.type_name(cls): cls for cls in classes}
     if not of_queue:
         _processors.pop(queue, None)
         _found.pop(queue, None)
         return
-    times = Counter(map(codecs.short_name, classes))
-    found: dict[str | None, Processor] = {}
-    for cls, made in classes.items():
-        if times[name := codecs.short_name(cls)] == 1:
-            found[name] = made
-    if len(of_queue) == 1 and (only := next(iter(of_queue.values()))).row_type is None:
+    found, only = dict(of_queue), next(iter(of_queue.values()))
+    if len(of_queue) == 1 and only.row_type is None:
         found[None] = only
-    _found[queue] = {**found, **of_queue}
+    _found[queue] = found
     _processors[queue] = of_queue
 
 

@@ -72,7 +72,7 @@ def type_name(cls: type) -> str:
 
 
 def short_name(cls: type) -> str:
-    """Return the name of a payload class without its module: how unions, and rows of version 0.1, name it."""
+    """Return the name of a payload class without its module: how unions name it."""
     return _given_name(cls) or cls.__qualname__
 
 

@@ -176,10 +176,7 @@ def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
 
 
 class Pauses:
-    """Rows of a table, or the like, that raised: each rests for a growing time, and its neighbours go on.
-
-    One object for each loop over such rows, kept as long as the process: it forgets a row that works again.
-    """
+    """Rows of a table that raised: each rests for a growing time, and its neighbours go on. One for each such loop."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._bounds = first, longest

@@ -273,10 +273,9 @@ def _refuse_number(text: str) -> NoReturn:
 
 
 def kept(of: str, value: object, limits: Limits = DEFAULT_LIMITS) -> str | None:
-    """Return the JSON text of a result or the like, which reads back equal; None for None.
+    """Return the JSON text of a result or the like; None for None. ``of`` names it in errors.
 
-    Raises ``PayloadError``, which begins with ``of``, for a value that JSON does not have or that is too large;
-    ``TypeError`` for a coroutine or a generator, whose code has not run.
+    Raises ``PayloadError`` as ``dumps``, and ``TypeError`` for a coroutine or a generator, whose code has not run.
     """
     try:
         return None if value is None else dumps(value, limits=limits)

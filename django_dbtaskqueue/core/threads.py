@@ -44,15 +44,15 @@ if hasattr(os, "register_at_fork"):
 @contextmanager
 def no_copies() -> Iterator[None]:
     """End a copy of this process that the ``with`` block forks: it must not go on with the poller's work."""
-    before = forks
+    before, raised = forks, None
     try:
         yield
     except BaseException as error:
-        if forks != before:
-            end_copy(error)
+        raised = error
         raise
-    if forks != before:
-        end_copy(None)
+    finally:
+        if forks != before:
+            end_copy(raised)
 
 
 def end_copy(error: BaseException | None) -> NoReturn:

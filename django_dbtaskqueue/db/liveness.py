@@ -103,6 +103,7 @@ def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
 
     Without ``pool`` the connection is not taken from the project's pool. One from the pool is left as it is.
     """
+    connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": True}  # nobody here commits what it wrote
     options: Mapping[str, object] = connection.settings_dict["OPTIONS"]
     if connection.vendor != "postgresql" or (pool and options.get("pool")):
         return

@@ -22,8 +22,7 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
         case Reenqueue(delay=None):
             outcome = _decide_reenqueue(lease, outcome)
     if isinstance(outcome, Complete | Reenqueue) and outcome.result is not None:
-        text = json_payload.kept("The result", outcome.result, conf.payload_limits())
-        object.__setattr__(outcome, "text", text)
+        object.__setattr__(outcome, "text", json_payload.kept("The result", outcome.result, conf.payload_limits()))
     return outcome
 
 

@@ -79,6 +79,7 @@ class Limiter(threading.local):
         self.rate_per_group = 0.0 if settings.rate_per_group is None else settings.rate_per_group.per_second
         self.burst_per_group = float(settings.burst_per_group or max(1, floor(self.rate_per_group)))
         self.pause: float | None = None
+        self.put_off = False  # tasks, in the last checkout, whose groups have no token
 
     @classmethod
     def of(cls, queue: str, settings: QueueSettings) -> Limiter | None:
@@ -235,6 +236,7 @@ class Limiter(threading.local):
     def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
         """Take a token of its group for each task; put those off that get none, until their group has one."""
         keys = {row[GROUP] for row in rows if row[GROUP] is not None} if self.rate_per_group else ()
+        self.put_off = False
         if not keys:
             return rows
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
@@ -258,6 +260,7 @@ class Limiter(threading.local):
             taken = [{"group_name": group, "taken": number} for group, number in charged.items()]
             session.run(session.sql.charge_groups, {**limits, "rows": json.dumps(taken)})
         if put_off:
+            self.put_off = True
             session.run(session.sql.put_off, {"rows": json.dumps(put_off)})
         return started
 

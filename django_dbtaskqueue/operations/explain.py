@@ -92,13 +92,13 @@ def explain(task: AbstractTask | TaskHistory) -> Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """A living poller of the task's queue. None: an older version did not report it."""
+    """A living poller of the task's queue."""
 
     instance: str
     state: str
     slots: int
     held: int
-    types: frozenset[str] | None
+    types: frozenset[str] | None  # None: its row does not say
     tags: frozenset[str] | None
 
     def may_take(self, task: AbstractTask) -> bool:

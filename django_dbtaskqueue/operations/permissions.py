@@ -217,15 +217,17 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
     """Return why a user may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
     Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
-    command line (None) may search for everything.
+    command line (None) may search for everything that is not masked.
     """
     actor = who if isinstance(who, Actor) else Actor(who)
-    if actor.user is None or not reads_payload(search):
+    if not reads_payload(search):
         return ""
     if hidden := [one.name for one in search.terms if is_masked(one.name)]:
         return _("%(keys)s cannot be searched: the values are masked, and matches would reveal them.") % {
             "keys": ", ".join(hidden)
         }
+    if actor.user is None:
+        return ""
     if not actor.may(VIEW_PAYLOAD):
         return _("Searching in payloads, results and errors needs the permission to see them.")
     # What it may not view, a search does not look in.

@@ -386,7 +386,6 @@ QUEUE_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (PAUSE, RESUME)}
 # What can run as a bulk operation.
 BULK_VERBS: Mapping[str, TaskVerb] = {**TASK_VERBS, PURGE.name: PURGE}
 ID_VERBS: Mapping[str, TaskVerb] = {**BULK_VERBS, **ONE_TASK_VERBS}
-INPUT_NAMES = tuple(dict.fromkeys(one.name for verb in ID_VERBS.values() for one in verb.inputs))
 VERBS: Mapping[str, Verb] = {
     verb.name: verb for verb in (*ID_VERBS.values(), PAUSE, RESUME, CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)
 }

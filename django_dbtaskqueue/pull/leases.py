@@ -143,18 +143,21 @@ def take(
     limited: bool = True,
 ) -> list[Lease]:
     """Take the first due tasks on the port's database; their payloads are still text."""
-    session = Session.on(port.alias, port.model)
-    return stage.take(
-        session,
-        ScanCursor(queue, settings.max_wait),
-        strategy=strategy or stage.strategy_for(session, settings.strategy),
-        poller_instance=poller_instance,
-        limit=limit,
-        lease=lease or settings.lease,
-        port=port,
-        tags=tags,
-        limiter=Limiter.of(queue, settings) if limited else None,
-    )
+    session, limiter = Session.on(port.alias, port.model), Limiter.of(queue, settings) if limited else None
+    while True:
+        taken = stage.take(
+            session,
+            ScanCursor(queue, settings.max_wait),
+            strategy=strategy or stage.strategy_for(session, settings.strategy),
+            poller_instance=poller_instance,
+            limit=limit,
+            lease=lease or settings.lease,
+            port=port,
+            tags=tags,
+            limiter=limiter,
+        )
+        if taken or limiter is None or not limiter.put_off:  # behind tasks whose groups must wait there are others
+            return taken
 
 
 def take_one(

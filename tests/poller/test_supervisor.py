@@ -152,6 +152,25 @@ def test_a_stopped_child_is_killed_and_replaced(
     assert "gave no sign of life" in caplog.text and "killed by SIGKILL" in caplog.text
 
 
+def test_a_child_that_has_stopped_may_take_long_to_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock
+) -> None:
+    """Given a child that said its last word, when Python ends slowly, then its own exit code counts."""
+    program = (
+        """os.write(int(sys.argv[-1]), b'{"state": "STOPPED"}\\n'); socket.socket(fileno=int(sys.argv[-1])).recv(1)"""
+    )
+    supervised = supervisor(tmp_path, program, heartbeat=timedelta(seconds=1))
+
+    def let_pass(_: object) -> None:
+        if supervised.children[0].last_seen is not None and not clock.monotonic() > 600:
+            clock.advance(601)
+        elif clock.monotonic() > 600:
+            supervised.shutdown.request(DRAIN)
+
+    assert supervised.run(let_pass) == 0
+    assert "Killing it" not in caplog.text
+
+
 def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path) -> None:
     assert supervisor(tmp_path, first_time("sys.exit(5)")).run() == 0
 

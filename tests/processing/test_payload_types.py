@@ -273,19 +273,6 @@ def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, named: di
     assert (report.enqueued, report.rejected) == (1, 1)
 
 
-@both
-def test_a_row_of_the_release_before_is_read_while_its_name_is_unambiguous(site: Site) -> None:
-    processor(QUEUE, payload=Letter)(lambda task: f"letter {task.payload.text}")
-    processor(QUEUE, payload=Crate)(lambda task: "crate")
-    processor(QUEUE, payload=of_another_module(Crate))(lambda task: "their crate")
-    letter, crate = site.fill(Letter("a"), Crate(1))
-    for task in (letter, crate):  # as version 0.1 wrote them
-        site.tasks(pk=task.pk).update(payload_type=task.payload_type.rpartition(".")[2])
-    with site.poller():
-        until(lambda: site.task(letter).status == "COMPLETED" and site.task(crate).parked_by is not None)
-    assert (site.task(letter).result, site.task(crate).attempt) == ("letter a", 0)
-
-
 def test_a_name_too_long_for_its_column_is_refused_with_the_remedy() -> None:
     long = of_another_module(Letter, __module__="m" * 200)
     with pytest.raises(PayloadError, match="Give the class a shorter one: payload_type"):

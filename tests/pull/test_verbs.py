@@ -31,6 +31,16 @@ def test_put_has_the_options_and_errors_of_enqueue(mail: QueueHandle, configure:
     assert mail.take() is None
 
 
+def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandle, configure: Configure) -> None:
+    configure(rate_per_group="1/h", max_running_per_group=9)
+    for number in range(6):
+        mail.put(number, group="g")
+    mail.put("other", group="h")
+    mail.put("free")
+    assert [take(mail).payload for _ in range(3)] == [0, "other", "free"]
+    assert mail.take() is None
+
+
 def test_an_unknown_queue_is_an_error_and_a_bad_name_too(mail: QueueHandle) -> None:
     for verb in (queue("mial").take, queue("mial").statistics):
         with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):

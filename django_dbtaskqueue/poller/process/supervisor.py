@@ -259,6 +259,8 @@ class Supervisor:
         """Kill a child that gives no sign of life, or does not end in time."""
         now = clock.monotonic()
         limit = CHILD_BOOT_TIMEOUT_S if child.last_seen is None else self._silence_limit
+        if child.latest.state in ("ENDING", "STOPPED"):  # Python may take seconds to end, and says nothing then
+            limit = max(limit, self._stop_timeout)
         silence = now - (child.last_seen or child.started)
         if silence > limit:
             logger.error(
