@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,19 @@ def test_every_system_check_is_documented() -> None:
     texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
     ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts))
     assert documented == set(ids)
+
+
+# -- why-a-task-does-not-run.md ----------------------------------------------------------------------------------------
+
+
+def test_the_page_of_reasons_has_each_code() -> None:
+    tree = ast.parse((PACKAGE / "operations" / "explain.py").read_text())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Explanation"]
+    given = {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
+    codes = [
+        re.findall(r"`(\w+)`", row[0]) for row in table(page("howto/why-a-task-does-not-run.md"), "## The reasons")
+    ]
+    assert {*chain(*codes)} == given | {"sleeping", "signal", "max_running", "rate"}  # which other functions return
 
 
 # -- operate-at-night.md -----------------------------------------------------------------------------------------------

@@ -47,7 +47,13 @@ def refused(words: str, *asked: object, code: int = taskqueue.REFUSED_CODE) -> N
 
 def test_a_masked_value_cannot_be_searched_for_here_either() -> None:
     make_task(payload={"password": "hunter2"})
-    refused("masked, and matches would reveal them", "list", "--filter", "payload.password:h*", code=taskqueue.USAGE_ERROR_CODE)
+    refused(
+        "masked, and matches would reveal them",
+        "list",
+        "--filter",
+        "payload.password:h*",
+        code=taskqueue.USAGE_ERROR_CODE,
+    )
 
 
 def test_status_tells_the_health_first_then_each_queue() -> None:
