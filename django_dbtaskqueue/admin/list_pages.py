@@ -193,7 +193,6 @@ class ListAdmin(ReadOnlyAdmin):
         return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
     def _number(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> str:
-        """Return how many rows there are, in words."""
         count = self.count(rows, found, place, filterset)
         return self._of(2, "?") if count is None else self._of(count.number + count.more, str(count))
 

@@ -186,7 +186,6 @@ class QueueAdmin(SmallListAdmin):
         }
 
     def _types(self, name: str) -> list[dict[str, Any]]:
-        """Return the rows of the table of payload types."""
         address = self.url(model_for(name), "changelist")
         return [
             {

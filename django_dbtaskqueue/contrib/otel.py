@@ -176,7 +176,6 @@ def _key(task: Lease) -> tuple[object, ...]:
 
 
 def _producer(task: Lease) -> otel_context.Context:
-    """Return the context that the task was enqueued in."""
     known = trace_id(task.context_text) is not None
     headers = json.loads(task.context_text or "{}") if known else {}
     return PROPAGATOR.extract(headers, otel_context.Context())

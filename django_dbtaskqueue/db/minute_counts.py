@@ -205,7 +205,6 @@ def as_stored(session: Session, time: datetime) -> datetime:
 
 
 def _sum(group: list[Any], minute: datetime) -> Any:
-    """Return one row with the sums of several."""
     total = type(group[0])(**{field.name: getattr(group[0], field.name) for field in group[0]._meta.concrete_fields})
     total.pk, total.minute = None, minute
     total.count = sum(row.count for row in group)

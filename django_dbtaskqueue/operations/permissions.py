@@ -175,7 +175,7 @@ def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> No
 
 def check_search(search: Search, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may see what the search reveals of payloads."""
-    if fault := search_fault(actor, search):
+    if fault := masked_fault(search) or search_fault(actor, search):
         raise PermissionDenied(fault)
 
 
@@ -213,21 +213,24 @@ def all_queues() -> list[str]:
     return sorted(names)
 
 
+def masked_fault(search: Search) -> str:
+    """Return why nobody may ask for this search, also on the command line; empty: it names no masked key."""
+    hidden = ", ".join([one.name for one in search.terms if is_masked(one.name)])
+    text = _("%(keys)s cannot be searched: the values are masked, and matches would reveal them.")
+    return text % {"keys": hidden} if hidden else ""
+
+
 def search_fault(who: User | Actor | None, search: Search) -> str:
     """Return why a user may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
     Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
-    command line (None) may search for everything that is not masked.
+    command line (None) may search for everything but what ``masked_fault`` refuses.
     """
     actor = who if isinstance(who, Actor) else Actor(who)
-    if not reads_payload(search):
+    if actor.user is None or not reads_payload(search):
         return ""
-    if hidden := [one.name for one in search.terms if is_masked(one.name)]:
-        return _("%(keys)s cannot be searched: the values are masked, and matches would reveal them.") % {
-            "keys": ", ".join(hidden)
-        }
-    if actor.user is None:
-        return ""
+    if fault := masked_fault(search):
+        return fault
     if not actor.may(VIEW_PAYLOAD):
         return _("Searching in payloads, results and errors needs the permission to see them.")
     # What it may not view, a search does not look in.

@@ -207,7 +207,6 @@ def whatif_context(figures: Figures) -> Mapping[str, object]:
 
 
 def _drawn(*charts: Chart) -> list[Chart]:
-    """Return the charts that have a value above 0."""
     return [chart for chart in charts if any(value for line in chart.heads for value in line.values)]
 
 

@@ -259,7 +259,6 @@ def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
 
 
 def _unsettled(calls: list[Call]) -> set[int]:
-    """Return the ids of the tasks that are not settled."""
     found: set[int] = set()
     try:
         for call in calls:
