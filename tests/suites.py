@@ -32,6 +32,7 @@ FIRST = {
     "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
+LONG = re.compile(r"tests/(chaos|browser|poller)/|test_matrix")  # files of half a minute, which must not come last
 # Else each of some hundred processes compiles the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -78,7 +79,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if strays:
         raise pytest.UsageError(f"These start a second JVM. Move them to tests/pipeline/spark: {', '.join(strays)}")
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: (*FIRST, group_of(item.nodeid)).index(group_of(item.nodeid)))
+        groups = {item: group_of(item.nodeid) for item in items}
+        items.sort(key=lambda item: ((*FIRST, groups[item]).index(groups[item]), not LONG.search(item.nodeid)))
 
 
 @pytest.hookimpl(optionalhook=True)
