@@ -31,6 +31,11 @@ def _registered() -> Iterator[None]:
     registry.restore(saved)
 
 
+def hourly() -> Definition:
+    """Return a definition with no tick near: a minute may end while a test runs."""
+    return replace(MINUTELY, cron=f"{(datetime.now(UTC) + timedelta(minutes=30)).minute} * * * *")
+
+
 def made(alias: str, definition: Definition = MINUTELY, *, ago: timedelta = timedelta(0), **columns: Any) -> Schedule:
     """Make the schedule of a person whose next tick is the first one since ``ago``."""
     first = next(ticks(definition.cron, definition.timezone, datetime.now(UTC) - ago))
@@ -49,7 +54,7 @@ def references(alias: str) -> list[str]:
 
 
 def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
-    before = made(alias, replace(MINUTELY, payload={"n": 1}, priority=-3), ago=timedelta(seconds=60))
+    before = made(alias, replace(hourly(), payload={"n": 1}, priority=-3), ago=timedelta(hours=1))
     seconds, queues = enqueue_due(alias, ())
     assert queues == ["parcels"]
     (task,) = Task.objects.using(alias)
@@ -57,7 +62,7 @@ def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
     assert (task.queue, task.payload, task.priority, task.status) == ("parcels", {"n": 1}, -3, "CREATED")
     after = row(alias)
     assert (after.last_time, after.last_task) == (before.next_time, task.pk)
-    assert after.next_time == before.next_time + timedelta(minutes=1)
+    assert after.next_time == before.next_time + timedelta(hours=1)
     assert seconds == 0.0  # another tick may be due by now
     Schedule.objects.using(alias).update(next_time=Now() + timedelta(hours=1))
     assert enqueue_due(alias, ()) == (SCHEDULE_LOOK_S, [])
@@ -71,8 +76,7 @@ def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
 
 @pytest.mark.parametrize(("missed", "number"), [("skip", 0), ("one", 1), ("all", 5)])
 def test_missed_ticks(alias: str, missed: str, number: int) -> None:
-    hourly = f"{(datetime.now(UTC) + timedelta(minutes=30)).minute} * * * *"  # no tick is near
-    before = made(alias, replace(MINUTELY, cron=hourly, missed=missed), ago=timedelta(hours=5))
+    before = made(alias, replace(hourly(), missed=missed), ago=timedelta(hours=5))
     enqueue_due(alias, ())
     hours = [before.next_time + timedelta(hours=hour) for hour in range(5)]
     assert references(alias) == [f"s@{hour:%Y-%m-%dT%H:%M:00Z}" for hour in hours[len(hours) - number :]]
@@ -128,7 +132,7 @@ def test_paused_unknown_and_undeclared_schedules_enqueue_nothing(alias: str) -> 
 def test_a_refused_task_is_noted_and_tried_again(alias: str, settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"capacity": 1}}}
     blocking = enqueue("parcels", "blocks", using=alias)
-    before = made(alias, ago=timedelta(seconds=60))
+    before = made(alias, hourly(), ago=timedelta(hours=1))
     for _ in range(2):
         seconds, queues = enqueue_due(alias, ())
         assert (seconds >= 1, queues) == (True, [])
@@ -266,12 +270,12 @@ def test_many_at_once_enqueue_each_tick_once() -> None:
 
 def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: SteppedClock) -> None:
     """Given a row that SQL wrote and Python cannot read, when ticks are due, then the others have their tasks."""
-    made(alias, ago=timedelta(seconds=90))
+    made(alias, hourly(), ago=timedelta(hours=1))
     Schedule.objects.using(alias).filter(pk="s").update(name="bad")
     depth = 2500 if alias == "default" else 900  # SQLite takes no more than 1,000
     with connections[alias].cursor() as cursor:
         cursor.execute("UPDATE dbtaskqueue_schedule SET payload = %s", [f"{'[' * depth}{']' * depth}"])
-    made(alias, ago=timedelta(seconds=60))
+    made(alias, hourly(), ago=timedelta(hours=1))
     pauses = Pauses(5.0, 300.0)
     clock.stop()
     assert enqueue_due(alias, (), pauses)[1] == ["parcels"]
