@@ -9,6 +9,7 @@ from django_dbtaskqueue.models import Attempt, Task
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import lines, polling
 from tests.support import until
+from tests.testapp.models import Booking
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +30,18 @@ def test_the_copy_of_a_process_ends_with_its_call(queue: str, end: str, code: in
     The copy would else run the tasks after it, or answer in their place.
     """
     mark = tmp_path / "mark"
-    enqueue(queue, "forks", {"do": "fork", "end": end, "mark": str(mark)})
+    fork = {"do": "fork", "end": end}
+    written = fork if queue == "aio" else {"do": "book", "then": fork}
+    enqueue(queue, "forks", {**written, "mark": str(mark)})
     for number in range(4):
         enqueue(queue, f"r{number}", {"result": number, "mark": str(mark)})
     with polling({queue: 1}, threads=1):
         until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
     results = dict(Task.objects.values_list("reference", "result"))
     assert results == {"forks": code, **{f"r{number}": number for number in range(4)}}
+    assert Booking.objects.count() == (
+        queue != "aio"
+    )  # the copy shares the connection, and must not end its transaction
     assert sorted(reference for _, reference, *_ in lines(mark)) == ["forks", "r0", "r1", "r2", "r3"]
 
 
