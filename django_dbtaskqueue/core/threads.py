@@ -57,8 +57,10 @@ def no_copies() -> Iterator[None]:
 
 def end_copy(error: BaseException | None) -> NoReturn:
     """End this process as a program ends that raised ``error``."""
-    code = error.code if isinstance(error, SystemExit) else error and 1
-    if error is not None and not isinstance(error, SystemExit):
-        traceback.print_exception(error)
-    sys.stdout.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
+    code = error.code if isinstance(error, SystemExit) else None if error is None else 1
+    try:
+        if error is not None and not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        sys.stdout.flush()
+    finally:  # also without a stream, or with one that the task has closed
+        os._exit(code & 255 if isinstance(code, int) else int(code is not None))

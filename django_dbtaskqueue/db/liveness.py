@@ -102,8 +102,9 @@ def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
     """Let the system end what it knows to be dead on this connection, from the next time that it connects.
 
     Without ``pool`` the connection is not taken from the project's pool. One from the pool is left as it is.
+    It commits each statement by itself, whatever the project's AUTOCOMMIT says: nobody here commits for it.
     """
-    connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": True}  # nobody here commits what it wrote
+    connection.settings_dict = {**connection.settings_dict, "AUTOCOMMIT": True}
     options: Mapping[str, object] = connection.settings_dict["OPTIONS"]
     if connection.vendor != "postgresql" or (pool and options.get("pool")):
         return

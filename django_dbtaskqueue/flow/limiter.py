@@ -102,7 +102,7 @@ class Limiter(threading.local):
         Near a limit that is; far below, all are taken in the ready order. ``rewind`` is called after rows of
         ``take_rows`` were not taken after all.
         """
-        params = {**params, "queue_name": self.queue}
+        params, self.put_off = {**params, "queue_name": self.queue}, False
         if self.max_running is None and not self.rate:
             with session.atomic():
                 return self._take_by_group(session, params, take_rows)
@@ -236,7 +236,6 @@ class Limiter(threading.local):
     def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
         """Take a token of its group for each task; put those off that get none, until their group has one."""
         keys = {row[GROUP] for row in rows if row[GROUP] is not None} if self.rate_per_group else ()
-        self.put_off = False
         if not keys:
             return rows
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}

@@ -96,9 +96,8 @@ class Processor:
         text = lease.payload_text
         plain = None if text is None else json_payload.loads(text)
         payload = plain if self.payload is None else codecs.decode(self.payload, plain)
-        lease.decoded_context = (
-            {} if lease.context_text is None else context.mapping(json_payload.loads(lease.context_text))
-        )
+        given = lease.context_text
+        lease.decoded_context = {} if given is None else context.mapping(json_payload.loads(given))
         lease.decoded = payload
 
     @property

@@ -375,9 +375,8 @@ class Fetcher:
                 special.setdefault(processor, []).append(lease)
         if isolated:
             self.capacity.executors.submit_isolated(isolated)
-        for lease, settlement in (
-            queue_state.leave_to_others(session, queue, refusals, self.instance) if refusals else ()
-        ):
+        left = queue_state.leave_to_others(session, queue, refusals, self.instance) if refusals else ()
+        for lease, settlement in left:
             self._refuse(lease, settlement)
         if late:
             queue.lengthen_leases()

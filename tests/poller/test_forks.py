@@ -1,12 +1,14 @@
 """Processors that fork, and errors that do not pass from one process to another."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
-from tests.conftest import ProcessDatabase
+from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import lines, polling
 from tests.support import until
 from tests.testapp.models import Booking
@@ -43,6 +45,23 @@ def test_the_copy_of_a_process_ends_with_its_call(queue: str, end: str, code: in
         queue != "aio"
     )  # the copy shares the connection, and must not end its transaction
     assert sorted(reference for _, reference, *_ in lines(mark)) == ["forks", "r0", "r1", "r2", "r3"]
+
+
+def test_a_copy_ends_whatever_its_output_and_its_code_are() -> None:
+    program = """
+import os, sys
+from django_dbtaskqueue.core import threads
+sys.stdout = None
+try:
+    with threads.no_copies():
+        copy = os.fork()
+        if copy == 0:
+            sys.exit(2**70 + 3)
+except SystemExit:
+    os._exit(9)  # the copy goes on
+os._exit(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False).returncode == 3
 
 
 @pytest.mark.parametrize("queue", ["work", "apart"])
