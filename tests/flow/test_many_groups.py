@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -113,8 +113,7 @@ def test_more_groups_than_the_server_has_locks_left(
     registry.register("claims", lambda task: None)
     groups = [{"group": f"g{number}"} for number in range(3000)]
     enqueue_many("claims", groups[:300])
-    with psycopg.connect(crash_database.url) as producer:
-        lock_all_but(100, producer)
+    with all_locks_but(150, crash_database.url):
         # PostgreSQL's own words were "out of shared memory"
         with pytest.raises(TooManyGroups, match=r"'claims'.* in one transaction"), transaction.atomic():
             enqueue_many("claims", groups)
@@ -124,18 +123,15 @@ def test_more_groups_than_the_server_has_locks_left(
     assert enqueue_many("claims", groups).enqueued == 3000
 
 
-def lock_all_but(few: int, connection: psycopg.Connection[Any]) -> None:
-    """Take locks until the server has fewer than ``few`` left."""
-    number, step = 0, 1024
-    connection.execute("BEGIN")
-    while step >= few // 2:
-        try:
-            with connection.transaction():
-                locks = "SELECT count(pg_advisory_xact_lock(7, n)) FROM generate_series(%s::int, %s) AS n"
-                connection.execute(locks, [number, number + step - 1])
-            number += step
-        except psycopg.errors.OutOfMemory:
-            step //= 2
+@contextmanager
+def all_locks_but(few: int, url: str) -> Iterator[None]:
+    """Hold all locks that the server has left, but ``few``."""
+    with psycopg.connect(url, autocommit=True) as holder:
+        with pytest.raises(psycopg.errors.OutOfMemory):
+            holder.execute("SELECT pg_advisory_lock(7, n) FROM generate_series(1, 1000000) AS n")
+        holder.execute("SELECT pg_advisory_unlock(7, n) FROM generate_series(1, %s) AS n", [few])
+        yield
+        holder.execute("SELECT pg_advisory_unlock_all()")  # a server that ends a session does so later
 
 
 def plan_of(session: Session, sql: str, params: dict[str, Any]) -> dict[str, Any]:
