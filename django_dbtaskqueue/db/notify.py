@@ -263,7 +263,7 @@ def flush() -> None:
 
 
 class Wakeup:
-    """Calls ``wake(queue)`` for each wake-up, from this process or, on PostgreSQL, from any."""
+    """Calls ``wake(queue)`` for each NOTIFY, on PostgreSQL; those of this process are told to who asked ``listen``."""
 
     def __init__(self, alias: str, wake: Callable[[str], None]) -> None:
         self._session = Session.open(conf.settings().listen.get(alias, alias))
@@ -272,14 +272,12 @@ class Wakeup:
         self.thread: WatchedThread | None = None
 
     def start(self) -> None:
-        listen(self._wake)
         if self._session.postgresql and conf.settings().notify:
             self._ending, self._end = socket.socketpair()
             self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-listen", daemon=True)
             self.thread.start()
 
     def stop(self) -> None:
-        unlisten(self._wake)
         self._ended.set()
         if self.thread is not None:
             self._end.close()

@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup
+from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup, listen, unlisten
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
@@ -99,6 +99,7 @@ class Poller:
         registry.watch(self._registered)
         observe.of_poller("poller_started", self)
         self._renewer.start()
+        listen(self._notified)
         for wakeup in self._wakeups:
             wakeup.start()
         for number in range(FETCH_THREADS):
@@ -149,6 +150,7 @@ class Poller:
         self._ended.set()
         self.stop()
         self._renewer.stop()
+        unlisten(self._notified)
         for wakeup in self._wakeups:
             wakeup.stop()
         for executor in self.executors.all:

@@ -173,7 +173,7 @@ def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
         listener = _end_listeners.setdefault(key, blocking.NotifyListener(alias, linger_s, _wake))
     try:
         with listener.listening():
-            notify.listen(_wake)  # a listener of another database that ended may have taken it back
+            notify.listen(_wake)
             yield
     finally:
         with _waiting_lock:

@@ -187,6 +187,16 @@ def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, c
     assert len(statements) < 30
 
 
+def test_a_listener_that_ends_takes_no_wake_up_from_others(mail: QueueHandle, waiter: Waiter) -> None:
+    """The listener of another database had the same function, and took it back when nobody waited there any more."""
+    future = waiter()
+    other = blocking.NotifyListener("default", 0.0, blocking.wake)
+    with other.listening():
+        pass
+    until(lambda: other._stopping and not other._stopping.is_alive())
+    assert mail.put().pk == got(future)
+
+
 def test_who_waits_behind_another_leaves_in_time_too(mail: QueueHandle, waiter: Waiter) -> None:
     waiter()
     assert mail.take(timedelta(milliseconds=100)) is None
