@@ -4,6 +4,7 @@ import re
 import shutil
 import signal
 import tempfile
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -131,13 +132,15 @@ def test_pollers_and_producers_follow_a_promoted_standby(
     ours, theirs = (f"127.0.0.1:{server.port}" for server in (pg_server, standby.server))
     url = database.url.replace(ours, f"{ours},{theirs}")
     both = ProcessDatabase("postgresql", f"{url}?target_session_attrs=read-write&connect_timeout=3")
-    marks, made = tmp_path / "marks", list[str]()
+    marks, made, following = tmp_path / "marks", list[str](), threading.Event()
 
     def starts() -> int:
         return len(lines(marks))
 
     def produce() -> None:
         for number in range(tasks):
+            if number == tasks - 10:  # the last ones certainly come after the crash
+                following.wait(PATIENCE)
             queue, reference = QUEUES[number % 3], f"task {number}"
             payload = {"do": "book" if queue == "atomic" else "ok", "mark": str(marks)}
 
@@ -172,6 +175,7 @@ def test_pollers_and_producers_follow_a_promoted_standby(
         stack.callback(discard, standby)
         control(standby.server, "SELECT pg_promote()")
         before = starts()
+        following.set()
         until(lambda: starts() > before)
         kill_pollers(kills - kills // 2)
         producing.result(PATIENCE)
