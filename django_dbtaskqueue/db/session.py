@@ -50,6 +50,20 @@ TABLE_NAME_RULE = "use 1 to 63 letters, digits and '_', not beginning with a dig
 UNDEFINED_SQLSTATES = ("42P01", "42703")  # a table, a column
 UNDEFINED_IN_SQLITE = ("no such table", "no such column")
 NO_DEADLINE = nullcontext()
+CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
+
+
+class _Hooks(dict[type[BaseDatabaseWrapper], bool]):
+    """Whether a backend takes part when Django opens a cursor: it sets a tenant's schema, or counts statements."""
+
+    def __missing__(self, backend: type[BaseDatabaseWrapper]) -> bool:
+        from django.db.backends.postgresql.base import DatabaseWrapper
+
+        self[backend] = any(getattr(backend, name) is not getattr(DatabaseWrapper, name) for name in CURSOR_METHODS)
+        return self[backend]
+
+
+_hooks = _Hooks()
 
 
 class Session:
@@ -66,6 +80,7 @@ class Session:
             self._deadline = liveness.Deadline(connection, answer_timeout)
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.postgresql = connection.vendor == "postgresql"
+        self.hooked = self.postgresql and (_hooks[type(connection)] or "cursor" in vars(connection))
         self.sql = statements_of(model, connection.vendor)
 
     @cached_property
@@ -105,17 +120,16 @@ class Session:
 
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
-        # Where the queries are logged (DEBUG, a test, a tracer), use Django's slower cursor.
-        watched = (self.connection.execute_wrappers or self.connection.queries_logged) and self.watched()
+        connection = self.connection
+        watched = (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.watched()
         if not self.postgresql or (watched and not self.owned):
-            with self.connection.cursor() as cursor:
+            with connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall()) if cursor.description else []
         cursor = self._cursor()
         if watched:  # wrapped as Django wraps its own, which cannot work beside the loader of an owned connection
-            connection = self.connection
             cursor = (connection.make_debug_cursor if connection.queries_logged else connection.make_cursor)(cursor)
-        with self.connection.wrap_database_errors, self._deadline:
+        with connection.wrap_database_errors, self._deadline:
             return _rows(cursor.execute(sql, params))
 
     def count(self, sql: str, params: Params) -> int:
@@ -137,7 +151,7 @@ class Session:
         connection = self.connection
         if self.owned or not self.postgresql:
             return self.run(sql, params)
-        if (connection.execute_wrappers or connection.queries_logged) and self.watched():
+        if (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.watched():
             return self.run(sql, params)
         kept = kept_for(connection, self._raw())
         with connection.wrap_database_errors:
@@ -231,12 +245,14 @@ class Session:
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
 
     def watched(self) -> bool:
-        """Whether the queries are logged (DEBUG, a test, a tracer): then Django's slower cursor is used."""
+        """Whether statements must go through Django's slower cursor: they are logged (DEBUG, a test, a tracer), or the
+        backend takes part. An owned connection calls on the backend when it connects, because nobody switches it.
+        """
         watched = bool(self.connection.execute_wrappers)
         if watched and self.connection.execute_wrappers == liveness.FIRST_STATEMENT:  # the poller's own
             liveness.begin_first_statement(self.connection)
             watched = False
-        return watched or bool(self.connection.queries_logged)
+        return watched or bool(self.connection.queries_logged) or (self.hooked and not self.owned)
 
     def _cursor(self) -> Any:
         return kept_for(self.connection, self._raw()).cursor
@@ -256,6 +272,8 @@ class Session:
             self.connection.connect()
         if not self.owned:
             return
+        if self.hooked:
+            self.connection.cursor().close()
         import psycopg
 
         raw: Any = self.connection.connection
