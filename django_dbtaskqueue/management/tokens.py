@@ -23,7 +23,8 @@ def make(output: Output, options: dict[str, Any]) -> int:
     """Make a token, store its hash, and write the token this one time."""
     user, queues, life = options["user"], options["queue"], options["expires"]
     users: Any = get_user_model()
-    if not users._default_manager.filter(**{users.USERNAME_FIELD: user}).exists():
+    owner = users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()
+    if owner is None:
         raise CommandError(f"There is no user {user!r}. Make it first: a token has the permissions of its user.")
     known = all_queues() if queues else []
     for queue in queues:
@@ -33,8 +34,9 @@ def make(output: Output, options: dict[str, Any]) -> int:
     digest = hashlib.sha256(secret.encode()).hexdigest()
     end = None if life is None else Now() + life
     row = ApiToken.objects.using(alias_for("", options["database"])).create(
-        user=user, digest=digest, note=options["note"][:200], scope=options["scope"], queues=queues, expire_time=end
-    )
+        user=user, actor_id=owner.pk, digest=digest, note=options["note"][:200], scope=options["scope"],
+        queues=queues, expire_time=end,
+    )  # fmt: skip
     row.refresh_from_db()
     output.data({"number": row.pk, "token": secret, "hash": digest, **_facts(row)})
     output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")

@@ -200,6 +200,7 @@ class ApiToken(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     user = models.CharField(_("user"), max_length=200)
+    actor_id = models.CharField(_("actor id"), max_length=200, db_default="")  # a name can become another user's
     digest = models.CharField(_("hash"), max_length=64, unique=True)
     note = models.CharField(_("note"), max_length=200, blank=True, db_default="")
     scope = models.CharField(_("scope"), max_length=30, choices=SCOPES, db_default=OPERATE_SCOPE)

@@ -199,7 +199,8 @@ def with_token(**facts: Any) -> Client:
     """Return the client of a token of ada's."""
     secret = f"secret-{ApiToken.objects.count()}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
-    ApiToken.objects.create(**{"user": "ada", "digest": digest, "queues": [], **facts})
+    owner = User.objects.get(username="ada")
+    ApiToken.objects.create(**{"user": "ada", "actor_id": owner.pk, "digest": digest, "queues": [], **facts})
     return Client(headers={"Authorization": f"Bearer {secret}"})
 
 
@@ -231,6 +232,14 @@ def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: 
     assert post(robot, "tasks/move/ids", ids=[waiting.pk], to_queue=QUEUE).status_code == 403
     assert post(robot, f"queues/{QUEUE}/pause").status_code == 404
     assert post(robot, "queues/letters/pause").status_code == 200
+
+
+def test_a_token_ends_with_its_user_whoever_has_the_name_next(ada: Client) -> None:
+    robot = with_token()
+    assert robot.get(f"{ROOT}/health").status_code == 200
+    User.objects.get(username="ada").delete()
+    User.objects.create_superuser("ada")
+    assert robot.get(f"{ROOT}/health").status_code == 401
 
 
 def test_a_token_ends_and_its_use_is_noted_at_most_once_a_minute(ada: Client) -> None:
