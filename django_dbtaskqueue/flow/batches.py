@@ -31,6 +31,7 @@ class BatchHandle:
         self.name, self.alias = name, alias
         self.id: int | None = None  # known at the end of the block
         self.callback: Task | None = None
+        self.queues: Sequence[str] | None = None  # acts change tasks of these only
         self._tables: set[type[AbstractTask]] = set()
         self._total = 0
 
@@ -47,7 +48,8 @@ class BatchHandle:
         if self.id is None:
             raise EnqueueError(f"The batch {self.name!r} is not stored yet: it is at the end of its block.")
         for model in sorted(self._tables, key=lambda model: model._meta.label_lower):
-            yield model._default_manager.using(self.alias).filter(batch=self.id)
+            tasks = model._default_manager.using(self.alias).filter(batch=self.id)
+            yield tasks if self.queues is None else tasks.filter(queue__in=self.queues)
 
     def progress(self) -> dict[str, int]:
         """Return how many tasks are in each status, and ``total``. One that has left its table counts as COMPLETED."""

@@ -14,7 +14,7 @@ from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.models import Batch
 from django_dbtaskqueue.operations.actions import record, recorded
 from django_dbtaskqueue.operations.lookup import locations
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check
+from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_BATCHES_LISTED = 500
@@ -88,12 +88,14 @@ def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
 def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> int:
     """Cancel all tasks of a batch, or go on from where it failed; return how many tasks changed, and record it.
 
-    Raises ``PermissionDenied`` unless the actor may use the verb on each queue of the batch.
+    Raises ``PermissionDenied`` unless the actor may use the verb on each queue of the batch. A task that was moved to
+    another queue since stays as it is if the actor may not use the verb there.
     """
     check(verb, reason, actor)
     for queue in row.queues:
         check(verb, reason, actor, queue)
     alias, handle = str(row._state.db), BatchHandle.of(row)
+    handle.queues = None if actor.user is None else [queue for queue in all_queues() if actor.may(verb, queue)]
     with recorded(alias):
         entry = record(alias, actor, verb, queue=row.queues[0] if len(row.queues) == 1 else "", reason=reason)
         entry.changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()

@@ -103,6 +103,15 @@ def test_a_batch_of_a_hidden_queue_is_not_shown(op: Client, settings: Any) -> No
     assert Batch.objects.exists()
 
 
+def test_a_task_that_went_to_a_hidden_queue_is_left_alone(op: Client, settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"CAN_VIEW": ONLY_PARCELS}
+    with batch("import") as b:
+        stayed, moved = enqueue("parcels"), enqueue("parcels")
+    Task.objects.filter(pk=moved.pk).update(queue="letters")
+    act(op, "cancel_batch", b.id)
+    assert dict(Task.objects.values_list("pk", "status")) == {stayed.pk: "POISON", moved.pk: "CREATED"}
+
+
 def test_500_tasks_are_laid_out_without_an_overlap() -> None:
     keys = [TaskKey("t", n) for n in range(500)]
     waits = [(keys[n // 3], keys[n], True) for n in range(1, 500)]
