@@ -7,7 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskCancelled, TaskQueueError
@@ -49,8 +49,18 @@ class Declared(Protocol):
         """When a task that is reenqueued without a delay is due."""
 
 
+class ReceivedSignal(NamedTuple):
+    """A signal that ``wait_for`` has returned."""
+
+    name: str
+    data: Any
+    actor: str  # the user of the admin, the API or the command line; of code what it says; empty: not known
+
+
 class Steps(Protocol):
     """The steps of one task in one attempt."""
+
+    signal: ReceivedSignal | None  # the last that a wait returned
 
     def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """Run a step, or return its stored result."""
@@ -307,6 +317,11 @@ class Lease:
     async def await_for(self, name: str, timeout: timedelta | None = None) -> Any:
         """``wait_for`` for an async processor."""
         return await self._steps.await_for(name, timeout)
+
+    @property
+    def signal(self) -> ReceivedSignal | None:
+        """The signal that ``wait_for`` returned last, with the ``actor`` who sent it: its data can claim anybody."""
+        return self._steps.signal
 
     @property
     def _steps(self) -> Steps:

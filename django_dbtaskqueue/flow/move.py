@@ -27,6 +27,7 @@ from django_dbtaskqueue.flow.selection import (
     base_rows,
     delete_and_count,
     same_rows,
+    void_signals,
     with_row_locks,
 )
 from django_dbtaskqueue.models import AbstractTask
@@ -151,6 +152,8 @@ def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, A
     _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(_delete, tasks))
+    if verb == "edit":
+        void_signals(tasks.model, tasks.db, [row.pk for row in rows])
     return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
 
 

@@ -9,6 +9,7 @@ from django.db import transaction
 from django.db.models import Count, QuerySet
 
 from django_dbtaskqueue.models import AbstractTask, DeletedTasks, Signal, Step, UsedReference
+from django_dbtaskqueue.models.tasks import RECEIVED
 
 Tasks = QuerySet[AbstractTask]
 MAX_REFERENCES_PER_STATEMENT = 5000
@@ -78,6 +79,13 @@ def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> N
     """Delete the steps and signals of tasks that leave the table."""
     for rows in (Step._base_manager, Signal._base_manager):
         rows.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)._raw_delete(alias)
+
+
+def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:
+    """Take the signals back that tasks have got: what was approved has changed, so they wait again."""
+    of = {"location": model._meta.label_lower, "task_id__in": ids}
+    Step._base_manager.using(alias).filter(kind=RECEIVED, **of)._raw_delete(alias)
+    Signal._base_manager.using(alias).filter(**of)._raw_delete(alias)
 
 
 def free_references(alias: str, queue: str, references: Iterable[str]) -> int:

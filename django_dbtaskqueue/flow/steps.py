@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import SignalTimeout, StepChanged, TaskQueueError, TaskSuspended
-from django_dbtaskqueue.core.lease import Lease, current_lease
+from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, current_lease
 from django_dbtaskqueue.core.outcomes import MAX_DELAY, Suspend
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.selection import delete_steps
@@ -36,6 +36,7 @@ class Stored(NamedTuple):
     name: str
     result: str | None  # JSON
     seconds_left: float | None
+    actor: str | None  # who sent the signal that a wait received
 
 
 class Journal:
@@ -47,6 +48,7 @@ class Journal:
         self._stored: dict[int, Stored] | None = None
         self._suspended: Suspend | None = None
         self._inside = ""  # the name of the step whose function runs
+        self.signal: ReceivedSignal | None = None
 
     def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
         """See ``Lease.step``."""
@@ -104,7 +106,7 @@ class Journal:
         self._check_can_suspend("wait_for")
         found = self._next(WAIT, name)
         if found is not None and found.kind == RECEIVED:
-            return _loaded(found.result)
+            return self._received(name, found.result, found.actor)
         if found is not None and found.kind == TIMED_OUT:
             raise SignalTimeout(self._lease.id, name)
         if found is None:
@@ -113,7 +115,7 @@ class Journal:
             left = found.seconds_left
         count, signal = self._next_signal(name)
         if signal is not None:
-            return _loaded(self._receive(name, signal))
+            return self._receive(name, signal)
         if left is not None and left <= 0:
             self._store(self._position, name, TIMED_OUT)
             raise SignalTimeout(self._lease.id, name)
@@ -175,13 +177,16 @@ class Journal:
             raise self._lease.gone(_description(WAIT, name))
         return rows[0][0], rows[0][1]
 
-    def _receive(self, name: str, signal: int) -> str | None:
+    def _receive(self, name: str, signal: int) -> object:
         session, position = self._session, self._position
         with session.atomic():
-            [[data]] = session.run(session.sql.receive_signal, {"signal": signal, "position": position})
+            [(data, actor)] = session.run(session.sql.receive_signal, {"signal": signal, "position": position})
             self._store(position, name, RECEIVED, data)
-        text: str | None = data
-        return text
+        return self._received(name, data, actor)
+
+    def _received(self, name: str, text: str | None, actor: str | None) -> object:
+        self.signal = ReceivedSignal(name, _loaded(text), actor or "")
+        return self.signal.data
 
     def _suspend(self, outcome: Suspend) -> NoReturn:
         self._suspended = outcome

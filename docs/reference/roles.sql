@@ -1,6 +1,9 @@
 -- Least privilege on PostgreSQL: four roles for four kinds of process. Run it as the owner of the tables, after
 -- `python manage.py migrate`, and again after an upgrade. Give a login the role it needs: GRANT dbtaskqueue_poller TO app;
 -- What an earlier version of this script granted too much is taken back first.
+-- Each login that may connect can take any advisory lock, also those of groups and of `archive`: producers of such a group
+-- then wait. So let other logins not connect: REVOKE CONNECT ON DATABASE mysite FROM PUBLIC; and end waits of producers by
+-- ALTER ROLE web SET lock_timeout = '5s'; (`enqueue` then raises OperationalError).
 
 DO $$
 DECLARE
@@ -42,7 +45,7 @@ GRANT USAGE ON SEQUENCE dbtaskqueue_task_id_seq TO dbtaskqueue_producer; -- enqu
 GRANT UPDATE (reference_number, payload, payload_type, priority, tag, context, max_attempts, lease_seconds, ready_time,
               parked_by, next_process_time, expire_time, last_update_time, signals)
     ON dbtaskqueue_task TO dbtaskqueue_producer;
--- Signals to tasks; a task that is replaced loses its steps.
+-- Signals to tasks (with any text as their actor: a processor that asks who approved must trust producers); a task that is replaced loses its steps.
 GRANT SELECT, INSERT, DELETE ON dbtaskqueue_signal TO dbtaskqueue_producer;
 GRANT SELECT, DELETE ON dbtaskqueue_step TO dbtaskqueue_producer;
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers

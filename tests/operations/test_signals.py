@@ -112,3 +112,36 @@ def test_explain_says_how_long_a_task_sleeps() -> None:
     drain(QUEUE)
     found = explain(task)
     assert found.code == "sleeping" and found.sentence.startswith("The task sleeps. It goes on in 2d23h")
+
+
+def test_the_processor_learns_who_sent_it_and_an_edit_takes_it_back(op: Client) -> None:
+    seen: list[tuple[Any, str | None]] = []
+
+    @processor(QUEUE, max_attempts=1)
+    def pay(task: Lease) -> None:
+        assert task.signal is None
+        claimed = task.wait_for("approved")
+        seen.append((claimed["by"], task.signal and task.signal.actor))
+        assert task.payload["amount"] == 90
+
+    task = enqueue(QUEUE, payload={"amount": 70})
+    for sent in range(2):  # the task fails, its payload is edited, and it waits again
+        drain(QUEUE)
+        assert Task.objects.get(pk=task.pk).parked_by == "signal", sent
+        post(op, "tasks/signal/ids", ids=[task.pk], signal="approved", data={"by": "boss"})
+        drain(QUEUE)
+        post(op, "tasks/edit/ids", ids=[task.pk], payload={"amount": 90})
+    assert (seen, Task.objects.get(pk=task.pk).status) == ([("boss", "admin")] * 2, "COMPLETED")
+
+
+def test_an_edit_takes_a_signal_back_that_no_wait_has_received(op: Client) -> None:
+    @processor(QUEUE, max_attempts=1)
+    def pay(task: Lease) -> None:
+        assert task.payload == 90
+        task.wait_for("approved")
+
+    task = enqueue(QUEUE, payload=70)
+    signal(task, "approved")
+    assert drain(QUEUE).failed == 1
+    post(op, "tasks/edit/ids", ids=[task.pk], payload=90)
+    assert drain(QUEUE).suspended == 1

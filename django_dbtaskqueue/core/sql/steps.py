@@ -16,11 +16,18 @@ class StepStatements(Group):
 
     @statement
     def steps(self) -> str:
-        """The stored steps of a task: (position, kind, name, result, seconds until the time, whether of this task)."""
+        """The stored steps of a task.
+
+        As (position, kind, name, result, seconds until the time, who sent the signal, whether of this task).
+        """
         left = self.dialect.seconds_between(self.dialect.now, "step.until_time")
+        actor = (
+            f"SELECT max(sent.actor) FROM {self.tables.signal} AS sent WHERE sent.location = step.location"
+            " AND sent.task_id = step.task_id AND sent.position = step.position"
+        )
         return (
             f"SELECT step.position, step.kind, step.name, {self.dialect.text('step.result')}, {left},"
-            f" step.task_time = t.create_time FROM {self.tables.step} AS step JOIN {self.tables.task} AS t"
+            f" ({actor}), step.task_time = t.create_time FROM {self.tables.step} AS step JOIN {self.tables.task} AS t"
             " ON t.id = step.task_id WHERE step.location = %(location)s AND step.task_id = %(task_id)s"
         )
 
@@ -58,10 +65,10 @@ class StepStatements(Group):
 
     @cached_property
     def receive_signal(self) -> str:
-        """Mark a signal as received by the wait at a position; returns its data."""
+        """Mark a signal as received by the wait at a position; returns its data, and who sent it."""
         return (
             f"UPDATE {self.tables.signal} SET position = %(position)s WHERE id = %(signal)s AND position IS NULL"
-            f" RETURNING {self.dialect.text('data')}"
+            f" RETURNING {self.dialect.text('data')}, actor"
         )
 
     @statement

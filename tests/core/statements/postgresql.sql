@@ -1832,7 +1832,7 @@ UPDATE "dbtaskqueue_signal"
 SET position = %(position)s
 WHERE id = %(signal)s
 AND position IS NULL
-RETURNING data::text;
+RETURNING data::text, actor;
 
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
@@ -1921,7 +1921,13 @@ ON CONFLICT (name) DO NOTHING;
 
 -- Statements.steps
 SELECT step.position, step.kind, step.name, step.result::text, extract(epoch FROM step.until_time -
-    statement_timestamp())::float8, step.task_time = t.create_time
+    statement_timestamp())::float8, (
+    SELECT max(sent.actor)
+    FROM "dbtaskqueue_signal" AS sent
+    WHERE sent.location = step.location
+    AND sent.task_id = step.task_id
+    AND sent.position = step.position
+), step.task_time = t.create_time
 FROM "dbtaskqueue_step" AS step
 JOIN "dbtaskqueue_task" AS t
 ON t.id = step.task_id

@@ -1426,7 +1426,7 @@ UPDATE "dbtaskqueue_signal"
 SET position = %(position)s
 WHERE id = %(signal)s
 AND position IS NULL
-RETURNING CAST(data AS text);
+RETURNING CAST(data AS text), actor;
 
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
@@ -1498,7 +1498,13 @@ ON CONFLICT (name) DO NOTHING;
 
 -- Statements.steps
 SELECT step.position, step.kind, step.name, CAST(step.result AS text), (julianday(step.until_time) -
-    julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, step.task_time = t.create_time
+    julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, (
+    SELECT max(sent.actor)
+    FROM "dbtaskqueue_signal" AS sent
+    WHERE sent.location = step.location
+    AND sent.task_id = step.task_id
+    AND sent.position = step.position
+), step.task_time = t.create_time
 FROM "dbtaskqueue_step" AS step
 JOIN "dbtaskqueue_task" AS t
 ON t.id = step.task_id
