@@ -13,7 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, default_zone
-from django_dbtaskqueue.core import codecs, masking
+from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.middleware import Middleware
@@ -120,7 +120,6 @@ def register(
     queue = conf.valid_name(queue)
     if payload is not None:
         codecs.prepare(payload)
-        masking.learn(payload)
     declared = {key: value for key, value in settings.items() if value is not None}
     call = _callable(function)
     where = f"@processor({queue!r})"

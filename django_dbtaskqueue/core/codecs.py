@@ -22,6 +22,7 @@ from itertools import count, cycle
 from typing import NotRequired, Protocol, Required, TypeGuard, TypeVar
 from uuid import UUID
 
+from django_dbtaskqueue.core import masking
 from django_dbtaskqueue.core.durations import iso_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.json import path_of, short_repr
@@ -102,6 +103,7 @@ def prepare(cls: object) -> _Codec:
     if (codec := _codecs.get(hint)) is None:
         memo = dict(_codecs)  # other threads see the new codecs only when all of them are complete
         codec = _build(hint, memo)
+        masking.learn(hint)
         _codecs.update(memo)
     return codec
 

@@ -54,7 +54,7 @@ def use_keys(source: Callable[[], Sequence[str]]) -> None:
     secret_keys = source
 
 
-def learn(kind: type) -> None:
+def learn(kind: object) -> None:
     """Remember the fields of a payload type that are marked as ``Sensitive``, also of types inside it."""
     global _sensitive
     _sensitive |= {_plain(name) for name in _marked(kind, set())}

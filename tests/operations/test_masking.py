@@ -85,6 +85,15 @@ class Transfer:
     amount: int
 
 
+@dataclass(frozen=True)
+class Card:
+    digits: Annotated[str, Sensitive]
+
+
+def test_who_only_enqueues_masks_too() -> None:
+    assert masked(enqueue(QUEUE, payload=Card(SECRET)).payload) == {"digits": MASKED}
+
+
 @pytest.mark.usefixtures("taskqueue_registry")
 def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: Any) -> None:
     @processor("transfers", payload=Transfer, max_attempts=1)
