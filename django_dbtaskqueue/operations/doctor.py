@@ -216,6 +216,7 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
                     _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
                     % {"poller": instance, "queue": item["queue"], "time": format_seconds(idle)},
                     _("See its log, and restart it. If the tasks have a tag, start a poller with --tag."),
+                    (item["queue"],),
                 )
 
 

@@ -46,6 +46,7 @@ from django_dbtaskqueue.operations.verb_inputs import (
     check_options,
     with_secrets_of,
 )
+from django_dbtaskqueue.operations.visibility import check_queue
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.operations.permissions import Actor, Text
@@ -100,9 +101,11 @@ class TaskVerb(Verb):
 
     def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
         """Raise ``OperationRefused`` for options that do not fit the table, or that the actor may not give."""
+        if TO_QUEUE in self.inputs:
+            check_queue(options.queue, actor)
+            if not actor.may(self, options.queue):
+                raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": options.queue})
         check_options(options, self.inputs, model, alias)
-        if TO_QUEUE in self.inputs and not actor.may(self, options.queue):
-            raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": options.queue})
 
     def allowed(self, actor: Actor, queue: str) -> bool:
         """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""

@@ -211,6 +211,20 @@ def test_a_team_counts_only_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TEAMS)
+def test_a_wrong_target_and_a_stuck_poller_name_no_queue_of_others(name: str) -> None:
+    browser, foreign = client(name), other(name)
+    for to_queue in ("nope", foreign):
+        moved = post(browser, "tasks/move/ids", ids=[Task.objects.filter(queue=TEAMS[name])[0].pk], to_queue=to_queue)
+        assert (moved.status_code, leaks(moved, [f"{foreign}-2", f"{foreign}-rowless"])) == (404, [])
+    served = [{"queue": f"{queue}-rowless", "idle_seconds": 3600} for queue in TEAMS.values()]
+    Poller.objects.filter(instance="both").update(queues=served, slots=9, heartbeat_time=timezone.now())
+    Task.objects.filter(queue__endswith="-rowless").update(ready_time=timezone.now() - timedelta(hours=1))
+    said = browser.get("/api/doctor").json()["findings"]
+    (stuck,) = [one["words"] for one in said if one["id"] == "poller.stuck"]
+    assert f"took nothing from {TEAMS[name]}-rowless " in stuck
+
+
+@pytest.mark.parametrize("name", TEAMS)
 def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None:
     browser, foreign = client(name), other(name)
     theirs = BulkOperation.objects.filter(query__contains=f"ref:{foreign[0]}ref").order_by("pk")
