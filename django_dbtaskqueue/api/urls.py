@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
+from typing import Any
 
+from django.http import HttpRequest
 from django.urls import path, re_path
 
 from django_dbtaskqueue.api import monitoring, views
@@ -137,9 +142,28 @@ ROUTES = (
     Route("GET", "audit", monitoring.audit, query=AUDIT_FIELDS, needs="view_auditentry"),
 )  # fmt: skip
 
+
+def _view_of(route: Route) -> Callable[..., Any]:
+    """Return the view of a route. A name with a slash may look like another route: that of the right method answers."""
+    entry = entry_of(route)
+
+    @wraps(entry)
+    def view(request: HttpRequest, **parts: Any) -> Any:
+        if request.method != route.method:
+            place = re.sub(r"<\w+:(\w+)>", lambda part: str(parts[part[1]]), route.path)
+            for other in ROUTES:
+                if other.method == request.method and (found := path(other.path, entry_of(other)).resolve(place)):
+                    answer = found.func(request, **found.kwargs)
+                    if answer.status_code != 404:
+                        return answer
+        return entry(request, **parts)
+
+    return view
+
+
 app_name = "dbtaskqueue_api"
 urlpatterns = [
     path("openapi.json", document_of(ROUTES), name="openapi"),
-    *(path(route.path, entry_of(route), name=route.name) for route in ROUTES),
+    *(path(route.path, _view_of(route), name=route.name) for route in ROUTES),
     re_path("", not_found),
 ]

@@ -316,6 +316,9 @@ def test_the_api_does_it_all(daily: Schedule, op: Client) -> None:
 
     assert [one["name"] for one in op.get("/api/schedules").json()["schedules"]] == ["daily"]
     assert ask("mine/add", queue="letters", cron="0 7 * * *", priority=-2).json()["words"] == "every day at 07:00 UTC"
+    assert ask("eu/pause/add", queue="letters", cron="0 7 * * *").status_code == 200  # it looks like a verb's address
+    assert op.get("/api/schedules/eu/pause").json()["name"] == op.get("/api/schedules/eu%2Fpause").json()["name"]
+    assert [ask(f"eu/pause/{action}").status_code for action in ("pause", "delete")] == [200, 200]
     assert ask("mine/edit", cron="0 8 * * *").json()["cron"] == "0 8 * * *"
     for action in ("pause", "resume", "run", "delete"):
         assert ask(f"mine/{action}").status_code == 200
