@@ -92,16 +92,18 @@ def only(context: Mapping[str, object]) -> Iterator[None]:
 @contextmanager
 def restored(context: Mapping[str, object]) -> Iterator[None]:
     """Make a task's context the whole context, and the span it was enqueued in the parent of new spans."""
-    with only(context), _span(context.get("traceparent")):
+    with only(context), _span(context.get("traceparent"), context.get("tracestate")):
         yield
 
 
 def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | None:
     """Return the context of a task enqueued here. ``explicit`` wins over the ambient context and the active span."""
-    inherited, trace = ambient.get(), _traceparent() if "opentelemetry.trace" in sys.modules else None
+    inherited, trace = ambient.get(), _trace() if "opentelemetry.trace" in sys.modules else None
     if not inherited and trace is None:
         return explicit
-    return {**inherited, **({} if trace is None else {"traceparent": trace}), **(explicit or {})}
+    if trace is not None:
+        inherited = {key: value for key, value in inherited.items() if key != "tracestate"} | trace
+    return {**inherited, **(explicit or {})}
 
 
 def mapping(context: object) -> dict[str, object]:
@@ -127,22 +129,24 @@ def trace_id(text: str | None) -> str | None:
     return None if found is None else found[1]
 
 
-def _traceparent() -> str | None:
-    """Return the active span as W3C text. No span is active if OpenTelemetry is not imported."""
+def _trace() -> dict[str, str] | None:
+    """Return the active span as W3C texts. No span is active if OpenTelemetry is not imported."""
     get_span = getattr(sys.modules.get("opentelemetry.trace"), "get_current_span", None)
     span = None if get_span is None else get_span().get_span_context()
     if span is None or not span.is_valid:
         return None
-    return f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+    parent = f"00-{span.trace_id:032x}-{span.span_id:016x}-{int(span.trace_flags):02x}"
+    return {"traceparent": parent, **({"tracestate": span.trace_state.to_header()} if span.trace_state else {})}
 
 
-def _span(traceparent: object) -> AbstractContextManager[object]:
+def _span(traceparent: object, state: object) -> AbstractContextManager[object]:
     trace = sys.modules.get("opentelemetry.trace")
     parts = TRACEPARENT.fullmatch(traceparent) if isinstance(traceparent, str) else None
     if parts is None or trace is None or not hasattr(trace, "use_span"):
         return nullcontext()
     trace_id, span_id, flags = (int(part, 16) for part in parts.groups())
-    remote = trace.SpanContext(trace_id, span_id, is_remote=True, trace_flags=trace.TraceFlags(flags))
+    states = trace.TraceState.from_header([state] if isinstance(state, str) else [])
+    remote = trace.SpanContext(trace_id, span_id, True, trace.TraceFlags(flags), states)
     span = trace.NonRecordingSpan(remote)
     entered: AbstractContextManager[object] = trace.use_span(
         span, record_exception=False, set_status_on_exception=False

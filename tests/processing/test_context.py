@@ -154,15 +154,16 @@ def test_the_active_span_is_the_parent_of_spans_in_the_processor(site: Site) -> 
     def process(task: Lease) -> list[Any]:
         span = trace.get_current_span().get_span_context()
         site.enqueue("child") if task.payload != "child" else None
-        return [f"{span.trace_id:032x}", f"{span.span_id:016x}", span.is_remote]
+        return [f"{span.trace_id:032x}", f"{span.span_id:016x}", span.is_remote, dict(span.trace_state)]
 
     ids = PARENT[3:35], PARENT[36:52]
-    active = trace.SpanContext(*(int(one, 16) for one in ids), False, trace.TraceFlags(1))
+    state = trace.TraceState([("vendor", "abc")])
+    active = trace.SpanContext(*(int(one, 16) for one in ids), False, trace.TraceFlags(1), state)
     with trace.use_span(trace.NonRecordingSpan(active)):
         site.enqueue()
-    assert site.values("context") == [{"traceparent": PARENT}]
+    assert site.values("context") == [{"traceparent": PARENT, "tracestate": "vendor=abc"}]
     site.drain()
-    assert site.values("result") == [[*ids, True]] * 2
+    assert site.values("result") == [[*ids, True, {"vendor": "abc"}]] * 2
     assert not trace.get_current_span().get_span_context().is_valid
 
 
