@@ -17,31 +17,12 @@ from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models import AuditEntry, Batch, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
+from django_dbtaskqueue.operations import monitor_documents as documents
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.batch_control import BatchDocument, batch_documents
 from django_dbtaskqueue.operations.batch_control import listed as listed_batches
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
-from django_dbtaskqueue.operations.monitor_documents import (
-    AuditDocument,
-    FailureDocument,
-    FindingDocument,
-    HealthDocument,
-    OverviewDocument,
-    PauseDocument,
-    PointDocument,
-    PollerDocument,
-    QueueStatsDocument,
-    audit_document,
-    failure_document,
-    finding_document,
-    health_document,
-    overview_document,
-    pause_document,
-    point_document,
-    poller_document,
-    queue_stats_document,
-)
 from django_dbtaskqueue.operations.permissions import all_queues
 from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
@@ -63,13 +44,13 @@ class QueuePause(TypedDict):
     """A queue, and its pause if it is paused."""
 
     queue: str
-    paused: PauseDocument | None
+    paused: documents.PauseDocument | None
 
 
 class QueueList(TypedDict):
     """The health of all queues, and each queue that is known."""
 
-    health: HealthDocument
+    health: documents.HealthDocument
     queues: list[QueuePause]
 
 
@@ -77,9 +58,9 @@ class QueueDetail(TypedDict):
     """One queue: its figures, its pause, and what operators set while it runs."""
 
     queue: str
-    paused: PauseDocument | None
+    paused: documents.PauseDocument | None
     overrides: dict[str, object]
-    stats: QueueStatsDocument
+    stats: documents.QueueStatsDocument
 
 
 class Paused(TypedDict):
@@ -115,7 +96,7 @@ class BatchList(TypedDict):
 class PollerList(TypedDict):
     """The pollers, the one that reported last first."""
 
-    pollers: list[PollerDocument]
+    pollers: list[documents.PollerDocument]
 
 
 class Commanded(TypedDict):
@@ -127,39 +108,39 @@ class Commanded(TypedDict):
 class FailureList(TypedDict):
     """Failure groups, the one seen last first."""
 
-    failures: list[FailureDocument]
+    failures: list[documents.FailureDocument]
 
 
 class AuditPage(TypedDict):
     """Acts of operators, the newest first. ``before`` leads to the next page."""
 
-    entries: list[AuditDocument]
+    entries: list[documents.AuditDocument]
     before: int | None
 
 
 class Series(TypedDict):
     """What happened over time, the oldest step first."""
 
-    points: list[PointDocument]
+    points: list[documents.PointDocument]
 
 
 class Findings(TypedDict):
     """What is wrong, the worst first."""
 
-    findings: list[FindingDocument]
+    findings: list[documents.FindingDocument]
 
 
-def health(call: Call) -> HealthDocument:
+def health(call: Call) -> documents.HealthDocument:
     """Judge all queues: are they on time, served, paused?"""
-    return health_document(_overview(call))
+    return documents.health_document(_overview(call))
 
 
-def status(call: Call) -> OverviewDocument:
+def status(call: Call) -> documents.OverviewDocument:
     """Return the figures of every queue, or of one."""
     found, name = _overview(call), call.given["queue"]
     if name:
         check_queue(name, call.actor)
-    return overview_document(found, [row for row in found.queues if name in ("", row.queue)])
+    return documents.overview_document(found, [row for row in found.queues if name in ("", row.queue)])
 
 
 def trend(call: Call) -> Series:
@@ -169,13 +150,19 @@ def trend(call: Call) -> Series:
     if name:
         check_queue(name, call.actor)
     points = series(None, call.given["since"], name or None, among=visible_queues(call.actor))
-    return {"points": [point_document(point) for point in points]}
+    return {"points": [documents.point_document(point) for point in points]}
 
 
 def doctor(call: Call) -> Findings:
     """Examine queues, pollers, settings and the database."""
     may_view(call.actor, Queue)
-    return {"findings": [finding_document(one) for one in examine() if all(map(call.actor.sees, one.queues))]}
+    return {
+        "findings": [
+            documents.document(documents.FindingDocument, one)
+            for one in examine()
+            if all(map(call.actor.sees, one.queues))
+        ]
+    }
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -186,7 +173,7 @@ def queues(call: Call) -> QueueList:
     paused = _pauses(call)
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
     return {
-        "health": health_document(_overview(call)),
+        "health": documents.health_document(_overview(call)),
         "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
     }
 
@@ -201,7 +188,7 @@ def queue(call: Call, queue: str) -> QueueDetail:
         "queue": queue,
         "paused": _pauses(call).get(queue),
         "overrides": dict(row.overrides or {}) if row else {},
-        "stats": queue_stats_document(stats_of_queue(queue), limits_of(queue)),
+        "stats": documents.queue_stats_document(stats_of_queue(queue), limits_of(queue)),
     }
 
 
@@ -299,7 +286,7 @@ def pollers(call: Call) -> PollerList:
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
     return {
         "pollers": [
-            poller_document(
+            documents.poller_document(
                 row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor)
             )
             for row in found
@@ -330,10 +317,10 @@ def failures(call: Call) -> FailureList:
     with statement_timeout(rows.db):
         found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
         stats = stats_of_groups([row.fingerprint for row in found], rows.db)
-    return {"failures": [failure_document(row, one) for row, one in zip(found, stats, strict=True)]}
+    return {"failures": [documents.failure_document(row, one) for row, one in zip(found, stats, strict=True)]}
 
 
-def failure(call: Call, fingerprint: str) -> FailureDocument:
+def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
     """Return one failure group."""
     may_view(call.actor, FailureGroup)
     rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
@@ -341,7 +328,7 @@ def failure(call: Call, fingerprint: str) -> FailureDocument:
     if row is None:
         raise Http404(f"There is no failure group {fingerprint}.")
     (stats,) = stats_of_groups([row.fingerprint], rows.db)
-    return failure_document(row, stats)
+    return documents.failure_document(row, stats)
 
 
 def audit(call: Call) -> AuditPage:
@@ -350,7 +337,7 @@ def audit(call: Call) -> AuditPage:
     rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
-    return {"entries": [audit_document(row) for row in found], "before": before}
+    return {"entries": [documents.audit_document(row) for row in found], "before": before}
 
 
 def _overview(call: Call) -> Overview:
@@ -358,7 +345,7 @@ def _overview(call: Call) -> Overview:
     return overview(only=visible_queues(call.actor))
 
 
-def _pauses(call: Call) -> Mapping[str, PauseDocument]:
+def _pauses(call: Call) -> Mapping[str, documents.PauseDocument]:
     may_view(call.actor, Queue)
     rows: Any = narrow(Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT), call.actor)
-    return {row.name: pause_document(row) for row in rows[:MAX_LISTED_ROWS]}
+    return {row.name: documents.pause_document(row) for row in rows[:MAX_LISTED_ROWS]}

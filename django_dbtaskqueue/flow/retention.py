@@ -17,34 +17,21 @@ from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import LessThanOrEqual
 
+from django_dbtaskqueue import models
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.sql.finish_events import ABSENT_LOCATIONS_SQL, RESET_ABSENT_SQL, FinishEventStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps, with_row_locks
-from django_dbtaskqueue.models import (
-    AbstractTask,
-    AuditEntry,
-    Batch,
-    BulkOperation,
-    BulkSkip,
-    GroupLimit,
-    ReceivedTransfer,
-    Signal,
-    Step,
-    TaskChange,
-    TaskHistory,
-    UsedReference,
-)
 from django_dbtaskqueue.models.operations import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
 PERIODS: tuple[tuple[type[Model], str], ...] = (
-    (UsedReference, "expire_time"),
-    (ReceivedTransfer, "expire_time"),
-    (GroupLimit, "full_time"),
+    (models.UsedReference, "expire_time"),
+    (models.ReceivedTransfer, "expire_time"),
+    (models.GroupLimit, "full_time"),
 )
 
 
@@ -133,7 +120,7 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
 # -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------
 
 
-def delete_left_steps(session: Session, rows: type[Step | Signal], after: int) -> int:
+def delete_left_steps(session: Session, rows: type[models.Step | models.Signal], after: int) -> int:
     """Delete those of the next rows behind an id whose task is no longer in its table.
 
     Return the id of the last row that was read; 0 at the end. A window reads no more than a batch of rows.
@@ -156,7 +143,8 @@ def delete_left_steps(session: Session, rows: type[Step | Signal], after: int) -
 
 def delete_history(session: Session, *, older_than: timedelta, table: str = "") -> int:
     """Delete and count a batch of rows (of the partition ``table``) that have been in the history for so long."""
-    sql, name = _sql(session.model, session.connection.vendor), _quoted(session, table or TaskHistory._meta.db_table)
+    sql = _sql(session.model, session.connection.vendor)
+    name = _quoted(session, table or models.TaskHistory._meta.db_table)
     with session.atomic():
         params = {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}
         ids = [row[0] for row in session.run(sql.old_history.format(table=name), params)]
@@ -197,21 +185,21 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
     limit, ended = Now() - older_than, ~Q(operation__state__in=UNFINISHED)
     empty = Q(skipped_tasks__isnull=True, audit__isnull=True) & ~Q(state__in=UNFINISHED)
     batches: list[tuple[type[Model], Q]] = [
-        (AuditEntry, Q(time__lte=limit) & ended),
-        (TaskChange, Q(time__lte=limit)),
-        (BulkSkip, Q(operation__update_time__lte=limit) & ended),
-        (BulkOperation, Q(update_time__lte=limit) & empty),
+        (models.AuditEntry, Q(time__lte=limit) & ended),
+        (models.TaskChange, Q(time__lte=limit)),
+        (models.BulkSkip, Q(operation__update_time__lte=limit) & ended),
+        (models.BulkOperation, Q(update_time__lte=limit) & empty),
     ]
     return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)
 
 
-def delete_empty_batches(alias: str, tables: Iterable[type[AbstractTask]], *, older_than: timedelta) -> int:
+def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]], *, older_than: timedelta) -> int:
     """Delete batches of at least that age whose tasks have all left the task tables; return how many."""
-    empty = Batch.objects.using(alias).filter(create_time__lte=Now() - older_than)
+    empty = models.Batch.objects.using(alias).filter(create_time__lte=Now() - older_than)
     for model in tables:
         empty = empty.exclude(Exists(model._base_manager.using(alias).filter(batch=OuterRef("pk"))))
     ids = list(empty.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
-    return Batch.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
+    return models.Batch.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
 
 
 def delete_past_periods(alias: str) -> int:
@@ -268,7 +256,7 @@ def expired(session: Session, queue: str) -> list[int]:
 
 
 @lru_cache(maxsize=256)
-def _sql(model: type[AbstractTask], vendor: str) -> RetentionStatements:
+def _sql(model: type[models.AbstractTask], vendor: str) -> RetentionStatements:
     known = statements_of(model, vendor)
     return RetentionStatements(known.tables, known.dialect)
 

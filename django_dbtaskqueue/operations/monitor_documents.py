@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypedDict
+from typing import TypedDict, TypeVar, cast
 
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
-from django_dbtaskqueue.operations.doctor import Finding
 from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
 from django_dbtaskqueue.operations.trends import FailureStats, Point
+
+D = TypeVar("D")
+
+
+def document(kind: type[D], value: object, **given: object) -> D:
+    """Return a value as a document of a kind: each key is given, or is the attribute of that name."""
+    return cast(D, {name: given[name] if name in given else getattr(value, name) for name in kind.__annotations__})
 
 
 class CountDocument(TypedDict):
@@ -115,57 +121,40 @@ def overview_document(view: Overview, rows: Sequence[QueueStats]) -> OverviewDoc
 
 def health_document(view: Overview) -> HealthDocument:
     """Return the judgement of all queues."""
-    found = health(view)
-    return {
-        "level": found.level,
-        "sentence": found.sentence,
-        "notes": found.notes,
-        "late": found.late,
-        "unserved": found.unserved,
-        "paused": found.paused,
-    }
+    return document(HealthDocument, health(view))
 
 
 def limits_document(use: LimitUse) -> LimitsDocument:
     """Return the limits of a queue in one database."""
     limits = use.settings
-    return {
-        "database": use.database,
-        "running": None if limits.max_running is None else use.running,
-        "max_running": limits.max_running,
-        "rate": None if limits.rate is None else str(limits.rate),
-        "burst": limits.burst,
-        "tokens": use.tokens if limits.rate else None,
-        "next_seconds": use.next_seconds,
-        "reached": use.reached,
-        "held_back": _count(use.held_back),
-        "max_running_per_group": limits.max_running_per_group,
-        "rate_per_group": None if limits.rate_per_group is None else str(limits.rate_per_group),
-        "burst_per_group": limits.burst_per_group,
-    }
+    return document(
+        LimitsDocument,
+        limits,
+        database=use.database,
+        running=None if limits.max_running is None else use.running,
+        rate=None if limits.rate is None else str(limits.rate),
+        tokens=use.tokens if limits.rate else None,
+        next_seconds=use.next_seconds,
+        reached=use.reached,
+        held_back=_count(use.held_back),
+        rate_per_group=None if limits.rate_per_group is None else str(limits.rate_per_group),
+    )
 
 
 def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueStatsDocument:
     """Return the figures of one queue."""
-    return {
-        "queue": row.queue,
-        "paused": row.paused,
-        "pause": None
-        if row.pause is None
-        else {"reason": row.pause.reason, "by": row.pause.by, "until": row.pause.until},
-        "late": row.late,
-        "pollers": row.pollers,
-        "oldest_seconds": _seconds(row.oldest),
-        "rate_in": row.rate_in,
-        "rate_out": row.rate_out,
-        "failed_last_hour": row.failed,
-        "drain_seconds": _seconds(row.drain),
-        "run_seconds": {"p50": row.run.p50, "p95": row.run.p95},
-        "wait_seconds": {"p50": row.wait.p50, "p95": row.wait.p95},
-        "stale": row.stale,
-        "tasks": {name: _count(one) for name, one in row.statuses.items()},
-        "limits": [limits_document(use) for use in limits],
-    }
+    return document(
+        QueueStatsDocument,
+        row,
+        pause=None if row.pause is None else document(CurrentPauseDocument, row.pause),
+        oldest_seconds=_seconds(row.oldest),
+        failed_last_hour=row.failed,
+        drain_seconds=_seconds(row.drain),
+        run_seconds=document(QuantilesDocument, row.run),
+        wait_seconds=document(QuantilesDocument, row.wait),
+        tasks={name: _count(one) for name, one in row.statuses.items()},
+        limits=[limits_document(use) for use in limits],
+    )
 
 
 class PauseDocument(TypedDict):
@@ -203,22 +192,8 @@ class PollerDocument(TypedDict):
 
 def poller_document(row: Poller, *, alive: bool, queues: Sequence[str]) -> PollerDocument:
     """Return a poller, with those of its queues that are shown."""
-    return {
-        "poller": row.instance,
-        "host": row.host,
-        "pid": row.pid,
-        "version": row.version,
-        "state": row.state,
-        "alive": alive,
-        "queues": list(queues),
-        "slots": row.slots,
-        "held": row.held,
-        "finished": row.finished,
-        "failed": row.failed,
-        "started": row.start_time,
-        "heartbeat": row.heartbeat_time,
-        "requested_command": row.requested_command,
-    }
+    own = {"poller": row.instance, "started": row.start_time, "heartbeat": row.heartbeat_time}
+    return document(PollerDocument, row, alive=alive, queues=list(queues), **own)
 
 
 class FailureDocument(TypedDict):
@@ -242,18 +217,9 @@ class FailureDocument(TypedDict):
 
 def failure_document(group: FailureGroup, stats: FailureStats) -> FailureDocument:
     """Return a failure group, secrets masked."""
-    return {
-        "fingerprint": group.fingerprint,
-        "queue": group.queue,
-        "error_type": group.error_type,
-        "place": group.frame,
-        "message": masked_text(group.message),
-        "first_seen": group.first_seen,
-        "last_seen": group.last_seen,
-        "failed": dict(stats.counts),
-        "open": stats.open.number,
-        "open_more": stats.open.more,
-    }
+    open_tasks = {"open": stats.open.number, "open_more": stats.open.more}
+    message = masked_text(group.message)
+    return document(FailureDocument, group, place=group.frame, message=message, failed=dict(stats.counts), **open_tasks)
 
 
 class AuditDocument(TypedDict):
@@ -276,20 +242,8 @@ class AuditDocument(TypedDict):
 def audit_document(entry: AuditEntry) -> AuditDocument:
     """Return an audit entry, secrets masked."""
     details = masked(entry.details)
-    return {
-        "id": entry.pk,
-        "time": entry.time,
-        "actor": entry.actor,
-        "source": entry.source,
-        "verb": entry.verb,
-        "queue": entry.queue,
-        "query": entry.query,
-        "reason": entry.reason,
-        "changed": entry.changed,
-        "skipped": entry.skipped,
-        "details": details if isinstance(details, dict) else {},
-        "operation": entry.operation_id,
-    }
+    known = details if isinstance(details, dict) else {}
+    return document(AuditDocument, entry, id=entry.pk, details=known, operation=entry.operation_id)
 
 
 class PointDocument(TypedDict):
@@ -306,15 +260,8 @@ class PointDocument(TypedDict):
 
 def point_document(point: Point) -> PointDocument:
     """Return one step of a series."""
-    return {
-        "time": point.time,
-        "seconds": point.seconds,
-        "outcomes": dict(point.outcomes),
-        "run_p50": point.run(0.5),
-        "run_p95": point.run(0.95),
-        "wait_p50": point.wait(0.5),
-        "wait_p95": point.wait(0.95),
-    }
+    times = {f"{name}_p{share}": getattr(point, name)(share / 100) for name in ("run", "wait") for share in (50, 95)}
+    return document(PointDocument, point, outcomes=dict(point.outcomes), **times)
 
 
 class FindingDocument(TypedDict):
@@ -324,11 +271,6 @@ class FindingDocument(TypedDict):
     id: str
     words: str
     remedy: str
-
-
-def finding_document(finding: Finding) -> FindingDocument:
-    """Return a finding."""
-    return {"level": finding.level, "id": finding.id, "words": finding.words, "remedy": finding.remedy}
 
 
 def _count(value: ApproxCount) -> CountDocument:
