@@ -196,13 +196,28 @@ def test_existing_data_asks_for_programs_of_its_version() -> None:
 
 
 @as_root
-def test_root_hands_the_server_to_an_unprivileged_account(root: Path) -> None:
+def test_root_hands_the_server_to_an_unprivileged_account(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DEPLOY_KEY", "of root")
     with closing(EmbeddedPostgres.start(root)) as server:
         assert server.account.entry is not None
         assert (root / "data").stat().st_uid not in (0, os.geteuid())
         status = Path(f"/proc/{process_of(root)}/status").read_text()
         assert f"Uid:\t{server.account.entry.pw_uid}\t{server.account.entry.pw_uid}" in status
         assert "Groups:\t \n" in status or "Groups:\t\n" in status
+        assert b"DEPLOY_KEY" not in Path(f"/proc/{process_of(root)}/environ").read_bytes()
+
+
+@as_root
+@pytest.mark.parametrize("name", ["embedded.conf", "postmaster.pid", "server.log"])
+def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path, name: str) -> None:
+    target, file = tmp_path / "of root", root / "data" / name
+    target.write_text("secret")
+    file.unlink(missing_ok=True)
+    file.symlink_to(target)
+    with pytest.raises((OSError, EmbeddedPostgresError)) as refused:
+        EmbeddedPostgres.start(root, settings={"no_such_setting": "1"})
+    assert target.read_text() == "secret" and "secret" not in str(refused.value)
+    file.unlink()
 
 
 @as_root

@@ -140,7 +140,8 @@ class EmbeddedPostgres:
     def _launch(self, settings: Mapping[str, str]) -> None:
         ours = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "port": str(self.port)}
         lines = [f"{name} = '{value}'\n" for name, value in {**SERVER_SETTINGS, **settings, **ours}.items()]
-        (self.root / "data" / "embedded.conf").write_text("".join(lines))
+        with _of_account(self.root / "data" / "embedded.conf", "w") as conf:
+            conf.writelines(lines)
         _drop_stale_pid_file(self.root)
         self._pg_ctl("start", "-l", str(self.root / "data" / "server.log"))
 
@@ -148,8 +149,9 @@ class EmbeddedPostgres:
         data = self.root / "data"
         done = self.account.run(self.binaries.folder / "pg_ctl", verb, "-D", data, "-w", "-s", *options)
         if done.returncode:
-            log = (data / "server.log").read_text(errors="replace").splitlines()[-15:]
-            raise EmbeddedPostgresError("\n".join([f"pg_ctl {verb} failed for {data}: {done.stderr.strip()}", *log]))
+            with _of_account(data / "server.log") as log:
+                said = [f"pg_ctl {verb} failed for {data}: {done.stderr.strip()}\n", *log.readlines()[-15:]]
+            raise EmbeddedPostgresError("".join(said))
 
 
 def _make_root(wanted: Path, account: Account) -> Path:
@@ -233,7 +235,7 @@ def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
     done = account.run(binaries.folder / "initdb", "-D", half, *options)
     if done.returncode:
         raise EmbeddedPostgresError(f"initdb failed in {root}: {done.stderr.strip()}")
-    with (half / "postgresql.conf").open("a") as conf:
+    with _of_account(half / "postgresql.conf", "a") as conf:
         conf.write("include_if_exists = 'embedded.conf'\n")
     half.rename(root / "data")
 
@@ -270,9 +272,16 @@ def _running_port(root: Path) -> int | None:
 
 
 def _pid_file_lines(root: Path) -> list[str]:
-    with suppress(FileNotFoundError):
-        return (root / "data" / "postmaster.pid").read_text().splitlines()
+    with suppress(FileNotFoundError), _of_account(root / "data" / "postmaster.pid") as file:
+        return file.read().splitlines()
     return []
+
+
+def _of_account(path: Path, mode: str = "r") -> IO[str]:
+    """Open a file in a folder of the server's account. A link there is refused: it may lead root anywhere."""
+    return open(
+        path, mode, errors="replace", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)
+    )
 
 
 def _drop_stale_pid_file(root: Path) -> None:

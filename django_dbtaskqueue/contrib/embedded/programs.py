@@ -113,10 +113,10 @@ class Account:
         )
 
     def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
-        """Run a program as this account, in a folder that it can reach, without the caller's PG* variables."""
+        """Run a program as this account, in a folder that it can reach, without the caller's other variables."""
         entry = self.entry
         other: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {}
-        env = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}
+        env = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ} | {"LC_ALL": "C"}
         return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, **other)
 
     def reaches(self, folder: Path) -> bool:
