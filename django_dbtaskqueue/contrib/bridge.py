@@ -223,6 +223,9 @@ def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> Htt
         else:
             document = _receive(peer, source, message_id, body)
     except _Replayed:
+        if peer.rate is not None:  # who recorded it must not use up the rate of the peer
+            with _counting:
+                _counted_until[source] -= 1 / peer.rate.per_second
         return _not_genuine(source, "it was received before")
     except Refused as refusal:
         status, document = refusal.status, {"error": refusal.reason}

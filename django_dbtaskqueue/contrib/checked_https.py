@@ -105,7 +105,8 @@ def _may_open(address: Address, *, allow_private: bool) -> bool:
         return _may_open(inner, allow_private=allow_private)
     if address.is_loopback:  # ::1 counts as reserved
         return allow_private
-    if address.is_multicast or address.is_link_local or address.is_unspecified or address.is_reserved:
+    site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
+    if address.is_multicast or address.is_link_local or site_local or address.is_unspecified or address.is_reserved:
         return False
     return address.is_global or allow_private
 
@@ -116,4 +117,4 @@ def _ipv4_inside(address: Address) -> ipaddress.IPv4Address | None:
         return None
     if address in NAT64:
         return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address.ipv4_mapped or address.sixtofour
+    return address.ipv4_mapped or address.sixtofour or (address.teredo or [None, None])[1]

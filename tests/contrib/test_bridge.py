@@ -27,6 +27,7 @@ from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.models import ReceivedTransfer, Task, UsedReference
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import drain
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.contrib.bridging.server import PEM, Handler, serving
 from tests.support import at_once
@@ -50,6 +51,7 @@ def configure(settings: Any, **changes: Any) -> None:
 @pytest.fixture
 def site(db: None, settings: Any) -> Callable[..., None]:
     """Call it with other settings of the peer that sends to this site."""
+    bridge._counted_until.clear()
     configure(settings)
     return partial(configure, settings)
 
@@ -216,7 +218,7 @@ def test_a_peer_s_url_is_https_and_nothing_but_a_place(settings: Any) -> None:
 
 PRIVATE = ["127.0.0.1", "10.1.2.3", "192.168.0.1", "100.64.0.1", "::1", "fd00::1", "::ffff:10.0.0.1", "64:ff9b::a00:1"]
 NEVER = ["169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "2002:a9fe:a9fe::1", "fe80::1%eth0",
-         "0.0.0.0", "::", "224.0.0.1", "255.255.255.255"]  # noqa: S104 # fmt: skip
+         "fec0::1", "2001:0:4136:e378::5601:5601", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255"]  # noqa: S104 # fmt: skip
 
 
 def test_addresses_that_are_not_public_are_never_opened(
@@ -401,6 +403,15 @@ def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(
     bridge._counted_until.clear()
     assert post(body, headers).status_code == 200
     assert {post(body).status_code for _ in range(20)} == {200}
+
+
+def test_a_copy_of_a_message_uses_up_no_rate(site: Callable[..., None], clock: SteppedClock) -> None:
+    site(rate="2/s")
+    clock.stop()
+    headers = signed(body_of())
+    assert post(body_of(), headers).status_code == 200
+    assert all(is_refused(body_of(), headers) for _ in range(5))
+    assert post(body_of(reference="r2")).status_code == 200
 
 
 def test_too_large_a_body_is_not_read_and_a_taken_reference_is_refused(site: Callable[..., None]) -> None:

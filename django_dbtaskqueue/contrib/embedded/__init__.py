@@ -279,9 +279,7 @@ def _pid_file_lines(root: Path) -> list[str]:
 
 def _of_account(path: Path, mode: str = "r") -> IO[str]:
     """Open a file in a folder of the server's account. A link there is refused: it may lead root anywhere."""
-    return open(
-        path, mode, errors="replace", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644)
-    )
+    return open(path, mode, errors="replace", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o644))
 
 
 def _drop_stale_pid_file(root: Path) -> None:
