@@ -6,39 +6,39 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-
-import psutil
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
+from time import monotonic
 
 from tests.benchmarks.measure import NotRun
-from tests.benchmarks.server import REPOSITORY, cpu_of
+from tests.benchmarks.server import REPOSITORY, cpu_of, family
+from tests.patience import PATIENCE
 
-PATIENCE = 300.0  # seconds
-
-
-def tree_cpu(process: psutil.Process) -> float:
-    return cpu_of(process) + sum(map(cpu_of, process.children(recursive=True)))
+Figures = dict[str, float]
+SECONDS = 2.0  # that a producer takes
 
 
-def memory(process: psutil.Process, name: str = "VmRSS") -> float:
+def tree_cpu(process: subprocess.Popen[bytes]) -> float:
+    return sum(map(cpu_of, family(process.pid)))
+
+
+def memory(pid: int, name: str = "VmRSS") -> float:
     """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
-    text = Path(f"/proc/{process.pid}/status").read_text()
+    text = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
 
 
-def gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-
-
 @contextmanager
-def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
-    env = os.environ | (env or {})
+def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program meanwhile; show the end of what it said if something fails."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=os.environ | (env or {}), stdout=log, stderr=subprocess.STDOUT
+        )
         try:
-            yield psutil.Process(process.pid)
+            yield process
         except BaseException:
             log.seek(0)
             print(log.read()[-2000:], file=sys.stderr)
@@ -47,9 +47,8 @@ def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Ite
             process.terminate()
             try:
                 process.wait(30)
-            except subprocess.TimeoutExpired:
+            finally:
                 process.kill()
-                process.wait()
 
 
 def manage(*arguments: str) -> list[str]:
@@ -61,7 +60,7 @@ def python(module: str, *arguments: str) -> list[str]:
 
 
 class Worker:
-    """A child that says READY, begins at GO, and at its end says what it measured, in JSON."""
+    """A child that says READY, begins at GO, and at its end says what it measured, in JSON: see ``at_go``."""
 
     def __init__(self, *command: str, env: Mapping[str, str] | None = None) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
@@ -73,9 +72,8 @@ class Worker:
         self.process.stdin.write("GO\n")
         self.process.stdin.flush()
 
-    def result(self) -> dict[str, float]:
-        """Wait for its end; return what it measured."""
-        answer: dict[str, float] = json.loads(self._line())
+    def result(self) -> Figures:
+        answer: Figures = json.loads(self._line())
         self.process.wait(PATIENCE)
         return answer
 
@@ -86,16 +84,26 @@ class Worker:
         return line
 
 
-def begin() -> None:
+def at_go(act: Callable[[], Figures]) -> None:
+    """Be the child of a ``Worker``."""
     print("READY", flush=True)
     sys.stdin.readline()
+    print(json.dumps(act()), flush=True)
 
 
-def finish(**figures: float) -> None:
-    print(json.dumps(figures), flush=True)
+def timed(act: Callable[[], int]) -> Figures:
+    """Do something that returns how many tasks it was; return that, its begin and end, and this process's CPU."""
+    cpu, began = _cpu(), monotonic()
+    tasks = act()
+    return {"tasks": tasks, "began": began, "ended": monotonic(), "cpu": _cpu() - cpu}
 
 
-def together(*workers: Worker) -> list[dict[str, float]]:
+def _cpu() -> float:
+    used = map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def together(*workers: Worker) -> list[Figures]:
     """Let them begin at the same time; return what each measured."""
     with ExitStack() as stack:
         for worker in workers:
@@ -105,7 +113,7 @@ def together(*workers: Worker) -> list[dict[str, float]]:
         return [worker.result() for worker in workers]
 
 
-def drained(*workers: Worker) -> dict[str, float]:
+def drained(*workers: Worker) -> Figures:
     """Let them begin at the same time; return their tasks, their CPU, and the seconds from the first to the last."""
     found = together(*workers)
     seconds = max(one["ended"] for one in found) - min(one["began"] for one in found)

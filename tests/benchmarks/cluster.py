@@ -42,9 +42,6 @@ def main() -> None:
 
 
 def measured(server: Server, workers: int, tasks: int, queue: str, work: int) -> float:
-    import django
-
-    django.setup()
     from tests.contrib.clusters import SETTINGS, Cluster  # its helpers need models
 
     server.run("TRUNCATE dbtaskqueue_task")

@@ -1,16 +1,16 @@
 """Drains: tasks that wait are processed by one or more processes; ours, and the bare loop's."""
 
 import json
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 from django.conf import settings
 from django.test import override_settings
 
-from tests.benchmarks.children import Worker, drained, gone, manage, memory, python, started, tree_cpu
+from tests.benchmarks.children import Worker, drained, family, manage, memory, python, started, tree_cpu
 from tests.benchmarks.measure import Reading
 from tests.benchmarks.raw import LOOPS, Loop
 from tests.benchmarks.server import Server, Span
@@ -50,8 +50,7 @@ class Drain:
     settings: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     prepare: Callable[[Server], None] = lambda server: None  # what else lies in the table
-    around: Around = lambda server: nullcontext()  # what goes on meanwhile
-    watch: Callable[[psutil.Process], AbstractContextManager[Any]] = nullcontext
+    around: Around = nullcontext  # what goes on meanwhile
 
     def __call__(self) -> Reading:
         empty(self.server)
@@ -60,7 +59,7 @@ class Drain:
             self.fill()
             if self.vacuum:
                 self.server.calm(TABLE)
-            with self.poller() as process, self.watch(process):
+            with self.poller() as process:
                 return self._measure(process)
 
     def fill(self) -> None:
@@ -69,22 +68,23 @@ class Drain:
         from django_dbtaskqueue.operations import queue_control
 
         queue_control.pause(self.queues, by="benchmarks")
-        share = self.tasks // len(self.queues)
+        numbers = range(self.first, self.first + self.tasks // len(self.queues))
         with override_settings(DBTASKQUEUE={**settings.DBTASKQUEUE, **self.settings}):
             for queue in self.queues:
-                enqueue_many(queue, map(self._item, range(self.first, self.first + share)))
+                enqueue_many(queue, map(self._item, numbers))
 
     def _item(self, number: int) -> dict[str, Any]:
-        item = {"reference": f"r-{number}", "payload": {"number": number}, "priority": number % self.priorities}
-        if not self.keys:
-            return item
-        key = f"key {number % self.keys}"
-        return {**item, "group": key} if self.keyed else {**item, "payload": {"number": number, "key": key}}
+        payload: dict[str, Any] = {"number": number}
+        item = {"reference": f"r-{number}", "payload": payload, "priority": number % self.priorities}
+        if self.keys:
+            part, name = (item, "group") if self.keyed else (payload, "key")
+            part[name] = f"key {number % self.keys}"
+        return item
 
-    def poller(self) -> AbstractContextManager[psutil.Process]:
+    def poller(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
         processes = ["--processes", str(self.processes)] if self.processes > 1 else []
         names = ",".join(self.polled or self.queues)
-        settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)} if self.settings else {}
+        settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)}
         return running(self.processes, "--queue", names, *processes, *self.options, env={**self.env, **settings})
 
     def resume(self) -> None:
@@ -95,7 +95,7 @@ class Drain:
             left = [list(self.queues), self.priorities]
             until(lambda: not connection.execute(LEFT, left).fetchall(), timeout=120 + self.tasks / 2000)
 
-    def _measure(self, process: psutil.Process) -> Reading:
+    def _measure(self, process: subprocess.Popen[bytes]) -> Reading:
         server, before = self.server, self.server.counted(TABLE)
         found = {"queues": list(self.queues), "clock": server.run("SELECT now()")[0][0]}
         with server.span() as span:
@@ -103,7 +103,7 @@ class Drain:
             self.resume()
             cpu = tree_cpu(process) - cpu
         checkouts, settles = (server.run(BATCHES.format(column), found) for column in ("start_time", "finish_time"))
-        most = max(memory(one, "VmHWM") for one in (process, *process.children(recursive=True)))
+        most = max(memory(one.pid, "VmHWM") for one in family(process.pid))
         process.terminate()  # what its connections counted is shown by the server when they end
         process.wait(30)
         done = sum(count for _, count in settles) or self.tasks  # or they left the table
@@ -112,13 +112,10 @@ class Drain:
         seconds = settles[-1][0] - checkouts[0][0] if settles else span.seconds
         rate = {"tasks/s": done / seconds, "µs CPU worker": cpu / done * 1e6}
         reading = rate | _of_server(server, span, before, TABLE, done) | {"MiB worker": most}
-        if not settles:
-            return reading
-        return reading | {
-            "ms lost at the start": lost_at_the_start(checkouts[0][0], settles),
-            "tasks/checkout": done / len(checkouts),
-            "tasks/settle": done / len(settles),
-        }
+        if settles:
+            reading["ms lost at the start"] = lost_at_the_start(checkouts[0][0], settles)
+            reading |= {"tasks/checkout": done / len(checkouts), "tasks/settle": done / len(settles)}
+        return reading
 
 
 def lost_at_the_start(began: float, settles: Sequence[tuple[float, int]]) -> float:
@@ -152,23 +149,21 @@ def empty(server: Server) -> None:
 
 
 @contextmanager
-def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[psutil.Process]:
+def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     from django_dbtaskqueue.models import Poller
 
     Poller.objects.all().delete()
     with started(manage("runtaskpoller", *options), env) as process:
         ready = Poller.objects.filter(state="RUNNING")
-        until(lambda: ready.count() >= processes or gone(process), timeout=120)
-        if gone(process):
+        until(lambda: ready.count() >= processes or process.poll() is not None, timeout=120)
+        if process.poll() is not None:
             raise RuntimeError(f"runtaskpoller {' '.join(options)} ended by itself")
         yield process
 
 
 def raw_table(server: Server, loop: Loop, tasks: int = 0) -> None:
     """Make a loop's table anew, with so many tasks."""
-    server.run(f"DROP TABLE IF EXISTS {loop.table}")
-    for statement in loop.create.split(";"):
-        server.run(statement)
+    server.run(f"DROP TABLE IF EXISTS {loop.table}; {loop.create}")
     server.run(loop.fill, {"tasks": tasks})
     server.calm(loop.table)
 

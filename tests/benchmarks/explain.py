@@ -3,7 +3,7 @@
 Of a checkout behind the bound and of a walk from the front, after a churn; the same with a snapshot open meanwhile.
 """
 
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 from psycopg import Rollback
@@ -23,43 +23,33 @@ COMMON = {
     "queue_name": "nothing", "priorities": [0], "limit": 500, "tags": [], "lease": 60.0, "min_lease": 0.0,
     "poller_instance": "explain",
 }  # fmt: skip
-FRONT = COMMON | {"times": ["-infinity"], "ids": [0]}
 
 
 def show(title: str) -> None:
     from django_dbtaskqueue.db.session import Session
 
-    session = Session.open("default")
-    try:
+    def explain(what: str, sql: str, params: dict[str, Any]) -> None:
+        """Explain a statement in a transaction that is rolled back."""
+        print(f"\n## {title}: {what}\n")
+        with session.atomic():
+            print(*(line for (line,) in session.run(EXPLAIN + sql, params)), sep="\n")
+            raise Rollback
+
+    with closing(Session.open("default")) as session:
         ((time, last),) = session.run(BOUND, {})
         behind, checkout = COMMON | {"times": [time], "ids": [last]}, session.sql.checkout_skip_locked
-        _explain(session, f"{title}: checkout behind the bound", checkout, behind)
-        _explain(session, f"{title}: walk from the front", checkout, FRONT)
+        explain("checkout behind the bound", checkout, behind)
+        explain("walk from the front", checkout, COMMON | {"times": ["-infinity"], "ids": [0]})
         leases = session.run(checkout, behind)  # committed, as before a real settle
         ids, tokens = (",".join(str(row[column]) for row in leases) for column in (ID, TOKEN))
-        params = {"ids": f"{{{ids}}}", "tokens": f"{{{tokens}}}"}
-        _explain(session, f"{title}: settle", session.sql.complete_plain, params)
-    finally:
-        session.close()
+        explain("settle", session.sql.complete_plain, {"ids": f"{{{ids}}}", "tokens": f"{{{tokens}}}"})
 
 
-def _explain(session: Any, title: str, sql: str, params: dict[str, Any]) -> None:
-    """Explain a statement in a transaction that is rolled back."""
-    print(f"\n## {title}\n")
-    with session.atomic():
-        for (line,) in session.run(EXPLAIN + sql, params):
-            print(line)
-        raise Rollback
-
-
-def main() -> None:
+if __name__ == "__main__":
     with serving() as server:
-        import django
-
-        django.setup()
         from django_dbtaskqueue.operations import queue_control
 
-        for title, around in (("free", lambda _: nullcontext()), ("pinned", snapshot)):
+        for title, around in (("free", nullcontext), ("pinned", snapshot)):
             empty(server)
             with around(server):
                 churned(server, CHURN)
@@ -67,7 +57,3 @@ def main() -> None:
                 server.calm(TABLE)
                 queue_control.resume(["nothing"])
                 show(title)
-
-
-if __name__ == "__main__":
-    main()

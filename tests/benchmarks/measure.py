@@ -1,13 +1,11 @@
 """Cases, readings, targets: what a scenario is made of."""
 
-from __future__ import annotations
-
 import statistics
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 Reading = Mapping[str, float]
 
@@ -37,6 +35,12 @@ class Target:
     most: bool = False  # the limit is the most, not the least
 
 
+class Verdict(NamedTuple):
+    target: Target
+    values: list[float]  # one for each run
+    words: str  # "met", or by how much not
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Cases that are run in turns, so that a noisy minute hits all of them."""
@@ -62,48 +66,19 @@ class Result:
     def values(self, case: str, figure: str) -> list[float]:
         return [run[figure] for run in self.readings.get(case, []) if figure in run]
 
-    def json(self) -> dict[str, Any]:
-        scenario, readings, verdicts = self.scenario, self.readings, [verdict.json() for verdict in self.verdicts()]
-        facts = {"scenario": scenario.name, "title": scenario.title, "readings": readings}
-        return {**facts, "not run": self.missing, "targets": verdicts}
-
-    def verdicts(self) -> list[Verdict]:
-        """Return how each target was met, of those that were measured or could not be."""
-        return [found for target in self.scenario.targets if (found := self._verdict(target)).values or found.missing]
-
-    def _verdict(self, target: Target) -> Verdict:
-        values = self.values(target.case, target.figure)
-        missing = "" if values else self.missing.get(target.case, "")
-        if target.against is not None:
-            others = self.values(target.against, target.other or target.figure)
-            values = [ours / other for ours, other in zip(values, others, strict=False) if other]
-        return Verdict(target, values, missing)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A target and what was measured for it, one value per run."""
-
-    target: Target
-    values: Sequence[float]
-    missing: str = ""  # why there are no values
-
-    @property
-    def value(self) -> float:
-        return statistics.median(self.values) if self.values else float("nan")
-
-    @property
-    def words(self) -> str:
-        """``met``, or by how much not."""
-        limit = self.target.limit
-        if self.missing:
-            return f"not measured: {self.missing}"
-        met = self.value <= limit if self.target.most else self.value >= limit
-        return "met" if met else f"missed by {abs(self.value / limit - 1):.0%}"
-
-    def json(self) -> dict[str, Any]:
-        target = {name: getattr(self.target, name) for name in ("text", "case", "against", "limit")}
-        return {**target, "values": list(self.values), "median": self.value, "verdict": self.words}
+    def verdicts(self) -> Iterator[Verdict]:
+        """Yield how each target was met, of those that were measured or could not be."""
+        for target in self.scenario.targets:
+            values = self.values(target.case, target.figure)
+            if target.against is not None:
+                others = self.values(target.against, target.other or target.figure)
+                values = [ours / other for ours, other in zip(values, others, strict=False) if other]
+            if values:
+                share = statistics.median(values) / target.limit
+                met = share <= 1 if target.most else share >= 1
+                yield Verdict(target, values, "met" if met else f"missed by {abs(share - 1):.0%}")
+            elif reason := self.missing.get(target.case):
+                yield Verdict(target, [], f"not measured: {reason}")
 
 
 def take(scenario: Scenario, runs: int) -> Result:

@@ -1,25 +1,19 @@
-"""What enqueues, as a process of its own: ``python -m tests.benchmarks.producer WAY [ARGUMENT]``.
-
-It says READY, begins at GO, and says what it measured.
-"""
+"""What enqueues, as a process of its own: ``python -m tests.benchmarks.producer WAY [ARGUMENT]``, for a ``Worker``."""
 
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import count
-from time import monotonic, process_time
+from time import monotonic
 from typing import Any
 
 import django
-import psutil
 
-from tests.benchmarks.children import begin, finish, memory
+from tests.benchmarks.children import SECONDS, Figures, at_go, memory, timed
 
-SECONDS = 2.0
 numbers = count()
-Figures = dict[str, float]
 
 
 def reference() -> str:
@@ -27,12 +21,15 @@ def reference() -> str:
 
 
 def per_second(act: Callable[[], Any]) -> Figures:
+    def again() -> int:
+        done, end = 0, monotonic() + SECONDS
+        while monotonic() < end:
+            act()
+            done += 1
+        return done
+
     act()  # what is done once per process
-    done, cpu, began = 0, process_time(), monotonic()
-    while monotonic() < began + SECONDS:
-        act()
-        done += 1
-    return {"tasks": done, "began": began, "ended": monotonic(), "cpu": process_time() - cpu}
+    return timed(again)
 
 
 def single() -> Figures:
@@ -68,26 +65,21 @@ def view() -> Figures:
     return {"ms added, p50": added - without, "ms without": without, "ms with": added}
 
 
-def items(tasks: int, *, referenced: bool) -> Iterator[dict[str, Any]]:
-    for number in range(tasks):
-        yield {"payload": {"number": number}} | ({"reference": reference()} if referenced else {})
-
-
 def many(tasks: str, *, referenced: bool = True, on_duplicate: str = "error") -> Figures:
     """One ``enqueue_many`` from an iterator; the most memory its process had."""
     from django_dbtaskqueue import enqueue_many
 
-    enqueue_many("nothing", items(100, referenced=referenced), on_duplicate=on_duplicate)
-    began = monotonic()
-    report = enqueue_many("nothing", items(int(tasks), referenced=referenced), on_duplicate=on_duplicate)
-    return {"tasks": report.enqueued, "began": began, "ended": monotonic(), "memory": memory(psutil.Process(), "VmHWM")}
+    def enqueued(tasks: int) -> int:
+        named = (({"reference": reference()} if referenced else {}) | {"payload": {"number": n}} for n in range(tasks))
+        return enqueue_many("nothing", named, on_duplicate=on_duplicate).enqueued
+
+    enqueued(100)
+    return timed(lambda: enqueued(int(tasks))) | {"memory": memory(os.getpid(), "VmHWM")}
 
 
-ONE = {"single": single, "create": create, "view": view}
-MANY = {"many-ignore": partial(many, on_duplicate="ignore"), "many-plain": partial(many, referenced=False)}
-WAYS: dict[str, Callable[..., Figures]] = {**ONE, "many": many, **MANY}
+WAYS: dict[str, Callable[..., Figures]] = {"single": single, "create": create, "view": view, "many": many}
+WAYS |= {"many-ignore": partial(many, on_duplicate="ignore"), "many-plain": partial(many, referenced=False)}
 
 if __name__ == "__main__":
     django.setup()
-    begin()
-    finish(**WAYS[sys.argv[1]](*sys.argv[2:]))
+    at_go(lambda: WAYS[sys.argv[1]](*sys.argv[2:]))

@@ -22,12 +22,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from time import monotonic, process_time
+from functools import partial
+from time import monotonic
 from typing import Any
 
 import psycopg
 
-from tests.benchmarks.children import begin, finish
+from tests.benchmarks.children import SECONDS, at_go, timed
 
 
 @dataclass(frozen=True)
@@ -118,27 +119,26 @@ def drain(name: str, limit: str) -> int:
 
 
 def each(*, insert: bool = False) -> int:
+    def one_by_one(_thread: int) -> int:
+        done = 0
+        with connect() as connection:
+            cursor = connection.cursor()
+            while rows := cursor.execute(SIMPLE.checkout, [100]).fetchall():
+                for row in rows:
+                    handle(row)
+                    with connection.transaction() if insert else nullcontext():
+                        if insert:
+                            cursor.execute(INSERT, [f"group {row[0]}"])
+                        cursor.execute(SETTLE_ONE, [row[0]])
+                done += len(rows)
+        return done
+
     with ThreadPoolExecutor(THREADS) as pool:
-        return sum(pool.map(_one_by_one, [insert] * THREADS))
+        return sum(pool.map(one_by_one, range(THREADS)))
 
 
-def _one_by_one(insert: bool) -> int:
-    done = 0
-    with connect() as connection:
-        cursor = connection.cursor()
-        while rows := cursor.execute(SIMPLE.checkout, [100]).fetchall():
-            for row in rows:
-                handle(row)
-                with connection.transaction() if insert else nullcontext():
-                    if insert:
-                        cursor.execute(INSERT, [f"group {row[0]}"])
-                    cursor.execute(SETTLE_ONE, [row[0]])
-            done += len(rows)
-    return done
-
-
-def enqueue(seconds: float = 2.0) -> int:
-    done, end = 0, monotonic() + seconds
+def enqueue() -> int:
+    done, end = 0, monotonic() + SECONDS
     with connect() as connection:
         cursor = connection.cursor()
         while monotonic() < end:
@@ -162,16 +162,8 @@ def listen() -> int:
     return done
 
 
-OTHERS = {"each": each, "insert": lambda: each(insert=True), "enqueue": enqueue, "listen": listen}
-WAYS: dict[str, Callable[..., int]] = {"drain": drain, **OTHERS}
-
-
-def main() -> None:
-    begin()
-    cpu, began = process_time(), monotonic()
-    tasks = WAYS[sys.argv[1]](*sys.argv[2:])
-    finish(tasks=tasks, began=began, ended=monotonic(), cpu=process_time() - cpu)
-
+WAYS: dict[str, Callable[..., int]] = {"drain": drain, "each": each, "enqueue": enqueue, "listen": listen}
+WAYS["insert"] = partial(each, insert=True)
 
 if __name__ == "__main__":
-    main()
+    at_go(lambda: timed(lambda: WAYS[sys.argv[1]](*sys.argv[2:])))

@@ -9,49 +9,41 @@ BEGIN, END = "<!-- benchmarks -->", "<!-- end of benchmarks -->"
 
 
 def markdown(results: Sequence[Result], setting: str) -> str:
-    parts = [setting, _targets(results), *[_scenario(result) for result in results]]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    parts, verdicts = [setting], [verdict for result in results for verdict in result.verdicts()]
+    if verdicts:
+        rows = [[one.text, spread(values, " times" if one.against else ""), words] for one, values, words in verdicts]
+        head = ["target", "measured, median (least to most)", "verdict"]
+        parts += ["### Targets", table(head, rows)]
+    for result in results:
+        parts += [f"### {result.scenario.title}", *_tables(result)]
+        parts += [f"{name}: {reason}." for name, reason in result.missing.items()]
+    return "\n\n".join(parts) + "\n"
 
 
-def _targets(results: Sequence[Result]) -> str:
-    verdicts = [verdict for result in results for verdict in result.verdicts()]
-    if not verdicts:
-        return ""
-    rows = [
-        [one.target.text, spread(one.values, " times" if one.target.against else ""), one.words] for one in verdicts
-    ]
-    return "### Targets\n\n" + table(["target", "measured, median (least to most)", "verdict"], rows)
-
-
-def _scenario(result: Result) -> str:
-    """A table for the cases whose first figure is the same."""
+def _tables(result: Result) -> Iterable[str]:
+    """Yield a table for the cases whose first figure is the same."""
     groups: dict[str, list[str]] = {}
     for case in result.scenario.cases:
         if names := result.figures(case.name):
             groups.setdefault(names[0], []).append(case.name)
-    tables = []
     for cases in groups.values():
         names = tuple(dict.fromkeys(name for case in cases for name in result.figures(case)))
-        rows = [[case, *[spread(result.values(case, name)) for name in names]] for case in cases]
-        tables.append(table(["", *names], rows))
-    missing = [f"{name}: {reason}." for name, reason in result.missing.items()]
-    return "\n\n".join([f"### {result.scenario.title}", *tables, *missing])
+        yield table(["", *names], [[case, *[spread(result.values(case, name)) for name in names]] for case in cases])
 
 
 def picture(result: Result) -> str:
-    figures = [
-        (name, [statistics.median(result.values(name, figure)) for figure in ("tasks/s", "MiB worker")])
-        for name in result.scenario.picture
-        if result.values(name, "tasks/s")
-    ]
-    longest, bars = max([rate for _, (rate, _) in figures], default=1.0), []
-    for index, (name, (rate, memory)) in enumerate(figures):
-        y, width = 32 * index, 330 * rate / longest
+    drawn = [name for name in result.scenario.picture if name in result.readings]
+    rates, memories = (
+        [statistics.median(result.values(name, figure)) for name in drawn] for figure in ("tasks/s", "MiB worker")
+    )
+    bars = []
+    for index, (name, rate, memory) in enumerate(zip(drawn, rates, memories, strict=True)):
+        y, width = 32 * index, 330 * rate / max(rates)
         bars.append(f'<text x="300" y="{y + 21}" text-anchor="end">{name}</text>')
         bars.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
         bars.append(f'<text x="{width + 318:.0f}" y="{y + 21}">{number(rate)}/s, {number(memory)} MiB</text>')
     # Read on light and on dark pages alike.
-    size = f'viewBox="0 0 820 {32 * len(figures)}" font-family="sans-serif" font-size="14" fill="#777"'
+    size = f'viewBox="0 0 820 {32 * len(drawn)}" font-family="sans-serif" font-size="14" fill="#777"'
     return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" {size}>', *bars, "</svg>", ""])
 
 

@@ -1,13 +1,12 @@
 """The database that all is measured on: one PostgreSQL of our own, whose commits are durable."""
 
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -16,21 +15,21 @@ from urllib.parse import urlsplit
 
 import psutil
 import psycopg
+from psycopg.rows import dict_row
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from tests.templates import REPOSITORY as REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 # Durability is PostgreSQL's default. The rest keeps a checkpoint from falling into one run and not into another.
 SETTINGS = {
     "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "max_connections": "500"
 }  # fmt: skip
 COMMITS = 31  # that are timed before each reading
 COUNTED = """
-SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal,
-    (SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS updates,
-    (SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = %(table)s) AS hot,
-    (SELECT heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0) + coalesce(idx_blks_read, 0)
-        FROM pg_statio_user_tables WHERE relname = %(table)s) AS buffers
+SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal, n_tup_upd::float8 AS updates,
+    n_tup_hot_upd::float8 AS hot, (heap_blks_hit + heap_blks_read + coalesce(idx_blks_hit, 0)
+        + coalesce(idx_blks_read, 0))::float8 AS buffers
+FROM pg_stat_user_tables JOIN pg_statio_user_tables USING (relid) WHERE relid = %s::regclass
 """
 
 
@@ -55,10 +54,12 @@ class Span:
 @dataclass(frozen=True)
 class Server:
     url: str
-    version: str
-    postmaster: psutil.Process
-    log: Path
+    embedded: EmbeddedPostgres
     settings: Mapping[str, str]
+
+    @property
+    def log(self) -> Path:
+        return self.embedded.root / "data" / "server.log"
 
     def connect(self, *, autocommit: bool = True) -> psycopg.Connection[Any]:
         return psycopg.connect(self.url, autocommit=autocommit)
@@ -70,12 +71,15 @@ class Server:
 
     def counted(self, table: str) -> dict[str, float]:
         """Return the server's counters, and those of one table; differences of two are what happened between."""
-        names = ("wal", "updates", "hot", "buffers")
-        return {n: float(v or 0) for n, v in zip(names, self.run(COUNTED, {"table": table})[0], strict=True)}
+        with self.connect() as connection, connection.cursor(row_factory=dict_row) as cursor:
+            return cursor.execute(COUNTED, [table]).fetchone()
+
+    def processes(self) -> set[psutil.Process]:
+        return family(int((self.embedded.root / "data" / "postmaster.pid").read_text().split()[0]))
 
     def cpu(self) -> float:
         """Return the seconds of CPU that PostgreSQL has used in all its processes, ended ones included."""
-        return cpu_of(self.postmaster, ended=True) + sum(map(cpu_of, self.postmaster.children(recursive=True)))
+        return sum(cpu_of(one, ended=True) for one in self.processes())
 
     @contextmanager
     def span(self) -> Iterator[Span]:
@@ -97,8 +101,7 @@ class Server:
 
     def _cpu_of_ours(self) -> float:
         """Return the seconds of CPU of this process and its children, ended ones included, without PostgreSQL's."""
-        me, servers = psutil.Process(), {self.postmaster, *self.postmaster.children(recursive=True)}
-        return sum(cpu_of(one, ended=True) for one in {me, *me.children(recursive=True)} - servers)
+        return sum(cpu_of(one, ended=True) for one in family(os.getpid()) - self.processes())
 
     def calm(self, *tables: str) -> None:
         """Leave no work of earlier runs for the next one."""
@@ -106,6 +109,12 @@ class Server:
             for table in tables:
                 connection.execute(f'VACUUM (ANALYZE) "{table}"')
             connection.execute("CHECKPOINT")
+
+
+def family(pid: int) -> set[psutil.Process]:
+    """Return a process and all that it started."""
+    process = psutil.Process(pid)
+    return {process, *process.children(recursive=True)}
 
 
 def cpu_of(process: psutil.Process, *, ended: bool = False) -> float:
@@ -128,19 +137,18 @@ def serving(commit_delay: float = 0) -> Iterator[Server]:
 
     ``commit_delay``: milliseconds that each commit waits before it is written, as on a slower disk.
     """
-    root = Path(tempfile.mkdtemp(prefix="dbtaskqueue-benchmarks-"))
     slow = {"commit_delay": str(round(commit_delay * 1000)), "commit_siblings": "0"} if commit_delay else {}
     settings = SETTINGS | slow
-    embedded = EmbeddedPostgres.start(root, settings=settings)
-    try:
+    with (
+        tempfile.TemporaryDirectory(prefix="dbtaskqueue-benchmarks-", ignore_cleanup_errors=True) as folder,
+        closing(EmbeddedPostgres.start(Path(folder), settings=settings)) as embedded,
+    ):
         with psycopg.connect(embedded.url, autocommit=True) as connection:
             connection.execute("CREATE DATABASE benchmarks")
-        os.environ["DATABASE_URL"] = urlsplit(embedded.url)._replace(path="/benchmarks").geturl()
-        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.benchmarks.settings"
+        url = urlsplit(embedded.url)._replace(path="/benchmarks").geturl()
+        os.environ |= {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.benchmarks.settings"}
         subprocess.run([sys.executable, "manage.py", "migrate", "--verbosity", "0"], cwd=REPOSITORY, check=True)
-        pid = int((embedded.root / "data" / "postmaster.pid").read_text().splitlines()[0])
-        log = embedded.root / "data" / "server.log"
-        yield Server(os.environ["DATABASE_URL"], embedded.version, psutil.Process(pid), log, settings)
-    finally:
-        embedded.close()
-        shutil.rmtree(root, ignore_errors=True)
+        import django
+
+        django.setup()
+        yield Server(url, embedded, settings)

@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 
 os.environ["BENCHMARK_APPS"] = "django_tasks_db"
 
@@ -10,7 +12,14 @@ from django.core.management import call_command
 from django.db import transaction
 
 django.setup()
-from tests.benchmarks.peers.database_tasks import done, nothing  # noqa: E402 -- Django must be set up first
+# Django 6 brings the framework; before, it is a package.
+task = import_module("django.tasks" if find_spec("django.tasks") else "django_tasks").task
+done: list[int] = []
+
+
+@task()
+def nothing(number: int) -> None:
+    done.append(number)
 
 
 def install() -> None:

@@ -27,10 +27,12 @@ def logging(server: Server) -> Iterator[None]:
         server.run("ALTER DATABASE benchmarks RESET log_statement")
 
 
-def statements(server: Server, start: int) -> Iterator[str]:
+def statements(server: Server, start: int) -> Counter[str]:
+    """Return how often each statement was logged from a place on, but those that look for the end of a drain."""
     with server.log.open(errors="replace") as lines:
         lines.seek(start)
-        yield from (match[1] for line in lines if (match := STATEMENT.search(line)))
+        found = (match[1] for line in lines if (match := STATEMENT.search(line)))
+        return Counter(text[:60] for text in found if "generate_series" not in text)
 
 
 def idle(server: Server, seconds: float) -> Reading:
@@ -40,8 +42,8 @@ def idle(server: Server, seconds: float) -> Reading:
         start, cpu, began = server.log.stat().st_size, tree_cpu(process), monotonic()
         threading.Event().wait(seconds)
         seconds, cpu = monotonic() - began, tree_cpu(process) - cpu
-        asked = len(list(statements(server, start)))
-        return {"% CPU": cpu / seconds * 100, "queries/s": asked / seconds, "MiB": memory(process)}
+        asked = statements(server, start).total()
+        return {"% CPU": cpu / seconds * 100, "queries/s": asked / seconds, "MiB": memory(process.pid)}
 
 
 def under_load(server: Server, tasks: int) -> Reading:
@@ -51,11 +53,11 @@ def under_load(server: Server, tasks: int) -> Reading:
     drain.fill()
     server.calm(TABLE)
     with logging(server), drain.poller() as process:
-        before, start = memory(process), server.log.stat().st_size
+        before, start = memory(process.pid), server.log.stat().st_size
         drain.resume()
-        most = memory(process, "VmHWM")
+        most = memory(process.pid, "VmHWM")
     batches = server.run(f"SELECT count(DISTINCT start_time) FROM {TABLE}")[0][0]
-    asked = Counter(text[:60] for text in statements(server, start) if "generate_series" not in text)  # that is ours
+    asked = statements(server, start)
     of_batches = sum(count for count in asked.values() if count > batches / 2)
     counts = {"statements/batch": of_batches / batches, "other statements": asked.total() - of_batches}
     return {**counts, "batches": batches, "MiB": before, "MiB at most": most}

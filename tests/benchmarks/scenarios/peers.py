@@ -2,8 +2,7 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,38 +13,32 @@ from tests.benchmarks.scenarios.bulk import many, raw_many
 from tests.benchmarks.scenarios.enqueue import produced
 from tests.benchmarks.server import Server
 
-PYTHON = {  # peer -> (package that has to be there, tasks of a drain)
-    "pgqueuer": ("pgqueuer", 50_000),
-    "procrastinate": ("procrastinate", 1_500),
-    "django_tasks_db": ("django_tasks_db", 1_000),
-    "django_q2": ("django_q", 1_000),
-}
-NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}
+NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}  # peer -> tasks of a drain
+PEERS = NODE | {"pgqueuer": 50_000, "procrastinate": 1_500, "django_tasks_db": 1_000, "django_q2": 1_000}
 SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
 TASKS, BULK = 60_000, 50_000
 OURS_SHARED, GRAPHILE, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker", "graphile-worker, 2 processes"
-installed: set[tuple[str, ...]] = set()
 
 
-def without(package: str) -> str:
-    """Return why a Python peer is not run, if so."""
-    return "" if find_spec(package) else f"{package} is not installed"
+@cache
+def installed(name: str) -> list[str]:
+    """Let a peer make its tables, once; return its command."""
+    if name not in NODE:
+        command, package = python("peers", name), {"django_q2": "django_q"}.get(name, name)
+        if find_spec(package) is None:
+            raise NotRun(f"{package} is not installed")
+    else:
+        command = ["node", str(SCRIPT), name]
+        if shutil.which("node") is None:
+            raise NotRun("Node is not installed")
+        if subprocess.run(["node", "-e", f"require({name!r})"], capture_output=True, check=False).returncode:
+            raise NotRun(f"{name} is not installed where NODE_PATH points")
+    together(Worker(*command, "install"))
+    return command
 
 
-def without_node(package: str) -> str:
-    """Return why a peer on Node is not run, if so."""
-    if shutil.which("node") is None:
-        return "Node is not installed"
-    found = subprocess.run(["node", "-e", f"require({package!r})"], capture_output=True, check=False)
-    return "" if found.returncode == 0 else f"{package} is not installed where NODE_PATH points"
-
-
-def peer(server: Server, command: Sequence[str], missing: Callable[[], str], tasks: int) -> Reading:
-    if reason := missing():
-        raise NotRun(reason)
-    if tuple(command) not in installed:
-        together(Worker(*command, "install"))
-        installed.add(tuple(command))
+def peer(server: Server, name: str, tasks: int) -> Reading:
+    command = installed(name)
     (single,), (filled,) = together(Worker(*command, "single")), together(Worker(*command, "fill", str(tasks)))
     return {
         "enqueue/s": single["tasks"] / (single["ended"] - single["began"]),
@@ -54,9 +47,8 @@ def peer(server: Server, command: Sequence[str], missing: Callable[[], str], tas
     }
 
 
-def shared(server: Server, command: Sequence[str], missing: Callable[[], str], tasks: int) -> Reading:
-    if reason := missing():
-        raise NotRun(reason)
+def shared(server: Server, name: str, tasks: int) -> Reading:
+    command = installed(name)
     together(Worker(*command, "fill", str(tasks)))
     return drain(server, tasks, Worker(*command, "share"), Worker(*command, "share"))
 
@@ -83,22 +75,15 @@ def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
 
 
 def scenario(server: Server, size: float) -> Scenario:
-    def count(tasks: int) -> int:
-        return int(tasks * min(1, 2 * size))
-
-    def node(name: str) -> tuple[list[str], Callable[[], str], int]:
-        return ["node", str(SCRIPT), name], partial(without_node, name), count(NODE[name])
-
+    share = min(1, 2 * size)
+    tasks, items = int(TASKS * share), int(BULK * share)
+    counts = {name: int(number * share) for name, number in PEERS.items()}
     cases = [
-        Case("simplest loop, 500", partial(both, server, count(TASKS), count(BULK), ours=False)),
-        Case("ours", partial(both, server, count(TASKS), count(BULK), ours=True)),
-        *[Case(name, partial(peer, server, *node(name))) for name in NODE],
-    ]
-    for name, (package, tasks) in PYTHON.items():
-        cases.append(Case(name, partial(peer, server, python("peers", name), partial(without, package), count(tasks))))
-    cases += [
-        Case(OURS_SHARED, lambda: figures(Drain(server, count(TASKS), processes=2)())),
-        Case(GRAPHILE_SHARED, partial(shared, server, *node(GRAPHILE))),
+        Case("simplest loop, 500", partial(both, server, tasks, items, ours=False)),
+        Case("ours", partial(both, server, tasks, items, ours=True)),
+        *[Case(name, partial(peer, server, name, number)) for name, number in counts.items()],
+        Case(OURS_SHARED, lambda: figures(Drain(server, tasks, processes=2)())),
+        Case(GRAPHILE_SHARED, partial(shared, server, GRAPHILE, counts[GRAPHILE])),
     ]
     targets = [
         Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, GRAPHILE),

@@ -30,16 +30,15 @@ def pick_ups(server: Server, number: int, every: float = EVERY) -> Reading:
     from django_dbtaskqueue import enqueue
     from django_dbtaskqueue.models import Task
 
-    called, committed = {}, {}
+    times = {}
     with server.span() as span:
         for index in paced(number, every):
             began = monotonic()
             task = enqueue(QUEUE, payload={"number": index})
-            called[task.pk], committed[task.pk] = began, monotonic()
-        done = Task.objects.filter(pk__in=called, status="COMPLETED")
+            times[task.pk] = began, monotonic()
+        done = Task.objects.filter(pk__in=times, status="COMPLETED")
         until(lambda: done.count() == number)
-    started = {pk: result["started"] for pk, result in done.values_list("pk", "result")}
-    return _reading([(called[pk], committed[pk], started[pk]) for pk in called], span)
+    return _reading([(*times[pk], result["started"]) for pk, result in done.values_list("pk", "result")], span)
 
 
 def raw_pick_ups(server: Server, number: int) -> Reading:

@@ -3,6 +3,7 @@
 import statistics
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -46,7 +47,6 @@ def snapshot(server: Server) -> Iterator[None]:
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         connection.execute(f"SELECT count(*) FROM {TABLE}")
         yield
-        connection.execute("ROLLBACK")
 
 
 def churned(server: Server, tasks: int) -> None:
@@ -66,9 +66,8 @@ class Pinned:
     around: Around
 
     def drain(self, priorities: int = 1) -> Reading:
-        prepare = partial(churned, tasks=self.churn)
-        drain = Drain(self.server, self.tasks, priorities=priorities, first=self.churn)
-        return replace(drain, around=self.around, prepare=prepare)()
+        how = {"priorities": priorities, "around": self.around, "prepare": partial(churned, tasks=self.churn)}
+        return Drain(self.server, self.tasks, first=self.churn, **how)()
 
     def pick_up(self, number: int) -> Reading:
         empty(self.server)
@@ -85,13 +84,12 @@ class Pinned:
             churned(self.server, self.churn)
             drain.fill()
             self.server.calm(TABLE)
-            with drain.poller():
-                over = threading.Event()
-                thread = threading.Thread(target=self._put_behind, args=[over])
-                thread.start()
+            over = threading.Event()
+            with drain.poller(), ThreadPoolExecutor(1) as pool:
+                putting = pool.submit(self._put_behind, over)
                 drain.resume()
                 over.set()
-                thread.join()
+                putting.result()
                 until(lambda: not self.server.run(LEFT))
         waited = [row[0] for row in self.server.run(WAITED)]
         return {"ms p50": statistics.median(waited), "ms most": max(waited), "tasks": len(waited)}
@@ -106,13 +104,13 @@ class Pinned:
 
 def scenario(server: Server, size: float) -> Scenario:
     tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
-    free = Pinned(server, tasks, churn, lambda server: nullcontext())
+    free = Pinned(server, tasks, churn, nullcontext)
     pinned = replace(free, around=snapshot)
     cases = [
-        *[Case(name, one.drain) for name, one in ((DRAIN, free), (DRAIN_PINNED, pinned))],
-        *[Case(name, partial(one.drain, 5)) for name, one in ((FIVE, free), (FIVE_PINNED, pinned))],
-        *[Case(name, partial(one.pick_up, picks)) for name, one in (("pick-up", free), (PICK_PINNED, pinned))],
-        *[Case(name, one.behind) for name, one in ((BEHIND, free), (BEHIND_PINNED, pinned))],
+        *(Case(DRAIN, free.drain), Case(DRAIN_PINNED, pinned.drain)),
+        *(Case(FIVE, partial(free.drain, 5)), Case(FIVE_PINNED, partial(pinned.drain, 5))),
+        *(Case("pick-up", partial(free.pick_up, picks)), Case(PICK_PINNED, partial(pinned.pick_up, picks))),
+        *(Case(BEHIND, free.behind), Case(BEHIND_PINNED, pinned.behind)),
     ]
     targets = [
         Target("pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),

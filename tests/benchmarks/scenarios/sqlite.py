@@ -4,9 +4,8 @@ import os
 import sqlite3
 import subprocess
 import tempfile
-from pathlib import Path
 
-from tests.benchmarks.children import PATIENCE, Worker, manage, python, started, together
+from tests.benchmarks.children import Worker, manage, python, together
 from tests.benchmarks.drains import TABLE
 from tests.benchmarks.measure import Case, Reading, Scenario, Target
 from tests.benchmarks.server import REPOSITORY, Server
@@ -19,12 +18,16 @@ WHERE status = 'COMPLETED'
 
 def drain(server: Server, tasks: int) -> Reading:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "tasks.sqlite3"
+        file = f"{folder}/tasks.sqlite3"
         env = {"DATABASE_URL": f"sqlite:///{file}"}
-        subprocess.run(manage("migrate", "--verbosity", "0"), cwd=REPOSITORY, env=os.environ | env, check=True)
+
+        def run(*command: str) -> None:
+            subprocess.run(manage(*command), cwd=REPOSITORY, env=os.environ | env, check=True)
+
+        run("migrate", "--verbosity", "0")
         together(Worker(*python("producer", "many", str(tasks)), env=env))
-        with server.span() as span, started(manage("runtaskpoller", "--queue", "nothing", "--drain"), env) as process:
-            process.wait(PATIENCE)
+        with server.span() as span:
+            run("runtaskpoller", "--queue", "nothing", "--drain")
         with sqlite3.connect(file) as connection:
             seconds, done = connection.execute(SPAN).fetchone()
     if done < tasks:

@@ -1,0 +1,243 @@
+"""How fast the pipeline is: ``python -m tests.benchmarks.pipeline source|archive|report --rows N``, on ``local[2]``.
+
+``source``: the data source against Spark's own JDBC source, on the same table in the same run. Both read into the
+``noop`` sink and write new tasks from the same two partitions, in turns. JDBC has a fetch size and a batch size of
+10,000 and the driver's ``reWriteBatchedInserts``, and appends in as many transactions as there are partitions and
+batches; ours is one. The driver is Debian's: ``apt-get install libpostgresql-jdbc-java``.
+
+``archive``: how many tasks a second move into a lake, end to end: freeze, export, verify (the files are read again),
+publish, delete what is unchanged, close. A first, small archive is done before. The tasks are finished ones of five
+queues and two days, one in fifty with a failed attempt on record. Below stands how long each step took.
+
+``report``: how long a whole report takes over a lake, with its page, its JSON and its tables, with 2 GiB for the
+driver. The lake is made up by Spark: ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. The
+first report sums up each day; with ``--runs 2`` the second one reads these summaries.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake
+from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from django_dbtaskqueue.pipeline.lake.export import Export, described, pieces
+from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
+from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
+from django_dbtaskqueue.pipeline.spark import spark_session
+from tests.benchmarks.report import table
+from tests.benchmarks.server import Server, serving
+
+JAR = Path("/usr/share/java/postgresql.jar")
+# Finished tasks as a queue leaves them, with payloads of some 150 bytes.
+FILL = """
+INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, final_status, attempt, total_attempt, payload,
+    result, poller_instance, ready_time, start_time, finish_time)
+SELECT 'queue' || i %% 5, md5(i::text), 'COMPLETED', 'COMPLETED', 1, 1,
+    jsonb_build_object('flight', i, 'origin', 'JFK', 'destination', 'SFO', 'text', md5(i::text) || md5(i::text)),
+    jsonb_build_object('delay', i %% 100), 'host-1', NULL, now() - interval '1 minute', now()
+FROM generate_series(1, %(rows)s) AS i
+"""
+ATTEMPTS = """
+INSERT INTO dbtaskqueue_attempt (location, task_id, queue_name, attempt, total_attempt, poller_instance, start_time,
+    finish_time, error_type, message, traceback)
+SELECT 'dbtaskqueue.task', id, queue_name, 1, 1, 'host-1', start_time, finish_time, 'ValueError', 'no flight', ''
+FROM dbtaskqueue_task WHERE id % 50 = 0
+"""
+OLDER = """
+UPDATE dbtaskqueue_task SET start_time = start_time - interval '1 day', finish_time = finish_time - interval '1 day'
+WHERE id % 2 = 0
+"""
+SMALL = 2000  # tasks of the first archive
+PAYLOAD = "to_json(named_struct('flight', id, 'origin', 'JFK', 'text', md5(string(id)))) AS payload"
+DAYS, BEGAN = 90, 1_767_225_600  # of the lake, from 2026-01-01
+Ways = dict[str, Callable[[], object]]  # the first one is JDBC's
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
+    parser.add_argument("what", choices=["source", "archive", "report"])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks (%(default)s).")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="Readings of each way of a source, or reports (%(default)s)."
+    )
+    options = parser.parse_args()
+    if options.what == "source" and not JAR.exists():
+        parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
+    if options.what == "report":
+        report(options.rows, options.runs)
+        return
+    with serving() as server:
+        conf = {"spark.jars": str(JAR)} if options.what == "source" else {}
+        spark = spark_session(master="local[2]", memory="2g", conf=conf)
+        if options.what == "source":
+            source(server, spark, options.rows, options.runs)
+        else:
+            archive(server, spark, SMALL)
+            archive(server, spark, options.rows)
+
+
+def filled(server: Server, rows: int) -> Database:
+    """Have so many tasks in the table."""
+    server.run("TRUNCATE dbtaskqueue_task, dbtaskqueue_attempt RESTART IDENTITY")
+    server.run(FILL, {"rows": rows})
+    server.calm("dbtaskqueue_task")
+    return Database.from_url(server.url)
+
+
+# -- reading and writing -----------------------------------------------------------------------------------------------
+
+
+def source(server: Server, spark: SparkSession, rows: int, runs: int) -> None:
+    database = filled(server, rows)
+    lines = contest(reading(spark, database, rows), rows, runs, lambda: None)
+    lines += contest(writing(spark, database, rows), rows, runs, lambda: filled(server, 0))
+    print(f"{rows:,} tasks, PostgreSQL {server.embedded.version}, local[2] on {os.cpu_count()} cores, median of")
+    print(f"{runs} runs in turns. `python -m tests.benchmarks.pipeline source --rows {rows}`\n")
+    print(table(["", "seconds", "rows/s", "times JDBC"], lines))
+
+
+def contest(ways: Ways, rows: int, runs: int, before: Callable[[], object]) -> list[list[str]]:
+    """Do each way once to warm up and then in turns; return the table's rows."""
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(runs + 1):
+        for name, way in ways.items():
+            before()
+            start = perf_counter()
+            way()
+            seconds[name].append(perf_counter() - start)
+            print(f"{name}: {seconds[name][-1]:.2f} s{'' if number else ' (warming up)'}", file=sys.stderr)
+    medians = {name: statistics.median(values[1:]) for name, values in seconds.items()}
+    base = next(iter(medians.values()))
+    return [[name, f"{one:.2f}", f"{rows / one:,.0f}", f"{base / one:.2f}"] for name, one in medians.items()]
+
+
+def jdbc_options(database: Database) -> dict[str, str]:
+    place = database.conninfo
+    return {
+        # jsonb is sent as text, and the server finds its type.
+        "url": f"jdbc:postgresql://{place['host']}:{place['port']}/{place['dbname']}"
+        "?stringtype=unspecified&reWriteBatchedInserts=true",
+        "user": place["user"], "password": place["password"], "driver": "org.postgresql.Driver",
+        "dbtable": '"dbtaskqueue_task"', "batchsize": "10000", "fetchsize": "10000",
+    }  # fmt: skip
+
+
+def reading(spark: SparkSession, database: Database, rows: int) -> Ways:
+    slices = {"partitionColumn": "id", "lowerBound": "1", "upperBound": str(rows), "numPartitions": "2"}
+
+    def sink(df: DataFrame) -> None:
+        df.write.format("noop").mode("overwrite").save()
+
+    def jdbc(columns: list[str] | None) -> None:
+        sink(spark.read.format("jdbc").options(**jdbc_options(database), **slices).load().select(*columns or "*"))
+
+    def ours(columns: list[str] | None) -> None:
+        with open_snapshot(database) as snapshot:
+            sink(read_tasks(spark, database, columns, snapshot=snapshot))
+
+    selections = {"all columns": None, "three columns": ["id", "status", "finish_time"]}
+    return {
+        f"read: {who}, {what}": partial(read, columns)
+        for what, columns in selections.items()
+        for who, read in (("JDBC", jdbc), ("ours", ours))
+    }
+
+
+def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
+    new = spark.range(0, rows, numPartitions=2).selectExpr("md5(string(id)) AS reference", PAYLOAD)
+    named = new.selectExpr("'other' AS queue_name", "reference AS reference_number", "payload")
+    ours = partial(write_tasks, new, database, queue="other")
+    return {
+        "write: JDBC, append": named.write.format("jdbc").options(**jdbc_options(database)).mode("append").save,
+        "write: ours, atomic": ours,
+        "write: ours, atomic, on_duplicate=ignore": partial(ours, on_duplicate="ignore"),
+    }
+
+
+# -- the lake ----------------------------------------------------------------------------------------------------------
+
+
+def archive(server: Server, spark: SparkSession, rows: int) -> None:
+    database, steps = filled(server, rows), dict[str, float]()  # when each began
+    server.run(OLDER)
+    server.run(ATTEMPTS)
+    server.calm("dbtaskqueue_task", "dbtaskqueue_attempt")
+    with tempfile.TemporaryDirectory() as folder:
+        began = perf_counter()
+        context = Archive.context(
+            database=database, lake=Path(folder) / "lake", spark=spark, older_than=timedelta(0),
+            batch_size=rows // 2, progress=lambda step, _done, _total: steps.setdefault(step, perf_counter()),
+        )  # fmt: skip
+        done = Archive().run(context)
+        seconds = perf_counter() - began
+    assert done["tasks"] == rows, done
+    print(f"{rows:,} tasks in {seconds:.1f} s: {rows / seconds:,.0f} tasks/s")
+    print("  begins after: " + ", ".join(f"{step} {at - began:.1f} s" for step, at in steps.items()), flush=True)
+
+
+def report(rows: int, runs: int) -> None:
+    began = perf_counter()
+    spark = spark_session(master="local[2]", memory="2g")
+    print(f"Spark started in {perf_counter() - began:.1f} s")
+    with tempfile.TemporaryDirectory() as folder:
+        lake = Path(folder) / "lake"
+        make(spark, lake, rows)
+        for number in range(runs):
+            began = perf_counter()
+            done = Report().run(Report.context(spark=spark, lake=lake, out=Path(folder) / f"out-{number}"))
+            print(f"report in {perf_counter() - began:.1f} s: {done['summary']}", flush=True)
+
+
+def make(spark: SparkSession, path: Path, rows: int) -> None:
+    lake = Lake.at(path, create=True)
+    export = Export(lake, uuid.uuid4().hex)
+    columns = values(rows)
+    frame = spark.range(rows, numPartitions=max(4, rows // 500_000)).select(
+        *(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in LAKE_TASKS.fields)
+    )
+
+    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for index, piece in enumerate(pieces(batches)):
+            yield from described(export.write("tasks", piece, f"{task_attempt_id()}-{index}"))
+
+    lake.commit("tasks", export.files_of(frame, write))
+
+
+def values(rows: int) -> dict[str, Column]:
+    created = BEGAN + F.col("id") * (DAYS * 86_400 / rows)
+    started = created - F.log1p(-F.rand(1)) * 20
+    ended = started - F.log1p(-F.rand(2)) * 2
+    failed = F.pmod(F.hash("id"), F.lit(50)) == 0
+    same = {"location": "dbtaskqueue.task", "attempt": 1, "reenqueue_attempt": 0}
+    return {
+        **{name: F.lit(value) for name, value in same.items()},
+        "id": F.col("id"),
+        "queue_name": F.concat(F.lit("queue-"), F.pmod(F.xxhash64("id"), F.lit(10)).cast("string")),
+        "reference_number": F.concat(F.lit("2013-01-01/UA"), F.col("id")),
+        "status": F.when(failed, "ERROR").otherwise("COMPLETED"),
+        "total_attempt": F.when(F.pmod(F.hash("id"), F.lit(10)) == 1, 2).otherwise(1),
+        "payload": F.concat(F.lit('{"flight": "UA'), F.col("id"), F.lit('", "delay": 12}')),
+        "process_result": F.when(failed, F.concat(F.lit("Traceback\nValueError: no flight UA"), F.col("id"))),
+        "create_time": F.timestamp_seconds(created),
+        "start_time": F.timestamp_seconds(started),
+        "finish_time": F.timestamp_seconds(ended),
+        "finished_date": F.to_date(F.timestamp_seconds(ended)),
+    }
+
+
+if __name__ == "__main__":
+    main()
