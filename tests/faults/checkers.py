@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from statistics import median
+from statistics import median, median_high
 from typing import NamedTuple
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
@@ -118,11 +118,7 @@ CHECKERS: dict[str, Checker] = {}
 def checker(promise: str) -> Callable[[Checker], Checker]:
     """Register a checker under the name of what must not be found."""
 
-    def register(function: Checker) -> Checker:
-        CHECKERS[promise] = function
-        return function
-
-    return register
+    return lambda function: CHECKERS.setdefault(promise, function)
 
 
 def check(evidence: Evidence) -> dict[str, list[str]]:
@@ -156,8 +152,7 @@ def wrong_changes(evidence: Evidence, promise: str) -> Iterator[str]:
                 yield f"task {change.task}: {words.format(change)} ({change.seq})"
 
 
-for name in dict.fromkeys(name for name, *_ in WRONG_CHANGES):
-    CHECKERS[name] = partial(wrong_changes, promise=name)
+CHECKERS |= {name: partial(wrong_changes, promise=name) for name, *_ in WRONG_CHANGES}
 
 
 @checker("lost")
@@ -173,12 +168,9 @@ def lost(evidence: Evidence) -> Iterator[str]:
 def phantom(evidence: Evidence) -> Iterator[str]:
     """Nothing is there that nobody enqueued, or that was rolled back."""
     known = [references for references, answer in evidence.transactions.values() if answer != "rolled back"]
-    invoked = {reference for references in known for reference in references}
-    for reference in sorted(evidence.references - invoked, key=str):
-        yield f"{reference} was enqueued by nobody, or rolled back"
     started = {event.values["reference"] for event in evidence.of("start")}
-    for reference in sorted(started - invoked, key=str):
-        yield f"{reference} was started, and was enqueued by nobody, or rolled back"
+    for reference in sorted((evidence.references | started).difference(*known), key=str):
+        yield f"{reference} was enqueued by nobody, or rolled back, and is there or was started"
 
 
 @checker("torn enqueue")
@@ -272,9 +264,8 @@ def capacity(evidence: Evidence) -> Iterator[str]:
 @checker("FIFO inversion")
 def fifo(evidence: Evidence) -> Iterator[str]:
     """In a group a task starts only when all that were enqueued before it have ended."""
-    waiting: dict[str, dict[int, None]] = defaultdict(
-        dict
-    )  # by group, as inserted: one producer at a time writes to it
+    # By group, as inserted: one producer at a time writes to it.
+    waiting: dict[str, dict[int, None]] = defaultdict(dict)
     for task, changes in sorted(evidence.by_task.items()):
         if changes[0].group is not None:
             waiting[changes[0].group][task] = None
@@ -291,9 +282,8 @@ def fifo(evidence: Evidence) -> Iterator[str]:
 @checker("conservation difference")
 def conservation(evidence: Evidence) -> Iterator[str]:
     """What was enqueued is in the table, in the history, or counted as deleted."""
-    enqueued = sum(1 for change in evidence.history if change.old_status is None)
-    hot = sum(1 for row in evidence.rows if not row.history)
-    history = len(evidence.rows) - hot
+    enqueued, history = sum(evidence.inserted.values()), sum(row.history for row in evidence.rows)
+    hot = len(evidence.rows) - history
     if enqueued != hot + history + evidence.deleted:
         yield f"{enqueued} were enqueued; {hot} are there, {history} in the history, {evidence.deleted} deleted"
 
@@ -336,28 +326,36 @@ def first_checkouts(evidence: Evidence) -> dict[float, float]:
     return {moment: clocks[place] - moment for moment, place in places.items() if place < len(clocks)}
 
 
-@checker("slow drain")
-def slow_drain(evidence: Evidence) -> Iterator[str]:
-    """Soon after the last fault all is done."""
-    limit = DRAINED_S * evidence.slowness
-    if evidence.drained > limit:
-        yield f"all was done {evidence.drained:.1f} s after the last fault, more than {limit:.1f} s"
+# What may not take longer than so many seconds, or times as long as it must, on a machine without other work.
+SLOW: dict[str, tuple[float, Callable[[Evidence], float], str]] = {
+    "slow drain": (DRAINED_S, lambda one: one.drained, "all was done {:.1f} s after the last fault, over {:.1f} s"),
+    # Half of the tasks of killed processes run again within little more than a lease, outages not counted,
+    "slow restart": (
+        RESTART_S,
+        lambda one: middle(restarts(one)),
+        "half of them waited {:.1f} s or more, over {:.1f} s",
+    ),
+    # and end in 1.5 times a lease and their own run time: none waits for others.
+    "slow end": (
+        MAX_END_RATIO,
+        lambda one: middle(end_ratios(one)),
+        "half took {:.1f} times the least or more, over {:.1f}",
+    ),
+}
 
 
-@checker("slow restart")
-def slow_restart(evidence: Evidence) -> Iterator[str]:
-    """Half of the tasks of killed processes run again within little more than a lease, outages not counted."""
-    waits, limit = sorted(restarts(evidence)), RESTART_S * evidence.slowness
-    if waits and waits[len(waits) // 2] > limit:
-        yield f"half of {len(waits)} tasks waited {waits[len(waits) // 2]:.1f} s or more, more than {limit:.1f} s"
+def too_slow(evidence: Evidence, promise: str) -> Iterator[str]:
+    most, measure, words = SLOW[promise]
+    limit, took = most * evidence.slowness, measure(evidence)
+    if took > limit:
+        yield words.format(took, limit)
 
 
-@checker("slow end")
-def slow_end(evidence: Evidence) -> Iterator[str]:
-    """Half of the tasks of killed processes end in 1.5 times a lease and their own run time: none waits for others."""
-    ratios, limit = sorted(end_ratios(evidence)), MAX_END_RATIO * evidence.slowness
-    if ratios and ratios[len(ratios) // 2] > limit:
-        yield f"half of {len(ratios)} tasks took {ratios[len(ratios) // 2]:.1f} times as long as they must, or more"
+CHECKERS |= {name: partial(too_slow, promise=name) for name in SLOW}
+
+
+def middle(values: Sequence[float]) -> float:
+    return median_high(values) if values else 0.0
 
 
 @checker("growth")
@@ -384,10 +382,7 @@ def growth(evidence: Evidence) -> Iterator[str]:
 
 
 def restarts(evidence: Evidence) -> list[float]:
-    """Return, for each start that a dead process left without an end, the seconds until the task was taken again.
-
-    Times without a database are not counted.
-    """
+    """Return, for each start that a dead process left without an end, the seconds until the task was taken again."""
     return [_seconds(evidence, died, change.clock) for change, died in _taken_again(evidence)]
 
 
@@ -396,13 +391,12 @@ def end_ratios(evidence: Evidence) -> list[float]:
 
     It must take the lease of the dead process, and the time of the run itself.
     """
-    ratios = []
-    for change, died in _taken_again(evidence):
-        run = change.task, change.new_fence
-        if run in evidence.starts and run in evidence.ends:
-            must = LEASE_S + evidence.ends[run] - evidence.starts[run].clock
-            ratios.append(_seconds(evidence, died, evidence.ends[run]) / must)
-    return ratios
+    runs = {(change.task, change.new_fence): died for change, died in _taken_again(evidence)}
+    return [
+        _seconds(evidence, died, evidence.ends[run]) / (LEASE_S + evidence.ends[run] - evidence.starts[run].clock)
+        for run, died in runs.items()
+        if run in evidence.starts and run in evidence.ends
+    ]
 
 
 def _taken_again(evidence: Evidence) -> Iterator[tuple[Change, float]]:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import psycopg
@@ -34,7 +34,14 @@ END $$;
 CREATE OR REPLACE TRIGGER faults_break AFTER UPDATE ON dbtaskqueue_task FOR EACH STATEMENT
     EXECUTE FUNCTION faults_break();
 """
+CUT = """
+SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+    AND backend_type = 'client backend' AND datname = current_database() ORDER BY random() LIMIT %s) AS x
+"""
+FILL = f"CREATE TABLE faults_full TABLESPACE {TABLESPACE} AS SELECT generate_series(1, 10000)"
 MEND = "DROP TRIGGER IF EXISTS faults_break ON dbtaskqueue_task"
+T = TypeVar("T")
+Times = dict[int, list[float]]  # when it happened to the processes of these numbers
 
 
 @dataclass
@@ -48,10 +55,8 @@ class Nemesis:
     producers: Callable[[], Sequence[psutil.Process]]
     disk: Disk | None = None  # None: this machine does not let us mount one
     standby: Standby | None = None
-    died: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # when; a number is used again
-    asked: dict[int, list[float]] = field(
-        default_factory=lambda: defaultdict(list)
-    )  # when they got a SIGTERM; monotonic
+    died: Times = field(default_factory=lambda: defaultdict(list))  # a number is used again
+    asked: Times = field(default_factory=lambda: defaultdict(list))  # when they got a SIGTERM; monotonic
     outages: list[tuple[float, float]] = field(default_factory=list)  # times in which some could not reach it
     back: list[float] = field(default_factory=list)  # when the database was there again
     counts: Counter[str] = field(default_factory=Counter)
@@ -73,9 +78,6 @@ class Nemesis:
         self.random.shuffle(strokes)
         return strokes
 
-    def noted(self, fault: str, number: int = 1) -> None:
-        self.counts[fault] += number
-
     @property
     def _url(self) -> str:
         return self.server.url.rpartition("/")[0] + f"/{self.database}"
@@ -88,44 +90,39 @@ class Nemesis:
             yield connection
 
     def kill(self) -> None:
-        workers = self.workers()
-        if not workers:
-            return
-        victim = self.random.choice(workers)
-        with suppress(psutil.NoSuchProcess):
-            victim.kill()
-            self.died[victim.pid].append(time.time())
-            self.noted("SIGKILL")
+        for victim in self._one_of(self.workers()):
+            with suppress(psutil.NoSuchProcess):
+                victim.kill()
+                self.died[victim.pid].append(time.time())
+                self.counts["SIGKILL"] += 1
 
     def ask(self) -> None:
         """Ask one poller to end, some of them twice. It has to end, and is started again."""
-        families = self.families()
-        if families:
-            victim = self.random.choice(families)[0]
+        for victim, *_ in self._one_of(self.families()):
             self.asked[victim.pid].append(time.monotonic())
             self._send([victim], signal.SIGTERM)
             if twice := self.random.random() < 0.5:
                 threading.Timer(SHORT_S, self._send, [[victim], signal.SIGTERM]).start()
-            self.noted("SIGTERM twice" if twice else "SIGTERM")
+            self.counts["SIGTERM twice" if twice else "SIGTERM"] += 1
 
     def kill_producer(self) -> None:
-        producers = self.producers()
-        if producers:
-            victim = self.random.choice(producers)
+        for victim in self._one_of(self.producers()):
             victim.kill()
-            self.noted("SIGKILL of a producer")
+            self.counts["SIGKILL of a producer"] += 1
 
     def pause(self) -> None:
         """Stop one poller with all its children for longer than its lease, without waiting for it.
 
         A supervisor that runs would replace a child that is silent, and nobody would come back late.
         """
-        families = self.families()
-        if families:
-            victims = self.random.choice(families)
+        for victims in self._one_of(self.families()):
             self._send(victims, signal.SIGSTOP)
-            self.noted("pause beyond the lease")
+            self.counts["pause beyond the lease"] += 1
             threading.Timer(PAUSE_S, self._send, [victims, signal.SIGCONT]).start()
+
+    def _one_of(self, candidates: Sequence[T]) -> list[T]:
+        """Return one of them by chance; none if there is none."""
+        return [self.random.choice(candidates)] if candidates else []
 
     @staticmethod
     def _send(victims: Sequence[psutil.Process], number: signal.Signals) -> None:
@@ -133,33 +130,40 @@ class Nemesis:
             with suppress(psutil.NoSuchProcess):
                 victim.send_signal(number)
 
+    @contextmanager
+    def _spell(self, fault: str, *, of_all: bool = True) -> Iterator[None]:
+        """A time in which some pollers, or all, cannot use the database."""
+        began = time.time()
+        try:
+            yield
+            self.counts[fault] += 1
+        finally:
+            self.outages.append((began, time.time()))
+            if of_all:
+                self.back.append(time.time())
+
     def restart(self) -> None:
-        with self._outage():
+        with self._spell("immediate restart"):
             self.server.stop("immediate")
             self._wait(SHORT_S)
             self.server.restart()
-        self.noted("immediate restart")
 
     def promote(self) -> None:
         """Let a standby take the place of PostgreSQL, which crashed."""
         if self.standby is not None:
-            with self._outage():
+            with self._spell("standby promoted"):
                 self.server = self.standby.take_over(self.server)
             self.disk, self.standby = self.standby.disk, None
-            self.noted("standby promoted")
 
     def full_disk(self) -> None:
         if self.disk is not None:
-            with self._outage():
+            with self._spell("full disk"):
                 self.disk.fill()
                 with self.control() as control, suppress(psycopg.errors.DiskFull):
-                    control.execute(
-                        f"CREATE TABLE faults_full TABLESPACE {TABLESPACE} AS SELECT generate_series(1, 10000)"
-                    )
+                    control.execute(FILL)
                     raise AssertionError("The disk is not full.")
                 self._wait(SHORT_S)
                 self.disk.free()
-            self.noted("full disk")
 
     def pin(self) -> None:
         """Hold a snapshot, so that no dead row can be removed meanwhile."""
@@ -168,69 +172,53 @@ class Nemesis:
         timer = threading.Timer(PIN_S, connection.close)
         timer.daemon = True
         timer.start()
-        self.noted("snapshots pinned")
-
-    @contextmanager
-    def _outage(self, *, of_all: bool = True) -> Iterator[None]:
-        """Note a time in which some pollers, or all, cannot use the database."""
-        began = time.time()
-        try:
-            yield
-        finally:
-            self.outages.append((began, time.time()))
-            if of_all:
-                self.back.append(time.time())
+        self.counts["snapshots pinned"] += 1
 
     def terminate(self) -> None:
         with self.control() as control:
-            self.noted("backends terminated", self._cut(control, self.random.randint(1, TERMINATIONS)))
+            self.counts["backends terminated"] += self._cut(control, self.random.randint(1, TERMINATIONS))
 
     def stall(self) -> None:
         """Forward nothing for longer than a lease. What was said before arrives late, from a former holder."""
-        with self._outage(of_all=False):
+        with self._spell("stall or black hole", of_all=False):
             self.proxy.stall(on=True)
             self._wait(self.random.uniform(*STALL_S))
             self.proxy.stall(on=False)
-        self.noted("stall or black hole")
 
     def black_hole(self) -> None:
         """Let the network swallow everything; what was connected never hears of it."""
-        with self._outage(of_all=False):
+        with self._spell("stall or black hole", of_all=False):
             self.proxy.black_hole(on=True)
             self._wait(LONG_S)
             self.proxy.black_hole(on=False)
-        self.noted("stall or black hole")
 
     def lose_commits(self) -> None:
         self.proxy.lose_commits(3)
-        self.noted("answers to COMMIT lost", 3)
+        self.counts["answers to COMMIT lost"] += 3
 
     def half_close(self) -> None:
         self.proxy.half_close(3)
-        self.noted("half-closed connections", 3)
+        self.counts["half-closed connections"] += 3
 
     def read_only(self) -> None:
-        with self.control() as control, self._outage():
+        with self.control() as control, self._spell("read-only spells"):
             control.execute(f'ALTER DATABASE "{self.database}" SET default_transaction_read_only = on')
             self._cut(control)
             self._wait(SHORT_S)
             control.execute(f'ALTER DATABASE "{self.database}" RESET default_transaction_read_only')
             self._cut(control)
-        self.noted("read-only spells")
 
     def lock(self) -> None:
-        with self.control() as control, self._outage(), control.transaction():
+        with self.control() as control, self._spell("lock blockers"), control.transaction():
             control.execute("LOCK TABLE dbtaskqueue_task IN ACCESS EXCLUSIVE MODE")
             self._wait(SHORT_S)
-        self.noted("lock blockers")
 
     def broken_statements(self) -> None:
         """Let changes of tasks fail at random with an error that is no OperationalError."""
-        with self.control() as control, self._outage(of_all=False):
+        with self.control() as control, self._spell("spells of XX000", of_all=False):
             control.execute(BREAK)
             self._wait(SHORT_S)
             control.execute(MEND)
-        self.noted("spells of XX000")
 
     def calm(self) -> None:
         """End every spell, also one whose end met another fault."""
@@ -248,12 +236,7 @@ class Nemesis:
     @staticmethod
     def _cut(control: psycopg.Connection[tuple[Any, ...]], most: int | None = None) -> int:
         """Cut connections on the server's side, all or some; return how many."""
-        cut = control.execute(
-            "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
-            " AND backend_type = 'client backend' AND datname = current_database() ORDER BY random() LIMIT %s) AS x",
-            [most],
-        )
-        return cut.rowcount
+        return control.execute(CUT, [most]).rowcount
 
     @staticmethod
     def _wait(seconds: float) -> None:

@@ -90,8 +90,7 @@ class Run:
 
     def _start(self, name: str, command: Sequence[str], url: str) -> Process:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
-        number = len(self.pollers) + len(self.producers)
-        env = self.environment(url, clock_s=CLOCK_S * (-1) ** number)
+        env = self.environment(url, clock_s=CLOCK_S * (-1) ** len(self.pollers + self.producers))
         if url == self._pooled:
             env["FAULTS_PAST_POOLER"] = self._url
         return Process(name, command, env, self.folder / f"{name}.log")
@@ -107,7 +106,10 @@ class Run:
             self._url = url = server.url.rpartition("/")[0] + f"/{DATABASE}"
             proxy = stack.enter_context(proxied(url))
             self._prepare(server, url, disks[0])
-            self._pooled = self._pooler(stack, url)
+            self._pooled = None  # where there is no pooler
+            if program := pgbouncer_program():
+                port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=POOL))
+                self._pooled = urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
             standby = None
             if self.size.promotions:
                 standby = Standby(server, self.folder / "standby", disks[1])
@@ -117,15 +119,6 @@ class Run:
             nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
             nemesis.disk, nemesis.standby = disks[0], standby
             return self._on(nemesis, url, proxy)
-
-    @staticmethod
-    def _pooler(stack: contextlib.ExitStack, url: str) -> str | None:
-        """Start a pooler in transaction mode, and return its address; None where it is not installed."""
-        program = pgbouncer_program()
-        if program is None:
-            return None
-        port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=POOL))
-        return urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
 
     def _prepare(self, server: EmbeddedPostgres, url: str, disk: Disk | None) -> None:
         os.environ.update(self.environment(url) | {"FAULTS_MUTATION": ""})
@@ -163,13 +156,11 @@ class Run:
         return self._report(nemesis, stopped - began, drained)
 
     def _begin(self, url: str, proxy: Proxy) -> None:
-        command, pair = ("manage.py", "runtaskpoller", "--shutdown-timeout", "5s"), ("--processes", str(CHILDREN))
-        pollers = [("direct", url, pair), ("proxied", proxy.url, pair)]
-        pollers += [("alone", url, ()), ("alone-proxied", proxy.url, ())]
-        if self._pooled:
-            pollers.append(("alone-pooled", self._pooled, ()))
-        for name, address, options in pollers:
-            self.pollers.append(self._start(name, [*command, "--name", name, *options], address))
+        addresses = {"direct": url, "proxied": proxy.url, "alone": url, "alone-proxied": proxy.url}
+        for name, address in (addresses | ({"alone-pooled": self._pooled} if self._pooled else {})).items():
+            command = ["manage.py", "runtaskpoller", "--shutdown-timeout", "5s", "--name", name]
+            command += [] if "alone" in name else ["--processes", str(CHILDREN)]
+            self.pollers.append(self._start(name, command, address))
         pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
@@ -207,7 +198,7 @@ class Run:
             try:
                 stroke()
             except (psycopg.Error, OSError) as error:  # two faults met
-                nemesis.noted(f"{stroke.__name__} not possible: {type(error).__name__}")
+                nemesis.counts[f"{stroke.__name__} not possible: {type(error).__name__}"] += 1
             with contextlib.suppress(Exception):
                 if number == len(script) // 2:
                     self._special(1)
@@ -215,23 +206,15 @@ class Run:
                     self._enqueue("last", f"last{number}", [f"last-{index}" for index in range(LAST)])
             self._keep_alive(nemesis)
         # What is missing is made up for: tasks, where other programs had the CPU, by more strokes of any kind.
-        while self._count("faults_history", "old_status IS NULL") < self.size.tasks:
-            if time.monotonic() > began + LONGEST * self.size.seconds:
-                break
+        while missing := [
+            *[nemesis.kill] * (nemesis.counts["SIGKILL"] < self.size.kills),
+            *[nemesis.terminate] * (nemesis.counts["backends terminated"] < self.size.terminations),
+            *script * (time.monotonic() < began + LONGEST * self.size.seconds and self._tasks() < self.size.tasks),
+        ]:
             with contextlib.suppress(psycopg.Error, OSError):
-                nemesis.random.choice(script)()
+                nemesis.random.choice(missing)()
             self._keep_alive(nemesis)
             Event().wait(self.size.seconds / len(script))
-        missing = {
-            nemesis.kill: lambda: nemesis.counts["SIGKILL"] < self.size.kills,
-            nemesis.terminate: lambda: nemesis.counts["backends terminated"] < self.size.terminations,
-        }
-        for stroke, wanted in missing.items():
-            while wanted():
-                with contextlib.suppress(psycopg.Error):
-                    stroke()
-                self._keep_alive(nemesis)
-                Event().wait(0.2)
 
     def _keep_alive(self, nemesis: Nemesis, *, produce: bool = True) -> None:
         """Start again what was killed or asked to end; note what ended by itself, or did not end."""
@@ -261,11 +244,10 @@ class Run:
 
     def _drain(self, nemesis: Nemesis, which: str, since: float) -> float:
         limit = MUTATED_DRAIN_S if self.mutation else DRAIN_S
-        live = f"{which} status IN ('CREATED', 'PROCESSING')"
 
         def none_left() -> bool:
             self._keep_alive(nemesis, produce=False)
-            return self._count("dbtaskqueue_task", live) == 0
+            return self._count("dbtaskqueue_task", f"{which} status IN ('CREATED', 'PROCESSING')") == 0
 
         if not self._until(none_left, limit, "the drain"):
             self.problems += self._left()
@@ -274,9 +256,7 @@ class Run:
     def _report(self, nemesis: Nemesis, seconds: float, drained: float) -> Report:
         from tests.faults import checkers
 
-        evidence = self._evidence()
-        evidence.died, evidence.outages, evidence.back = nemesis.died, nemesis.outages, nemesis.back
-        evidence.drained, evidence.needs, evidence.slowness = drained, self._needs, self._slowness
+        evidence = self._evidence(nemesis, drained)
         report = Report(self.seed, self.mutation)
         report.counts = {"tasks": sum(evidence.inserted.values()), **dict(sorted(nemesis.counts.items()))}
         report.violations = checkers.check(evidence)
@@ -286,7 +266,7 @@ class Run:
         if self._pooled:
             through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
             report.counts["checkouts through a pooler"] = through
-        waits, ratios = sorted(checkers.restarts(evidence)), sorted(checkers.end_ratios(evidence))
+        waits, ratios = checkers.restarts(evidence), checkers.end_ratios(evidence)
         firsts = checkers.first_checkouts(evidence).values()
         report.figures = {
             "seconds of faults": seconds,
@@ -295,13 +275,13 @@ class Run:
             "drained after, s": drained,
             "first checkout after restart, s": max(firsts, default=None),
             "orphans restarted": float(len(waits)),
-            "orphan restart, median s": waits[len(waits) // 2] if waits else None,
+            "orphan restart, median s": checkers.middle(waits),
             "orphan restart, longest s": max(waits, default=None),
-            "orphan end, times the least, median": ratios[len(ratios) // 2] if ratios else None,
+            "orphan end, times the least, median": checkers.middle(ratios),
         }
         return report
 
-    def _evidence(self) -> Any:
+    def _evidence(self, nemesis: Nemesis, drained: float) -> Any:
         from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
         from tests.faults import history, ledger, tasks
         from tests.faults.checkers import Evidence, Row
@@ -321,6 +301,12 @@ class Run:
             capacities={"small": CAPACITY},
             budgets={"lethal": LETHAL_ATTEMPTS},
             expected=tasks.EXPECTED,
+            died=nemesis.died,
+            outages=nemesis.outages,
+            back=nemesis.back,
+            drained=drained,
+            needs=self._needs,
+            slowness=self._slowness,
         )
 
     # -- what is there now --------------------------------------------------------------------------------------------
@@ -338,6 +324,9 @@ class Run:
 
     def _producing(self) -> list[psutil.Process]:
         return [member for producer in self.producers for member in producer.family]
+
+    def _tasks(self) -> int:
+        return self._count("faults_history", "old_status IS NULL")
 
     def _count(self, table: str, condition: str) -> int:
         from django.db import connection
