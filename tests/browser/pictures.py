@@ -11,20 +11,22 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from django_dbtaskqueue.contrib.embedded.programs import free_port
+from tests.patience import until
+from tests.pgbouncer import answers
+from tests.templates import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 60_000
 WIDTHS_PX = {"": 1440, "-phone": 390}
 MAX_HEIGHT_PX = 1400
 QUALITY = 80  # of WebP, of 100
-THEMES = ("light", "dark")
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
@@ -33,20 +35,11 @@ DOCS = (
 )  # fmt: skip
 SCHEDULE = "claims of the day"
 LISTS = {
-    "overview": "overview/",
-    "tasks": "task/?q=status:ERROR",
-    "failures": "failuregroup/",
-    "poison": "poisontask/",
-    "queues": "queue/",
-    "queue": "queue/claims/change/",
-    "schedules": "schedule/",
-    "schedule": f"schedule/{SCHEDULE.replace(' ', '%20')}/change/",
-    "pollers": "poller/",
-    "bulk-operations": "bulkoperation/",
-    "audit": "auditentry/",
-    "reports": "pipelinereport/",
-    "doctor": "doctor/",
-}
+    "overview": "overview/", "tasks": "task/?q=status:ERROR", "failures": "failuregroup/", "poison": "poisontask/",
+    "queues": "queue/", "queue": "queue/claims/change/", "schedules": "schedule/", "pollers": "poller/",
+    "schedule": f"schedule/{SCHEDULE.replace(' ', '%20')}/change/", "bulk-operations": "bulkoperation/",
+    "audit": "auditentry/", "reports": "pipelinereport/", "doctor": "doctor/",
+}  # fmt: skip
 # Of the app ``pictured``: a list that has a row as soon as the page is as it should be, and the page.
 FEATURES = {
     "running-task": ("task/?q=queue:statements status:PROCESSING", ""),
@@ -74,22 +67,14 @@ def manage(*words: str, settings: str = "example_project.settings", **options: A
 
 
 @contextmanager
-def demo(tasks: int, *options: str) -> Iterator[tuple[str, str]]:
+def demo(tasks: int) -> Iterator[tuple[str, str]]:
     """Run the demo until it serves; yield the address of its admin and the operator's password."""
     port = str(free_port())
-    with manage("demo", "--tasks", str(tasks), "--port", port, *options, stdout=subprocess.PIPE) as process:
+    with manage("demo", "--tasks", str(tasks), "--port", port, stdout=subprocess.PIPE) as process:
         try:
-            password = ""
-            assert process.stdout is not None
-            for line in process.stdout:
-                sys.stdout.write(line)
-                if line.startswith("Login"):
-                    password = line.split()[-1]
-                if line.startswith("Admin"):
-                    break
-            if not password:
-                raise SystemExit("The demo ended before it served.")
-            yield f"http://127.0.0.1:{port}/admin/", password
+            login = next(line for line in process.stdout or () if line.startswith("Login"))
+            next(line for line in process.stdout or () if line.startswith("Admin"))
+            yield f"http://127.0.0.1:{port}/admin/", login.split()[-1]
         finally:
             process.terminate()
 
@@ -118,14 +103,8 @@ def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
-    while True:  # the server is just about to listen
-        try:
-            page.goto(f"{admin}login/?next=/admin/")
-            break
-        except Exception as error:
-            if "ERR_CONNECTION_REFUSED" not in str(error):
-                raise
-            page.wait_for_timeout(200)
+    until(lambda: answers(urlsplit(admin).port))  # the server is just about to listen
+    page.goto(f"{admin}login/?next=/admin/")
     page.fill("#id_username", "operator")
     page.fill("#id_password", password)
     page.click("input[type=submit]")
@@ -146,9 +125,9 @@ def act(page: Any, admin: str) -> None:
     page.wait_for_load_state()
     page.goto(f"{admin}dbtaskqueue/schedule/")
     page.click("button[value=add_schedule]")
-    answers = {"name": SCHEDULE, "queue": "claims", "cron": "0 7 * * mon-fri", "timezone": "America/New_York"}
-    for field, answer in {**answers, "payload": '{"flights": "of yesterday"}', "reason": "the desk opens at 8"}.items():
-        page.fill(f"[name={field}]", answer)
+    said = {"name": SCHEDULE, "queue": "claims", "cron": "0 7 * * mon-fri", "timezone": "America/New_York"}
+    for field, text in {**said, "payload": '{"flights": "of yesterday"}', "reason": "the desk opens at 8"}.items():
+        page.fill(f"[name={field}]", text)
     page.click("button[name=confirm]")
     page.wait_for_load_state()  # the data of an earlier run may have it already
     page.goto(f"{admin}dbtaskqueue/failuregroup/")
@@ -189,40 +168,34 @@ def open_page(page: Any, admin: str, name: str) -> bool:
 
 
 def shoot(page: Any, file: Path) -> None:
-    """Write what the page shows, as WebP."""
-    height = page.evaluate("document.documentElement.scrollHeight")
-    width = page.viewport_size["width"]
-    clip = {"x": 0, "y": 0, "width": width, "height": min(height, MAX_HEIGHT_PX), "scale": 1}
+    """Write what the page shows, as WebP, which ``page.screenshot`` cannot."""
+    height = min(page.evaluate("document.documentElement.scrollHeight"), MAX_HEIGHT_PX)
+    clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height, "scale": 1}
     options = {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True}
     found = page.context.new_cdp_session(page).send("Page.captureScreenshot", options)
     file.write_bytes(base64.b64decode(found["data"]))
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the demo and take the pictures."""
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these; default: those that the docs show")
     parser.add_argument("--tasks", type=int, default=20_000)
     parser.add_argument("--all", action="store_true", help="every page, in each theme and size")
-    parser.add_argument("--no-spark", action="store_true", help="without the pipeline's reports")
-    given = parser.parse_args(arguments)
+    given = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
     given.folder.mkdir(parents=True, exist_ok=True)
-    options = ["--no-spark"] if given.no_spark else []
-    with demo(given.tasks, *options) as (admin, password), sync_playwright() as playwright:
+    with demo(given.tasks) as (admin, password), sync_playwright() as playwright:
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         with logged_in(browser, admin, password, 1440, "light") as page:
             act(page, admin)
 
         def take(admin: str, pages: Iterable[str]) -> None:
-            for theme, (mark, width) in product(THEMES, WIDTHS_PX.items()):
+            for theme, (mark, width) in product(("light", "dark"), WIDTHS_PX.items()):
                 names = [name for name in pages if given.all or f"{name}-{theme}{mark}" in (given.names or DOCS)]
-                if not names:
-                    continue
-                with logged_in(browser, admin, password, width, theme) as page:
+                with logged_in(browser, admin, password, width, theme) if names else nullcontext() as page:
                     for name in names:
                         if open_page(page, admin, name):
                             shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
