@@ -19,11 +19,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from types import MappingProxyType
-from typing import Protocol, TypeVar
+from contextvars import ContextVar, copy_context
+from types import MappingProxyType, coroutine
+from typing import Any, Protocol, TypeVar
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.json import short_repr
@@ -32,6 +32,7 @@ __all__ = ["bound", "current"]
 
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 EMPTY: Mapping[str, object] = MappingProxyType({})
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -94,6 +95,28 @@ def restored(context: Mapping[str, object]) -> Iterator[None]:
     """Make a task's context the whole context, and the span it was enqueued in the parent of new spans."""
     with only(context), _span(context.get("traceparent"), context.get("tracestate")):
         yield
+
+
+@coroutine
+def in_copy(function: Callable[[S], Awaitable[T]], given: S) -> Generator[object, object, T]:
+    """Await a call in a copy of the context, as in a task of its own: what it sets there is gone afterwards."""
+
+    async def call() -> T:
+        return await function(given)
+
+    run, awaited = copy_context().run, call()
+    step: Callable[[Any], object] = awaited.send
+    value: object = None
+    while True:
+        try:
+            yielded = run(step, value)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        try:
+            step, value = awaited.send, (yield yielded)
+        except BaseException as error:
+            step, value = awaited.throw, error
 
 
 def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from contextvars import copy_context
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,7 @@ from weakref import WeakSet
 from django.core.signals import setting_changed
 from django.db import transaction
 from django.db.utils import InterfaceError, OperationalError
+from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context, threads
@@ -91,6 +93,11 @@ class Processor:
         _with_middleware.add(self)
         return call
 
+    def invoke(self, given: Lease | list[Lease]) -> Any:
+        """Call ``call``, or return what awaits it, in a copy of the context: what it sets there is gone after it."""
+        call = self.call or self.with_middleware()
+        return context.in_copy(call, given) if self.is_async else copy_context().run(call, given)
+
     def decode(self, lease: Lease) -> None:
         """Set the lease's payload and context. Raise ``PayloadError``, or another error, for what cannot be decoded."""
         text = lease.payload_text
@@ -115,14 +122,12 @@ class Processor:
 _with_middleware: WeakSet[Processor] = WeakSet()
 
 
+@receiver(setting_changed)
 def _reset(*, setting: str, **_: object) -> None:
     if setting == "DBTASKQUEUE":
         for processor in _with_middleware:
             object.__setattr__(processor, "call", None)
         _with_middleware.clear()
-
-
-setting_changed.connect(_reset)
 
 
 def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
@@ -211,10 +216,8 @@ def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
-    if lease.decoded_context or context.ambient.get():
-        with context.restored(lease.context):
-            return _call(lease, processor)
-    return _call(lease, processor)
+    with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
+        return _call(lease, processor)
 
 
 def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
@@ -223,7 +226,7 @@ def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
         if processor.mode == "atomic":
             _call_atomic(lease, processor)
             return None
-        value = (processor.call or processor.with_middleware())(lease)
+        value = processor.invoke(lease)
         if forks != threads.forks:
             threads.end_copy(None)
         outcome = DONE if value is None else as_outcome(value)
@@ -255,10 +258,9 @@ class ProcessorTransaction(transaction.Atomic):
 def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
     with ProcessorTransaction(lease.port.alias):
-        outcome: Outcome | Suspend
         try:
             with threads.no_copies():
-                outcome = as_outcome((processor.call or processor.with_middleware())(lease))
+                outcome: Outcome | Suspend = as_outcome(processor.invoke(lease))
         except TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
         if _is_open(lease):
@@ -287,7 +289,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
         token = current_lease.set(lease)
         try:
             with threads.no_copies():
-                value = await (processor.call or processor.with_middleware())(lease)
+                value = await processor.invoke(lease)
             outcome = DONE if value is None else as_outcome(value)
         except (Exception, TaskSuspended) as error:
             return _failed(lease, error)
@@ -335,7 +337,7 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
         with context.only({}):
             try:
                 with threads.no_copies():
-                    outcomes = _shared_out(await (processor.call or processor.with_middleware())(readable), readable)
+                    outcomes = _shared_out(await processor.invoke(readable), readable)
             except Exception as error:
                 outcomes = [_failed(lease, error) for lease in readable]
         unreadable.update(zip(readable, outcomes, strict=True))
@@ -354,7 +356,7 @@ def _sorted_out(
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         with threads.no_copies():
-            return _shared_out((processor.call or processor.with_middleware())(leases), leases)
+            return _shared_out(processor.invoke(leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
 
@@ -381,7 +383,7 @@ def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome
     try:
         with ProcessorTransaction(leases[0].port.alias):
             with threads.no_copies():
-                value = (processor.call or processor.with_middleware())(leases)
+                value = processor.invoke(leases)
             outcomes = map(as_outcome, _each(value, leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
             if len(pairs) == 1:

@@ -1,13 +1,20 @@
 """Context: captured where a task is enqueued, there again where it is processed, separate per task."""
 
 import asyncio
+import decimal
 import sys
 import threading
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.urls import get_urlconf, set_urlconf
+from django.utils import timezone, translation
+from django.utils.timezone import get_current_timezone_name
+from django.utils.translation import get_language
 
-from django_dbtaskqueue import aenqueue, enqueue_many, processor
+from django_dbtaskqueue import Complete, aenqueue, enqueue_many, processor
 from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.lease import Lease
@@ -174,3 +181,43 @@ def test_a_trace_context_that_is_none_is_handed_on_and_not_followed(site: Site) 
         site.enqueue(context=given)
     site.drain()
     assert site.values("result") == contexts
+
+
+SEEN: ContextVar[str] = ContextVar("seen", default="clean")
+
+
+def leave_traces(task: Lease | list[Lease]) -> Any:
+    seen = [get_language(), get_current_timezone_name(), SEEN.get(), get_urlconf(), decimal.getcontext().prec]
+    translation.activate("de")
+    timezone.activate("Asia/Tokyo")
+    SEEN.set("dirty")
+    set_urlconf("tests.urls")
+    decimal.getcontext().prec = 5
+    return Complete(seen)
+
+
+async def leave_traces_async(task: Lease) -> Any:
+    first = leave_traces(task)
+    await asyncio.sleep(0)
+    assert SEEN.get() == "dirty"  # it is its own context all the time
+    assert await sync_to_async(SEEN.get)() == "dirty"
+    return first
+
+
+WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "on a thread": (leave_traces, {}),
+    "in a batch": (leave_traces, {"batch": 1}),
+    "atomic": (leave_traces, {"mode": "atomic"}),
+    "on the event loop": (leave_traces_async, {}),
+    "on another executor": (leave_traces, {"executor": "tests.processing.pools.two_threads"}),
+}
+
+
+@committed
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_task_sets_in_its_context_the_next_one_does_not_see(site: Site, way: str) -> None:
+    function, options = WAYS[way]
+    processor(QUEUE, concurrency=1, **options)(function)
+    site.fill(1, 2, 3)
+    site.run(threads=1, coroutines=1)
+    assert site.values("result") == [["en-us", "UTC", "clean", None, 28]] * 3
