@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import select
 import socket
 import threading
@@ -20,7 +21,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError
+from django.db.utils import DatabaseError, DataError, Error, IntegrityError, InterfaceError, OperationalError
 
 from django_dbtaskqueue.core.durations import format_seconds
 
@@ -33,6 +34,13 @@ CHECK_TIMEOUT_S = 3.0  # for an answer that only shows whether a connection work
 CALM_S = 60.0  # without an unanswered statement, before a doubled timeout falls back
 DEADLINE_CHECK_INTERVAL_S = 0.2
 TOO_LARGE = "54"  # PostgreSQL's class of values beyond a limit, such as that of an index
+ORDINARY = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "SAVEPOINT ", "RELEASE ")  # as Django writes them
+# Statements whose effect outlives their transaction: settings, roles, temporary tables, locks of the session.
+CHANGES_SESSION = re.compile(
+    r"""(?:^|;|\*/|['"])\s*(?:set\s+(?!local\s|transaction\s|constraints\s)|create\s+temp|listen\s|pragma\s|attach\s)
+    |set_config\s*\((?![^()]*\btrue\s*\))|advisory_lock""",
+    re.IGNORECASE | re.VERBOSE,
+)
 # libpq's parameters. The project's OPTIONS win.
 NETWORK_OPTIONS: dict[str, object] = {
     "connect_timeout": 3,
@@ -150,6 +158,8 @@ class _Call:
     """What is known of a call of a processor."""
 
     dead: bool | None = None  # its connection was dead before its first statement; None: it has made none
+    begun: tuple[BaseDatabaseWrapper, ...] = ()  # the connections that have had their first statement
+    doubtful = False  # it may have left a connection on which the next call fails
 
 
 class _OfThread(threading.local):
@@ -175,34 +185,27 @@ def begin_coroutine() -> None:
     _of_coroutine.set(_Call())
 
 
-def watch_first_statement(connection: BaseDatabaseWrapper) -> None:
-    """See whether the connection is dead when the next statement is about to be sent."""
-    if connection.execute_wrappers != FIRST_STATEMENT:
-        connection.execute_wrappers.insert(0, _execute_first)
+def watch_statements(connection: BaseDatabaseWrapper) -> None:
+    """See whether the connection is dead at the first statement of each call, and which statements change its session.
 
-
-def unwatch_first_statement(connection: BaseDatabaseWrapper) -> None:
-    """Take back ``watch_first_statement``. A connection that coroutines share stays watched for the others."""
-    if connection.execute_wrappers and _of_coroutine.get() is None and _execute_first in connection.execute_wrappers:
-        connection.execute_wrappers.remove(_execute_first)
+    For as long as it is in use: that costs less than to begin and to end with each call.
+    """
+    if _watched not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _watched)
 
 
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
-    """The statement is about to be sent."""
-    call = _of_coroutine.get()
-    if call is None:
-        unwatch_first_statement(connection)
-        _of_thread.call.dead = _of_thread.call.dead or has_input(connection)
-    elif call.dead is None:
-        call.dead = has_input(connection)
+    """A statement is about to be sent. It matters if it is the first one of this call."""
+    call = _present()
+    if connection not in call.begun:
+        call.begun = (*call.begun, connection)
+        call.dead = call.dead or has_input(connection)
 
 
-def connected(connection: BaseDatabaseWrapper) -> None:
-    """The present call has made a connection: what it does with it is not watched."""
+def connected() -> None:
+    """The present call has made a connection, so what it does has begun on a live one."""
     call = _present()
     call.dead = call.dead or False
-    if call is not _of_thread.call and connection.vendor != "sqlite":
-        watch_first_statement(connection)  # of the other coroutines
 
 
 def fail_before_first_statement() -> None:
@@ -210,12 +213,14 @@ def fail_before_first_statement() -> None:
     _present().dead = True
 
 
-def note_failed_connect(error: BaseException, alias: str) -> None:
+def note_failure(error: BaseException, alias: str) -> None:
     """Note it if the task ended because its first use of the database ``alias`` found no connection, and made none.
 
     Another database is not waited for: the poller goes on without it, and would take the task again at once.
+    After each other error of a database its connection is doubtful: a setting may be the reason.
     """
     call = _present()
+    call.doubtful = call.doubtful or isinstance(error, DatabaseError)
     ours = call.dead is None and isinstance(error, OperationalError | InterfaceError)
     trace = error.__traceback__ if ours else None
     while trace is not None:
@@ -224,21 +229,25 @@ def note_failed_connect(error: BaseException, alias: str) -> None:
         trace = trace.tb_next
 
 
-def began_dead() -> bool | None:
-    """Whether there was no live connection for the first statement of the present call, which has just ended."""
-    call = _present()
-    dead, call.dead = call.dead, None
-    return dead
+def ended_call() -> _Call:
+    """Return what is known of the call that has just ended; the next one of this thread may begin."""
+    call, _of_thread.call = _of_coroutine.get() or _of_thread.call, _Call()
+    return call
 
 
-def _execute_first(
-    execute: Callable[..., object], sql: str, params: object, many: object, context: dict[str, BaseDatabaseWrapper]
+def _watched(
+    execute: Callable[..., object], sql: object, params: object, many: object, context: dict[str, BaseDatabaseWrapper]
 ) -> object:
-    begin_first_statement(context["connection"])
+    connection = context["connection"]
+    begin_first_statement(connection)
+    text = sql if isinstance(sql, str) else str(sql)
+    ordinary = text.startswith(ORDINARY) and ";" not in text and "set_config" not in text and "advisory" not in text
+    if not ordinary and CHANGES_SESSION.search(text):
+        _present().doubtful = True
     return execute(sql, params, many, context)
 
 
-FIRST_STATEMENT = [_execute_first]  # the wrappers of a connection that only waits for its first statement
+FIRST_STATEMENT = [_watched]  # the wrappers of a connection that no one else watches
 
 
 def _fileno(connection: BaseDatabaseWrapper) -> int:

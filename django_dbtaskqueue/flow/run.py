@@ -307,7 +307,7 @@ def _failed(lease: Lease, error: BaseException) -> Outcome | Suspend | None:
     # A processor may handle other leases; only the loss of its own means there is nothing left to settle.
     if isinstance(error, LeaseLost) and (error.task_id, error.total_attempt) == (lease.id, lease.total_attempt):
         return None
-    liveness.note_failed_connect(error, lease.port.alias)
+    liveness.note_failure(error, lease.port.alias)
     return failure(error)
 
 

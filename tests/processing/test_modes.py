@@ -9,6 +9,7 @@ from itertools import chain
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError, connections, transaction
@@ -146,6 +147,87 @@ def test_separate_what_a_processor_left_open_reaches_no_other_task(site: Site, h
     site.fill("left", "next")
     site.run(threads=1)
     assert (site.values("status"), site.booked()) == (["COMPLETED"] * 2, ["next"])
+
+
+# How a task changes what belongs to its session, and a query that shows it.
+LEFT_ON_THE_SESSION: dict[str, tuple[str, str, str]] = {
+    "read only": ("default", "SET default_transaction_read_only = on", "SHOW default_transaction_read_only"),
+    "a timeout": ("default", "SELECT set_config('statement_timeout', '1h', false)", "SHOW statement_timeout"),
+    "a schema": ("default", "/* tenant */ set search_path = nowhere", "SELECT to_regclass('testapp_booking')::text"),
+    "a role": ("default", "SET ROLE pg_monitor", "SELECT current_user"),
+    "an isolation level": (
+        "default",
+        "SELECT 1; SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
+        "SHOW default_transaction_isolation",
+    ),
+    "a temporary table": (
+        "default",
+        "CREATE TEMPORARY TABLE left_over (a int)",
+        "SELECT to_regclass('left_over')::text",
+    ),
+    "a lock": ("default", "SELECT pg_advisory_lock(7)", "SELECT count(*) FROM pg_locks WHERE objid = 7"),
+    "a PRAGMA": ("sqlite", "PRAGMA query_only = on", "PRAGMA query_only"),
+}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("what", LEFT_ON_THE_SESSION)
+def test_what_a_task_changes_in_its_session_reaches_no_other_task(what: str, is_async: bool) -> None:
+    alias, change, show = LEFT_ON_THE_SESSION[what]
+
+    def process(task: Lease) -> Any:
+        with connections[alias].cursor() as cursor:
+            before = cursor.execute(show).fetchone()[0]
+            if task.payload == "changes":
+                cursor.execute(change)
+        return Complete(before)
+
+    site = Site(alias)
+    processor(QUEUE, **ONCE)(sync_to_async(process) if is_async else process)
+    site.fill("looks", "changes", "looks")
+    site.run(threads=1, coroutines=1)
+    assert len({str(one) for one in site.values("result")}) == 1 and site.values("status") == ["COMPLETED"] * 3
+
+
+@both
+def test_a_setting_that_nothing_announces_costs_at_most_one_attempt(site: Site) -> None:
+    """The driver's own cursor tells Django nothing; the first task that fails by it ends its connection."""
+    read_only = {"default": "SET default_transaction_read_only = on", "sqlite": "PRAGMA query_only = on"}
+
+    @processor(QUEUE, mode="atomic", retry=SOON, max_attempts=2)
+    def process(task: Lease) -> None:
+        site.book(task.payload)
+
+    @processor(QUEUE, payload=Crate)
+    def change(task: Lease) -> None:
+        connections[site.alias].ensure_connection()
+        connections[site.alias].connection.execute(read_only[site.alias])
+
+    site.fill(Crate(1), "a", "b", "c")
+    site.run(threads=1)
+    assert site.values("status") == ["COMPLETED"] * 4 and sorted(site.booked()) == ["a", "b", "c"]
+    assert sum(site.values("attempt")) <= 4 + 1
+
+
+def test_what_ends_with_its_transaction_keeps_the_connection(site: Site) -> None:
+    """A new connection for each task would cost more than the task."""
+    changes = [
+        "SET LOCAL lock_timeout = 1",
+        "SELECT set_config('lock_timeout', '1', true)",
+        "SET CONSTRAINTS ALL DEFERRED",
+    ]
+
+    @processor(QUEUE)
+    def process(task: Lease) -> int:
+        with transaction.atomic(), connections["default"].cursor() as cursor:
+            for change in changes:
+                cursor.execute(change)
+            Booking.objects.update(reference="set role")
+            return int(cursor.execute("SELECT pg_backend_pid()").fetchone()[0])
+
+    site.fill(*[None] * 3)
+    site.run(threads=1)
+    assert len(set(site.values("result"))) == 1
 
 
 def test_async_a_lost_connection_costs_one_attempt_not_every_one(site: Site) -> None:

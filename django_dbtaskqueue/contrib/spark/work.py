@@ -23,12 +23,11 @@ from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
-from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
-from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidied, tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -112,7 +111,6 @@ class JobRunner:
                 self.answers[lease] = Answer(None, settled, lease.lost)
             else:
                 self._open[lease.port.alias, lease.port.key].append((lease, outcome))
-        tidy()
         now = clock.monotonic()
         each = conf.default_settings(leases[0].queue).settle == "each"
         if each or now - began >= SHORT_JOB_S or now - self._settled_at >= MAX_SETTLE_WAIT_S:
@@ -171,8 +169,7 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
         )
         return decide_all(leases, [Fail(reason)] * len(leases))
     check()
-    outcomes = run_all(leases, processor)
-    return unless_dead(outcomes) if began_dead() else outcomes
+    return tidied(run_all(leases, processor))
 
 
 def _summary(outcome: Settlement, queue: str) -> Settlement:

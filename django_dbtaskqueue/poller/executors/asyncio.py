@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 
 from asgiref.sync import sync_to_async
@@ -38,7 +39,7 @@ class AsyncExecutor(Executor):
         self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
-        self._job_at = clock.monotonic()
+        self._job_at = 0.0  # no job yet: whatever that thread has open is checked before the first one
         self._outages = liveness.outages.seen
         self._loop = asyncio.new_event_loop()
         self._thread: WatchedThread | None = None
@@ -138,7 +139,7 @@ class AsyncExecutor(Executor):
         observe.started(lease, job.processor)
         try:
             settlement: Settlement | None = await run_async(lease, job.processor)
-            if liveness.began_dead():
+            if liveness.ended_call().dead:
                 (settlement,) = await unless_dead_async([settlement])
         except BaseException as error:
             settlement = decide(lease, _ended_by(task, error))
@@ -146,8 +147,7 @@ class AsyncExecutor(Executor):
         ended = clock.monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
-        if settlement is not None and settlement.facts.error is not None:
-            await tidy_async()
+        await self._tidy([settlement])
         return ended
 
     async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
@@ -161,14 +161,19 @@ class AsyncExecutor(Executor):
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
-            if liveness.began_dead():
+            if liveness.ended_call().dead:
                 settlements = await unless_dead_async(settlements)
         except BaseException as error:
             settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
         self._end(current, settlements, clock.monotonic() - started)
-        if any(settlement is not None and settlement.facts.error is not None for settlement in settlements):
-            await tidy_async()
+        await self._tidy(settlements)
+
+    async def _tidy(self, settlements: Sequence[Settlement | None]) -> None:
+        """Close connections of Django's async ORM thread that a call may have harmed, or that were a reason to fail."""
+        doubtful = liveness.ended_call().doubtful
+        if doubtful or any(one is not None and one.facts.error is not None for one in settlements):
+            await tidy_async(doubtful=doubtful)
 
 
 def _close_connections() -> None:

@@ -15,19 +15,20 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 
+from asgiref.sync import sync_to_async
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
-from django_dbtaskqueue.db.liveness import began_dead
+from django_dbtaskqueue.db.liveness import ended_call
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, exit_text
 from django_dbtaskqueue.poller.executors.pool import answers_of, apply_answer, note_processor, portable, run_remotely
-from django_dbtaskqueue.poller.executors.thread_connections import unless_dead_async
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidy_async, unless_dead_async
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -280,9 +281,12 @@ class _Worker:
         self._running[number] = job, asyncio.current_task()
         self._channel.send(number, None)
         try:
+            await sync_to_async(check)()
             outcomes = [await perform_async(lease, job.processor) for lease in job.leases]
-            if began_dead():
+            call = ended_call()
+            if call.dead:
                 outcomes = await unless_dead_async(outcomes)
+            await tidy_async(doubtful=call.doubtful)
         except BaseException as error:
             outcomes = [Fail(error)] * len(job.leases)
         self._channel.send(number, answers_of(job, outcomes))

@@ -26,12 +26,11 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
-from django_dbtaskqueue.db.liveness import began_dead
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide_call
 from django_dbtaskqueue.flow.run import PROCESS, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidied
 
 SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
@@ -170,10 +169,7 @@ def portable(job: Job) -> Job:
 def run_remotely(job: Job) -> list[Answer]:
     """Run a job in a thread or process of the site's executor. Never raises."""
     check()
-    outcomes: Sequence[Outcome | Settlement | None] = perform_all(job.leases, job.processor)
-    if began_dead():
-        outcomes = unless_dead(outcomes)
-    tidy()
+    outcomes = tidied(perform_all(job.leases, job.processor))
     close_old_connections()  # these threads get no signal when they end
     return answers_of(job, outcomes)
 

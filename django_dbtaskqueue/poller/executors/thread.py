@@ -15,11 +15,11 @@ from django.db import connections
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.threads import WatchedThread
-from django_dbtaskqueue.db.liveness import began_dead
+from django_dbtaskqueue.db.liveness import ended_call
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run, run_all
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread_connections import check, tidy, unless_dead
+from django_dbtaskqueue.poller.executors.thread_connections import check, tidied, tidy, unless_dead
 
 logger = logging.getLogger(__name__)
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
@@ -135,14 +135,15 @@ class ThreadExecutor(Executor):
         check()
         observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
-        if began_dead():
+        call = ended_call()
+        if call.dead:
             (settlement,) = unless_dead([settlement])
         self._jobs[slot] = None
         ended = clock.monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             # Half the time of Done's own function, in Python.
             self._finish(tuple.__new__(Done, (lease, settlement, ended - started)), idle=not self.todo)
-        tidy(ended)
+        tidy(ended, doubtful=call.doubtful)
 
     def _run_special(self, slot: int, job: Job) -> None:
         """Run a batch, or a call of a processor with a concurrency limit."""
@@ -154,11 +155,8 @@ class ThreadExecutor(Executor):
         check()
         for lease in job.leases:
             observe.started(lease, job.processor)
-        settlements = run_all(job.leases, job.processor)
-        if began_dead():
-            settlements = unless_dead(settlements)
+        settlements = tidied(run_all(job.leases, job.processor))
         self._jobs[slot] = None
-        tidy()
         self._end(current, settlements, clock.monotonic() - started)
 
     def _put_first(self, jobs: list[Job]) -> None:

@@ -30,6 +30,7 @@ class _Opened(threading.local):
     def __init__(self) -> None:
         self.connections: list[BaseDatabaseWrapper] = []
         self.changed = True
+        self.runs_tasks = False
         self.tidied_at = clock.monotonic()
         self.outages = liveness.outages.seen
 
@@ -40,7 +41,9 @@ _opened = _Opened()
 @receiver(connection_created)
 def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.changed = True
-    liveness.connected(connection)
+    liveness.connected()
+    if _opened.runs_tasks:
+        liveness.watch_statements(connection)
 
 
 def must_check() -> bool:
@@ -49,18 +52,17 @@ def must_check() -> bool:
 
 
 def check() -> None:
-    """Before a task: watch the first statement on each connection, and close those that died in an idle time."""
+    """Before a task: watch the statements on each connection, and close those that died in an idle time."""
+    _opened.runs_tasks = True
     if _opened.changed:
         _list_connections()
     if not _opened.connections:
         return
     ask, _opened.outages = must_check(), liveness.outages.seen
     for connection in _opened.connections:
-        if connection.connection is None or connection.vendor == "sqlite":
-            continue
-        if ask:
+        liveness.watch_statements(connection)
+        if ask and connection.connection is not None and connection.vendor != "sqlite":
             liveness.close_if_dead(connection)
-        liveness.watch_first_statement(connection)
 
 
 def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
@@ -71,11 +73,19 @@ def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     return spared
 
 
+def tidied(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
+    """After a call: ``tidy``; return what is to be written of it."""
+    call = liveness.ended_call()
+    written = unless_dead(outcomes) if call.dead else list(outcomes)
+    tidy(doubtful=call.doubtful)
+    return written
+
+
 async def unless_dead_async(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     """``unless_dead`` for a call on an event loop, whose other calls go on meanwhile."""
     spared, number = _spared(outcomes)
     if number:
-        await tidy_async()
+        await tidy_async(doubtful=True)
         try:
             await clock.wait_async(asyncio.Event(), RECONNECT_PAUSE_S)
         except asyncio.CancelledError:  # the poller stops: the tasks are given back all the same
@@ -97,29 +107,32 @@ def _lost_database(outcome: Outcome | Settlement | None) -> bool:
     return outcome is not None and isinstance(outcome.facts.error, OperationalError | InterfaceError)
 
 
-def tidy(now: float | None = None) -> None:
-    """Close each connection that would harm the next task: broken, too old, or in an open transaction."""
+def tidy(now: float | None = None, *, doubtful: bool = False) -> None:
+    """Close each connection that would harm the next task: in an open transaction, after an error, too old.
+
+    ``doubtful``: each, because the call failed by one, or has changed a session. How that was before, only the project
+    knows.
+    """
     _opened.tidied_at = clock.monotonic() if now is None else now
     if _opened.changed:
         _list_connections()
     for connection in _opened.connections:
-        liveness.unwatch_first_statement(connection)
         if connection.connection is None:
             continue
-        if connection.in_atomic_block or not connection.autocommit:
+        dirty = doubtful or connection.in_atomic_block or not connection.autocommit or connection.errors_occurred
+        pooled = connection.settings_dict["OPTIONS"].get("pool")  # of fewer connections than there are threads
+        if dirty or pooled or _aged(connection):
             with suppress(Exception):  # even close() may fail on a broken connection
                 connection.in_atomic_block = connection.closed_in_transaction = False
+                if dirty and pooled:
+                    connection.connection.close()  # the pool makes another
                 connection.close()
-        elif connection.settings_dict["OPTIONS"].get("pool"):
-            connection.close()  # back to the pool, which may hold fewer connections than there are threads
-        elif connection.errors_occurred or _aged(connection):
-            connection.close_if_unusable_or_obsolete()
 
 
-async def tidy_async() -> None:
-    """``tidy`` the connections of Django's async ORM thread: they may be the reason for a failure."""
+async def tidy_async(*, doubtful: bool) -> None:
+    """``tidy`` the connections of Django's async ORM thread."""
     with suppress(Exception):
-        await sync_to_async(tidy)()
+        await sync_to_async(tidy)(doubtful=doubtful)
 
 
 def _list_connections() -> None:
