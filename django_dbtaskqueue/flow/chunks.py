@@ -18,7 +18,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OPTIONS, TIMING
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
-from django_dbtaskqueue.core.json import dumps_many, text_array
+from django_dbtaskqueue.core.json import dumps_many, short_repr, text_array
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, VARYING_COLUMNS
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, Row, joined, row_of
@@ -238,9 +238,10 @@ def options_of(index: int, item: Any) -> Mapping[str, Any]:
     if isinstance(item, Mapping):
         for key in item:
             if key not in OPTIONS:
+                shown = short_repr(key)
                 raise EnqueueError(
-                    f"items[{index}] has no argument {key!r}.{near_match(str(key), OPTIONS)} An item is a mapping of "
-                    f'enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
+                    f"items[{index}] has no argument {shown}.{near_match(shown[1:-1], OPTIONS)} An item is a mapping "
+                    f'of enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
                 )
         return item
     if isinstance(item, tuple) and len(item) == 2:
@@ -248,8 +249,8 @@ def options_of(index: int, item: Any) -> Mapping[str, Any]:
     if is_payload(item):
         return {"payload": item}
     raise EnqueueError(
-        f"items[{index}] is {item!r:.80}: an item is a mapping of enqueue()'s arguments, a (reference, payload) pair, "
-        "or a dataclass or pydantic payload."
+        f"items[{index}] is {short_repr(item)}: an item is a mapping of enqueue()'s arguments, a (reference, payload) "
+        "pair, or a dataclass or pydantic payload."
     )
 
 

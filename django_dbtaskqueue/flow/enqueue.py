@@ -48,6 +48,7 @@ from django_dbtaskqueue.flow.placement import (
     own_columns,
     own_fields,
     own_values,
+    refused,
     route,
     rule_of,
     with_fail_over,
@@ -125,7 +126,7 @@ def enqueue(
         check_timeout(timeout)
     if after is not None:
         if (on_duplicate if rule is None else rule.on_duplicate) in REPLACE:
-            raise EnqueueError(f"after= does not go with on_duplicate={on_duplicate!r}: a task keeps its parents.")
+            raise refused("on_duplicate", on_duplicate, "does not go with after=: a task keeps its parents.")
         alias, parents = checked_parents(after, on_parent_failure, settings, alias, using)
         row[HELD] = True
 
@@ -318,7 +319,7 @@ async def aenqueue(
     return await sync_to_async(enqueue)(queue, reference, payload, **options)
 
 
-LAST_YEAR = 9000
+YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
 MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 MAX_ROUNDS = 6  # of the two statements of an insert, until another row in the way is given up
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
@@ -347,17 +348,17 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> Row:
     for option, column in DURATION_COLUMNS:
         row[column] = None if (span := get(option)) is None else _seconds(option, span) or None
     if (lease := get("lease")) and lease < MIN_LEASE:
-        raise EnqueueError(f"lease={lease!r} must be at least 100 ms. Leave it out to have the queue's lease.")
+        raise refused("lease", lease, "must be at least 100 ms. Leave it out to have the queue's lease.")
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
-        raise EnqueueError(f"priority={row['priority']!r} must be a whole number from -32768 to 32767, lower first.")
-    if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year <= LAST_YEAR):
-        raise EnqueueError(f"run_at={row['run_at']!r} must be a datetime up to the year {LAST_YEAR}.")
+        raise refused("priority", row["priority"], "must be a whole number from -32768 to 32767, lower first.")
+    if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year in YEARS):
+        raise refused("run_at", row["run_at"], f"must be a datetime from the year {YEARS[0]} to {YEARS[-1]}.")
     return row
 
 
 def _context(value: Any, limits: json_payload.Limits) -> str | None:
     if value is not None and not isinstance(value, Mapping):
-        raise EnqueueError(f"context={value!r:.80} must be a mapping, e.g. {{'trace': '…'}}.")
+        raise refused("context", value, "must be a mapping, e.g. {'trace': '…'}.")
     taken_along = context.captured(value)
     if taken_along is None:
         return None
@@ -375,23 +376,21 @@ def joined(place: str, path: str) -> str:
 def checked_text(name: str, value: Any) -> str:
     """Return a reference, group or tag, or raise for what cannot be one."""
     if not isinstance(value, str) or not 0 < len(value) <= MAX_KEY_LENGTH or "\0" in value:
-        raise EnqueueError(
-            f"{name}={value!r:.80} must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL."
-        )
+        raise refused(name, value, f"must be None or text of 1 to {MAX_KEY_LENGTH} characters without NUL.")
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise EnqueueError(f"{name}={value!r:.80} holds a lone surrogate at {error.start}; it is not text.") from None
+        raise refused(name, value, f"holds a lone surrogate at {error.start}; it is not text.") from None
     return value
 
 
 def _seconds(name: str, value: Any) -> float:
     if not isinstance(value, timedelta) or not timedelta(0) <= value <= MAX_DELAY:
-        raise EnqueueError(f"{name}={value!r} must be a timedelta from zero to a hundred years.")
+        raise refused(name, value, "must be a timedelta from zero to a hundred years.")
     return value.total_seconds()
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     """Refuse a word that is none of ``choices``."""
     if value not in choices:
-        raise EnqueueError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+        raise refused(name, value, f"must be one of {', '.join(map(repr, choices))}.")

@@ -15,6 +15,7 @@ from django.db.models import Count
 
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of
@@ -29,6 +30,7 @@ from django_dbtaskqueue.flow.dependencies import (
     let_go,
 )
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
+from django_dbtaskqueue.flow.placement import refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.workflows import ON_PARENT_FAILURE
 
@@ -232,7 +234,7 @@ def checked_parents(
 ) -> tuple[str, dict[TaskKey, str]]:
     """Return the database of some parents, and their keys with the names that the child has for them."""
     if policy not in POLICIES:
-        raise EnqueueError(f"on_parent_failure={policy!r} must be one of {', '.join(map(repr, POLICIES))}.")
+        raise refused("on_parent_failure", policy, f"must be one of {', '.join(map(repr, POLICIES))}.")
     if isinstance(after, AbstractTask | int | TaskKey):
         after = [after]
     if not isinstance(after, Iterable):
@@ -257,7 +259,7 @@ def checked_parents(
             )
         if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or "\0" in name:
             raise EnqueueError(
-                f"after= has the name {name!r:.80} for task {key.id}: use text of at most 200 characters."
+                f"after= has the name {short_repr(name)} for task {key.id}: use text of at most 200 characters."
             )
         keys[key] = name
     return alias, keys
@@ -268,12 +270,10 @@ def _key(parent: object, location: str) -> TaskKey:
         return TaskKey(parent._meta.label_lower, parent.pk)
     if isinstance(parent, TaskKey):
         return parent
-    if type(parent) is int:
+    if type(parent) is int and 0 < parent < 2**63:
         return TaskKey(location, parent)
-    raise EnqueueError(
-        f"after={parent!r:.80} must be a task that enqueue() returned, or the id of a task in the table {location}; "
-        "or a list of them, or a mapping of names to them."
-    )
+    wanted = f"must be a task that enqueue() returned, or the id of a task in the table {location}"
+    raise refused("after", parent, f"{wanted}; or a list of them, or a mapping of names to them.")
 
 
 def insert_related(

@@ -30,6 +30,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import BY_NAME, OWN_COLUMNS
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, QueueFull, near_match
+from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule
 from django_dbtaskqueue.core.unique import parse as parse_rule
@@ -53,7 +54,7 @@ def route(settings: QueueSettings, reference: str | None, payload: Any) -> str:
         router = import_string(settings.router) if isinstance(settings.router, str) else settings.router
         chosen = router(reference, payload, tuple(shards))
         if chosen not in shards:
-            raise EnqueueError(f"router returned {chosen!r}, which is not one of the shards {', '.join(shards)}.")
+            raise refused("router", chosen, f"is not one of the shards {', '.join(shards)}.")
         return str(chosen)
     if reference is None:
         _turn[0] += 1
@@ -79,7 +80,7 @@ def with_fail_over(chosen: str, shards: Sequence[str], insert: Callable[[str], T
 def check_timeout(timeout: timedelta | None) -> None:
     """Refuse a time to wait that is no duration."""
     if timeout is not None and not isinstance(timeout, timedelta):
-        raise EnqueueError(f"timeout={timeout!r:.80} must be None or a timedelta, e.g. timedelta(seconds=5).")
+        raise refused("timeout", timeout, "must be None or a timedelta, e.g. timedelta(seconds=5).")
 
 
 @contextmanager
@@ -162,9 +163,9 @@ def checked_rule(unique: object, reference: str | None) -> UniqueRule:
     try:
         rule = parse_rule(unique) if isinstance(unique, str) else unique
     except ValueError as error:
-        raise EnqueueError(f"unique: {error}") from None
+        raise EnqueueError(f"unique: {error!s:.900}") from None
     if not isinstance(rule, UniqueRule):
-        raise EnqueueError(f"unique={unique!r:.80} must be Unique(), Throttle(…), Debounce(…), or text. {RULE_FORMS}")
+        raise refused("unique", unique, f"must be Unique(), Throttle(…), Debounce(…), or text. {RULE_FORMS}")
     if reference is not None:
         raise EnqueueError(
             f"reference={reference!r:.80} and unique={rule} are two keys for one task. Leave the reference out, or "
@@ -224,6 +225,11 @@ def _selected(session: Session, queue: str, rule: UniqueRule, references: Sequen
 # -- columns of the project's own table --------------------------------------------------------------------------------
 
 
+def refused(name: str, value: object, wanted: str) -> EnqueueError:
+    """Return the error of an argument: its value, and what it must be."""
+    return EnqueueError(f"{name}={short_repr(value)} {wanted}")
+
+
 @lru_cache(maxsize=64)
 def own_fields(model: type[AbstractTask]) -> dict[str, Field[Any, Any]]:
     """Return the fields that only this task table has, by name."""
@@ -235,11 +241,12 @@ def own_values(given: object, settings: QueueSettings) -> dict[str, object]:
     model = model_of(settings)
     fields = own_fields(model)
     if not isinstance(given, Mapping):
-        raise EnqueueError(f"columns={given!r:.80} must be a mapping of the table's own fields to values.")
+        raise refused("columns", given, "must be a mapping of the table's own fields to values.")
     for name in given:
         if name not in fields:
+            shown = short_repr(name)
             raise EnqueueError(
-                f"columns: the table {model._meta.label} has no own field {name!r}.{near_match(str(name), fields)} "
+                f"columns: {model._meta.label} has no own field {shown}.{near_match(shown[1:-1], fields)} "
                 f"Its own fields: {', '.join(fields) or 'none'}. A queue gets a table of its own by the setting model."
             )
     return {name: given[name] for name in sorted(given)}
@@ -257,7 +264,7 @@ def own_columns(
         try:
             prepared = field.get_db_prep_save(getattr(value, "pk", value), connection)
         except (TypeError, ValueError, ValidationError) as error:
-            raise EnqueueError(f"columns: {name}={value!r:.80} cannot be stored: {error}") from None
+            raise EnqueueError(f"columns: {name}={short_repr(value)} cannot be stored: {error}") from None
         if as_json and field.get_internal_type() == "JSONField":
             prepared = value
         columns.append((connection.ops.quote_name(str(field.column)), str(field.db_type(connection))))
