@@ -261,20 +261,20 @@ class ShardMove:
 
     def _insert(self, alias: str, mark: Mark, rows: list[AbstractTask], note: Callable[[int], object]) -> set[int]:
         """Insert rows into the target, or find that a run before has; return the ids that are there."""
-        known = {int(key.rpartition(":")[2]) for key in _keys(mark.target, alias, mark.token)}
-        if known:
-            return known
         for _round in range(INSERT_ROUNDS):
             try:
                 with transaction.atomic(using=mark.target):
                     return self._insert_free(alias, mark, rows, note)
             except IntegrityError:
                 continue
-        return set()
+        return _came(alias, mark)
 
     def _insert_free(self, alias: str, mark: Mark, rows: list[AbstractTask], note: Callable[[int], object]) -> set[int]:
         session = Session.on(mark.target, self.model)
         _begin(session)
+        groups.lock(session, MOVE_LEDGER, [mark.token])  # the commit of a run that was killed may go on for long
+        if known := _came(alias, mark):
+            return known
         keys = {row.group_key for row in rows if row.group_key is not None}
         groups.lock(session, self.queue, keys)
         taken = self._taken(mark.target, [row.reference for row in rows if row.reference is not None])
@@ -376,5 +376,7 @@ def _ledger(target: str, *key: str) -> QuerySet[UsedReference]:
     return UsedReference.objects.using(target).filter(queue=MOVE_LEDGER, reference__startswith=start)
 
 
-def _keys(target: str, *key: str) -> list[str]:
-    return list(_ledger(target, *key).values_list("reference", flat=True))
+def _came(alias: str, mark: Mark) -> set[int]:
+    """Return the ids, in the source, of the tasks of a mark that the target has."""
+    keys = _ledger(mark.target, alias, mark.token).values_list("reference", flat=True)
+    return {int(key.rpartition(":")[2]) for key in keys}

@@ -5,21 +5,24 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import connections
+from django.db import OperationalError, connections
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.flow.shard_move import MOVE_LEDGER
+from django_dbtaskqueue.flow.shard_move import MOVE_LEDGER, ShardMove
 from django_dbtaskqueue.models import Task, UsedReference
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.shards import move_shards
 from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase, _postgres_copy
 from tests.kills import KILLED, killing
 from tests.patience import PATIENCE
 from tests.settings import SERVER_URL
-from tests.support import actors
+from tests.support import actors, backend_pid, until_blocked
 
 SHARDS = ("default", "second")
 
@@ -80,3 +83,37 @@ def test_each_task_runs_once_however_often_the_move_is_killed(
     rows = [row for one in SHARDS for row in Task.objects.using(one).values_list("reference", "status")]
     assert sorted(rows) == sorted((reference, "COMPLETED") for reference in expected)
     assert not any(UsedReference.objects.using(one).filter(queue=MOVE_LEDGER).exists() for one in SHARDS)
+
+
+# A commit that waits, as one does for a standby that is away.
+SLOW_COMMIT = """
+CREATE FUNCTION test_wait() RETURNS trigger LANGUAGE plpgsql
+AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
+CREATE CONSTRAINT TRIGGER test_wait AFTER INSERT ON dbtaskqueue_task DEFERRABLE INITIALLY DEFERRED
+FOR EACH ROW EXECUTE FUNCTION test_wait();
+"""
+
+
+@pytest.mark.parametrize("kind", [{"reference": "r"}, {}, {"group": "g"}], ids=["referenced", "plain", "grouped"])
+def test_a_move_that_died_while_its_target_committed_doubles_no_task(second: str, kind: Any) -> None:
+    enqueue("spread", using="default", **kind)
+    here, there = connections["default"].cursor(), connections["second"].cursor()
+    there.execute(SLOW_COMMIT)
+    there.execute("SELECT pg_advisory_lock(42)")
+    sessions = Queue[int]()
+
+    def move(_: int) -> Any:
+        sessions.put(backend_pid("second"))
+        return move_shards(ShardMove("spread", "second"), Actor()).moved
+
+    with actors(2) as [first, again]:
+        dead = first.do(move, 1)
+        until_blocked(sessions.get(timeout=PATIENCE))
+        here.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+        moved = again.do(move, 2)
+        until_blocked(sessions.get(timeout=PATIENCE))
+        there.execute("SELECT pg_advisory_unlock(42)")
+        assert moved.result(PATIENCE) == {("default", "second"): 1}
+        with pytest.raises(OperationalError):
+            dead.result(PATIENCE)
+    assert [Task.objects.using(one).filter(parked_by=None).count() for one in SHARDS] == [0, 1]
