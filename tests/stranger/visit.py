@@ -18,8 +18,13 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from html import unescape
+from itertools import product
+from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
+
+import django
+from django.conf import settings
 
 STAGE = sys.argv[1]
 MAX_LINKED_PAGES = 60  # that one user opens by following links
@@ -28,20 +33,10 @@ LINK = re.compile(r"""(?:href|src|action)="([^"]*)\"""")
 MIGRATE = "manage.py migrate"
 faults: list[str] = []
 
-
-def start() -> None:
-    logging.disable(logging.CRITICAL)  # faults are printed at the end
-    sys.path.insert(0, os.getcwd())
-    with open("manage.py") as file:
-        settings = re.search(r"'(\w+\.settings)'", file.read())
-    assert settings
-    os.environ["DJANGO_SETTINGS_MODULE"] = settings[1]
-    import django
-
-    django.setup()
-
-
-start()
+logging.disable(logging.CRITICAL)  # faults are printed at the end
+sys.path.insert(0, os.getcwd())
+os.environ["DJANGO_SETTINGS_MODULE"] = re.findall(r"'(\w+\.settings)'", Path("manage.py").read_text())[0]
+django.setup()
 
 from django.contrib import admin  # noqa: E402 -- Django must be set up first
 from django.contrib.auth.models import Permission, User  # noqa: E402 -- Django must be set up first
@@ -57,6 +52,9 @@ from django_dbtaskqueue.management.commands.taskqueue import VERB_OF_COMMAND  # 
 from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Django must be set up first
 
+warnings.simplefilter("error")
+settings.ALLOWED_HOSTS = ["testserver"]  # as Django's own test runner does
+OURS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "dbtaskqueue"}
 HARMLESS = "ref:there-is-no-such-reference"
 FINDING_CODE, USAGE_ERROR_CODE, SETTINGS_CODE = 1, 2, 3
 QUEUE = "a-queue/with a slash"
@@ -66,10 +64,10 @@ API = "dbtaskqueue_api"
 # The arguments of each subcommand of ``taskqueue``.
 COMMANDS: dict[str, list[list[str]]] = {
     "status": [[]],
+    "doctor": [[]],
     "list": [[], ["--filter", "status:ERROR payload.order:>1 age:<9d"], ["--limit", "1"]],
     "show": [["1"], ["claims/UA1545"], ["invoices/no-order"]],
     "tail": [["--count", "1"]],
-    "doctor": [[]],
     "pause": [[QUEUE, "--reason", "a visit", "--for", "1m"], [QUEUE, "--dry-run"]],
     "resume": [[QUEUE], [QUEUE, "--dry-run"]],
     "set": [[QUEUE, "rate=5/m", "max_running=5"], [QUEUE, "--reset", "rate"]],
@@ -167,19 +165,13 @@ class Browser:
 
 def visit_pages(name: str, user: User | None) -> None:
     """Open every address of the admin for our models, and every page of them that those pages lead to."""
-    browser, seen, waiting, static = Browser(name, user), set[str](), list(admin_addresses()), set[str]()
-    index = reverse("admin:index")
-    opened, most = 0, len(set(waiting)) + MAX_LINKED_PAGES
-    while waiting and len(seen) < most:
-        address = waiting.pop(0)
-        if address in seen:
-            continue
-        seen.add(address)
+    browser, waiting, static, opened = Browser(name, user), dict.fromkeys(admin_addresses()), set[str](), 0
+    seen, most = [], len(waiting) + MAX_LINKED_PAGES
+    while len(seen) < min(most, len(waiting)):  # which grows, and keeps its order
+        seen.append(address := list(waiting)[len(seen)])
         response = browser.send("get", address)
-        if response.status_code != 200:
-            continue
-        opened += 1
-        if response.streaming or "text/html" not in response["Content-Type"]:
+        opened += response.status_code == 200
+        if response.status_code != 200 or response.streaming or "text/html" not in response["Content-Type"]:
             continue
         text = response.content.decode()
         if user is None:
@@ -188,10 +180,10 @@ def visit_pages(name: str, user: User | None) -> None:
             found = urlsplit(urljoin(address, link))
             if found.netloc or found.scheme:
                 continue
-            if found.path.startswith(STATIC_URL):
-                static.add(found.path.removeprefix(STATIC_URL))
-            elif found.path.startswith(f"{index}dbtaskqueue/"):
-                waiting.append(found.path + ("?" + found.query if found.query else ""))
+            if found.path.startswith(settings.STATIC_URL):
+                static.add(found.path.removeprefix(settings.STATIC_URL))
+            elif found.path.startswith(reverse("admin:app_list", args=["dbtaskqueue"])):
+                waiting[found._replace(fragment="").geturl()] = None
     faults.extend(f"{name}: static file {file} is missing" for file in sorted(static) if not finders.find(file))
     if name == "superuser" and STAGE != "unmigrated":
         if opened < len(OURS):
@@ -252,12 +244,11 @@ def visit_api(name: str, user: User | None) -> None:
         right = BODIES.get(route, {}) | INPUTS.get(verb, {})
         for method, body in (("get", None), ("post", {}), ("post", right), ("post", ["no object"])):
             response = browser.send(method, address, body)
-            if response["Content-Type"] != "application/json":
-                faults.append(f"{name}: {method} {address} answers {response['Content-Type']}")
-            if name == "superuser" and body is right and route in BODIES and response.status_code == 400:
-                faults.append(f"{method} {address} with {body}: {response.content.decode()}")
-            if user is None and response.status_code not in (401, 405):
-                faults.append(f"nobody: {method} {address}: {response.status_code}")
+            refused = name == "superuser" and body is right and route in BODIES and response.status_code == 400
+            let_in = user is None and response.status_code not in (401, 405)
+            if response["Content-Type"] != "application/json" or refused or let_in:
+                said = response["Content-Type"], response.status_code, response.content[:500]
+                faults.append(f"{name}: {method} {address} with {body}: {said}")
 
 
 def api_addresses() -> Iterator[tuple[str, str, str]]:
@@ -266,12 +257,11 @@ def api_addresses() -> Iterator[tuple[str, str, str]]:
         if names == API:
             for route in {name for name in routes[1].reverse_dict if isinstance(name, str)}:
                 params = routes[1].reverse_dict.getlist(route)[0][0][0][1]
-                verbs = list(TASK_VERBS) if "verb" in params else [""]
                 queue = QUEUE if route == "purge_queue" else next(iter(known_queues()), QUEUE)
-                for verb in verbs:
-                    for pk in (1, 987654) if "pk" in params else (1,):
-                        values = {"pk": pk, "queue": queue, "verb": verb, **NO_SUCH}
-                        yield route, reverse(f"{API}:{route}", kwargs={name: values[name] for name in params}), verb
+                keys, verbs = (1, 987654) if "pk" in params else (1,), TASK_VERBS if "verb" in params else [""]
+                for verb, pk in product(verbs, keys):
+                    values = {"pk": pk, "queue": queue, "verb": verb, **NO_SUCH}
+                    yield route, reverse(f"{API}:{route}", kwargs={name: values[name] for name in params}), verb
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
@@ -332,10 +322,4 @@ def run_command(name: str, *arguments: str) -> None:
         faults.append(f"{' '.join(words)}\n{text}")
 
 
-warnings.simplefilter("error")
-from django.conf import settings  # noqa: E402 -- Django must be set up first
-
-STATIC_URL = settings.STATIC_URL
-OURS = {model: page for model, page in admin.site._registry.items() if model._meta.app_label == "dbtaskqueue"}
-settings.ALLOWED_HOSTS = ["testserver"]  # as Django's own test runner does
 sys.exit(main())
