@@ -20,7 +20,6 @@ def in_status(status: str) -> int:
 
 
 def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
-    # Given orders that all fail for the same reason
     for number in range(ORDERS):
         enqueue("orders", f"order-{number}")
     first = site.poller("orders")
@@ -29,18 +28,17 @@ def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
     until(lambda: first.code == 0)
     site.poller("orders")
     with site.window() as page:
-        # When the operator follows the overview to the failures, it is one group
         page.goto(site.url("overview/"))
         row = page.locator(".dbtq-grid tbody tr", has_text="orders")
         expect(row).to_contain_text(str(ORDERS))
-        group(page)
-        # and a task of it tells what happened
+        page.click(".dbtq-nav a[data-key=f]")  # all failed for the same reason, so it is one group
+        page.locator(".field-failure strong a", has_text="WarehouseClosed").click()
+        shows(page, ".dbtq-verbs", "Reprocess")
         page.click(".field-tasks a")
         shows(page, ".dbtq-found", f"{ORDERS} tasks")
         page.click(".field-reference a >> nth=0")
         shows(page, ".dbtq-steps", "WarehouseClosed")
         shows(page, ".dbtq-box", "cannot be picked")
-        # When the fault is repaired and all that match are reprocessed, with a reason
         site.repair()
         page.goto(site.url("task/?q=queue:orders status:ERROR"))
         page.check("input[name=select_across]")
@@ -48,24 +46,15 @@ def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
         shows(page, ".dbtq-numbers", f"{ORDERS} tasks match.")
         page.fill("#id_reason", "the warehouse is open")
         page.click("button[name=confirm]")
-        # Then the bulk operation runs to its end before the operator's eyes, and the tasks complete
-        page.wait_for_selector("progress")
+        page.wait_for_selector("progress")  # the bulk operation runs to its end before the operator's eyes
         page.select_option("#dbtq-interval", "2")
         shows(page, "#dbtq-live .dbtq-badge", "finished")
         until(lambda: in_status("COMPLETED") == ORDERS)
         page.goto(site.url("overview/"))
-        row = page.locator(".dbtq-grid tbody tr", has_text="orders")
         expect(row.locator('a[href*="COMPLETED"]')).to_have_text(str(ORDERS))
         page.goto(site.url("auditentry/"))
         shows(page, ".dbtq-table", "the warehouse is open")
         pause_and_resume(site, page)
-
-
-def group(page: Any) -> None:
-    """Open the failure group."""
-    page.click(".dbtq-nav a[data-key=f]")
-    page.locator(".field-failure strong a", has_text="WarehouseClosed").click()
-    shows(page, ".dbtq-verbs", "Reprocess")
 
 
 def pause_and_resume(site: Site, page: Any) -> None:
@@ -91,19 +80,25 @@ def test_without_scripts_everything_can_still_be_done(site: Site) -> None:
         enqueue("orders", f"order-{number}")
     with site.window(java_script_enabled=False) as page:
         page.goto(site.url("task/?q=queue:orders"))
-        page.check("#dbtq-tick-1")
-        page.click(".dbtq-more summary")
-        page.click("button[value=cancel]")
-        page.click("button[name=confirm]")
-        expect(page.locator(".messagelist")).to_contain_text("1 task cancelled.")
+        cancel(page, "#dbtq-tick-1")
+        shows(page, ".messagelist", "1 task cancelled.")
         page.click("#dbtq-refresh")
-        page.check("input[name=select_across]")
-        page.click(".dbtq-more summary")
-        page.click("button[value=cancel]")
-        page.click("button[name=confirm]")
+        cancel(page, "input[name=select_across]")
         page.click("button[name=work]")
-        expect(page.locator("#dbtq-live")).to_contain_text("finished")
+        shows(page, "#dbtq-live", "finished")
     assert in_status("POISON") == 3
+
+
+def cancel(page: Any, which: str) -> None:
+    page.check(which)
+    page.click(".dbtq-more summary")
+    page.click("button[value=cancel]")
+    page.click("button[name=confirm]")
+
+
+def press(page: Any, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
 
 
 def test_refreshing_waits_while_rows_are_ticked_and_keys_work(site: Site) -> None:
@@ -111,29 +106,21 @@ def test_refreshing_waits_while_rows_are_ticked_and_keys_work(site: Site) -> Non
     with site.window() as page:
         page.goto(site.url("task/"))
         page.select_option("#dbtq-interval", "2")
-        # When a row is ticked by the keyboard, then new tasks do not move it away
-        page.keyboard.press("Escape")
-        page.keyboard.press("j")
-        page.keyboard.press("x")
+        press(page, "Escape", "j", "x")
         expect(page.locator("#dbtq-ticked")).to_have_text("1 ticked")
         enqueue("orders", "second")
         expect(page.locator("#dbtq-note")).to_have_text("not refreshed while rows are ticked")
         assert page.locator(".dbtq-table tbody tr").count() == 1
-        # and once it is not, they come by themselves
-        page.keyboard.press("x")
+        press(page, "x")
         expect(page.locator(".dbtq-table tbody tr")).to_have_count(2)
         # An unchanged list is not sent again; the wait of a task that waits would change it
         Task.objects.all().cancel()
         expect(page.locator(".dbtq-table tbody tr", has_text="POISON")).to_have_count(2)
         with page.expect_response(lambda answer: "_live" in answer.url and answer.status == 304):
-            page.keyboard.press("r")
-        page.keyboard.press("/")
-        page.keyboard.type("ref:first")
-        page.keyboard.press("Enter")
+            press(page, "r")
+        press(page, "/", *"ref:first", "Enter")
         expect(page.locator(".dbtq-table tbody tr")).to_have_count(1)
-        page.keyboard.press("Escape")
-        page.keyboard.press("g")
-        page.keyboard.press("o")
+        press(page, "Escape", "g", "o")
         page.wait_for_url("**/overview/")
-        page.keyboard.press("q")
+        press(page, "q")
         page.wait_for_url("**/queue/")

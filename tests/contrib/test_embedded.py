@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -10,19 +9,15 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
+from signal import SIGKILL
 from subprocess import PIPE
 
 import psycopg
 import pytest
 
-from django_dbtaskqueue.contrib.embedded import (
-    EmbeddedPostgres,
-    EmbeddedPostgresError,
-    PostgresNotFound,
-    StopMode,
-    find_binaries,
-)
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, EmbeddedPostgresError, PostgresNotFound, find_binaries
 from tests.conftest import REPOSITORY
 from tests.support import until
 
@@ -32,7 +27,6 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands its serv
 USER = """
 import sys
 from pathlib import Path
-from subprocess import PIPE
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 print(EmbeddedPostgres.start(Path(sys.argv[1])).url, flush=True)
 sys.stdin.read()
@@ -85,11 +79,6 @@ def leave(process: subprocess.Popen[str]) -> None:
     assert process.returncode == 0
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-
-
 def ask(url: str, query: str) -> object:
     with psycopg.connect(url) as connection:
         row = connection.execute(query).fetchone()
@@ -138,15 +127,16 @@ def test_the_server_stops_with_its_last_user_also_after_a_killed_one(root: Path)
         assert url == same == too
         leave(starter)
         assert serves(url)
-        kill(killed)  # it cannot sign off
+        killed.kill()  # it cannot sign off
+        killed.wait()
         assert serves(url)
         leave(last)
         assert not serves(url)
 
 
 def test_a_server_whose_users_were_all_killed_is_joined_by_the_next(root: Path) -> None:
-    with user_process(root) as (process, url):
-        kill(process)
+    with user_process(root) as (_, url):
+        pass  # at its end it is killed
     assert serves(url)
     with closing(EmbeddedPostgres.start(root)) as server:
         assert server.url == url
@@ -157,14 +147,14 @@ def test_committed_data_survives_a_close_a_stop_a_crash_and_a_kill(root: Path) -
     with closing(EmbeddedPostgres.start(root)) as server, psycopg.connect(server.url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
     assert not serves(server.url)
-    modes: tuple[StopMode | None, ...] = ("fast", "immediate", None)
     with closing(EmbeddedPostgres.start(root)) as again:
-        for mode in modes:
-            if mode:
-                again.stop(mode)
-            else:
-                os.kill(process_of(root), signal.SIGKILL)
-                until(lambda: not again.running)
+
+        def kill() -> None:
+            os.kill(process_of(root), SIGKILL)
+            until(lambda: not again.running)
+
+        for end in (partial(again.stop, "fast"), partial(again.stop, "immediate"), kill):
+            end()
             assert not again.running
             again.restart()  # on the same port
             assert ask(again.url, "SELECT n FROM kept") == 42

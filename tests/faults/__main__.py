@@ -68,7 +68,7 @@ def main() -> int:
     print(report.table())
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(report), indent=1))
-    return 1 if report.found else 0
+    return int(any(report.violations.values()))
 
 
 if __name__ == "__main__":

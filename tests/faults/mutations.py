@@ -88,14 +88,12 @@ def _used(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_transaction() -> None:
-    """An atomic processor's writes and its outcome commit one after the other."""
     from django_dbtaskqueue.flow import run
 
     run.ProcessorTransaction = _used(lambda _alias: nullcontext())  # type: ignore[assignment, misc]
 
 
 def _no_capacity() -> None:
-    """A queue takes what it gets."""
     from django_dbtaskqueue.flow import enqueue, enqueue_many
 
     for module in (enqueue, enqueue_many):
@@ -103,7 +101,6 @@ def _no_capacity() -> None:
 
 
 def _own_connection() -> None:
-    """``enqueue`` does not take part in the caller's transaction."""
     from django_dbtaskqueue.db.session import Session
     from django_dbtaskqueue.flow import enqueue
 
@@ -118,7 +115,6 @@ def _own_connection() -> None:
 
 
 def _own_clock() -> None:
-    """A poller's own clock says what is due, and when a lease ends."""
     now = _used(lambda: f"to_timestamp({time.time()})")
     _change_statements(lambda sql: sql.replace("statement_timestamp()", now()) if CHECKOUT in sql else sql)
 
@@ -130,7 +126,6 @@ def _no_renewal() -> None:
 
 
 def _outcome_first() -> None:
-    """A task is settled before it has run."""
     from django_dbtaskqueue.flow import run
 
     perform = run.perform
@@ -138,7 +133,6 @@ def _outcome_first() -> None:
 
 
 def _no_replacement() -> None:
-    """A supervisor does not replace a child that died."""
     from django_dbtaskqueue.poller.process import supervisor
 
     supervisor.MIN_RESTART_DELAY_S = supervisor.MAX_RESTART_DELAY_S = 10_000.0

@@ -40,12 +40,6 @@ class Process:
                 return [process, *process.children(recursive=True)]
         return []
 
-    @property
-    def children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.popen.pid).children()
-        return []
-
     def tail(self, size: int = 300) -> str:
         return self._log.read_text(errors="replace")[-size:].strip()
 

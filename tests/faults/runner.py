@@ -10,7 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -49,14 +50,10 @@ SHOWN = 5  # violations of one promise in the report
 @dataclass
 class Report:
     seed: int
-    mutation: str | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-    figures: dict[str, float | None] = field(default_factory=dict)
-    violations: dict[str, list[str]] = field(default_factory=dict)
-
-    @property
-    def found(self) -> dict[str, list[str]]:
-        return {promise: broken for promise, broken in self.violations.items() if broken}
+    mutation: str | None
+    counts: dict[str, int]
+    figures: dict[str, float | None]
+    violations: dict[str, list[str]]
 
     def table(self) -> str:
         lines = [f"seed {self.seed}" + (f", mutation {self.mutation}" if self.mutation else "")]
@@ -190,8 +187,8 @@ class Run:
         ledger.write("ok", transaction=name)
 
     def _break(self, nemesis: Nemesis) -> None:
-        script = nemesis.script(self.size)
-        began = time.monotonic()
+        script, began = nemesis.script(self.size), time.monotonic()
+        enqueued = partial(self._count, "faults_history", "old_status IS NULL")
         for number, stroke in enumerate(script):
             due = began + number * self.size.seconds / len(script)
             Event().wait(max(0.0, due - time.monotonic()))
@@ -209,7 +206,7 @@ class Run:
         while missing := [
             *[nemesis.kill] * (nemesis.counts["SIGKILL"] < self.size.kills),
             *[nemesis.terminate] * (nemesis.counts["backends terminated"] < self.size.terminations),
-            *script * (time.monotonic() < began + LONGEST * self.size.seconds and self._tasks() < self.size.tasks),
+            *script * (time.monotonic() < began + LONGEST * self.size.seconds and enqueued() < self.size.tasks),
         ]:
             with contextlib.suppress(psycopg.Error, OSError):
                 nemesis.random.choice(missing)()
@@ -257,29 +254,24 @@ class Run:
         from tests.faults import checkers
 
         evidence = self._evidence(nemesis, drained)
-        report = Report(self.seed, self.mutation)
-        report.counts = {"tasks": sum(evidence.inserted.values()), **dict(sorted(nemesis.counts.items()))}
-        report.violations = checkers.check(evidence)
-        report.violations["poller that ended or stood still"] = self.problems
         if self.mutation and not any(evidence.of("mutated")):
             raise RuntimeError(f"The mutation {self.mutation!r} changed nothing. Look at its pattern in mutations.py.")
-        if self._pooled:
-            through = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
-            report.counts["checkouts through a pooler"] = through
-        waits, ratios = checkers.restarts(evidence), checkers.end_ratios(evidence)
-        firsts = checkers.first_checkouts(evidence).values()
-        report.figures = {
+        tasks, waits = sum(evidence.inserted.values()), checkers.restarts(evidence)
+        pooled = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
+        counts = {"tasks": tasks, **dict(sorted(nemesis.counts.items())), "checkouts through a pooler": pooled}
+        figures = {
             "seconds of faults": seconds,
             "slowness of the machine": self._slowness,
-            "tasks per second": report.counts["tasks"] / seconds,
+            "tasks per second": tasks / seconds,
             "drained after, s": drained,
-            "first checkout after restart, s": max(firsts, default=None),
+            "first checkout after restart, s": max(checkers.first_checkouts(evidence).values(), default=None),
             "orphans restarted": float(len(waits)),
             "orphan restart, median s": checkers.middle(waits),
             "orphan restart, longest s": max(waits, default=None),
-            "orphan end, times the least, median": checkers.middle(ratios),
+            "orphan end, times the least, median": checkers.middle(checkers.end_ratios(evidence)),
         }
-        return report
+        violations = checkers.check(evidence) | {"poller that ended or stood still": self.problems}
+        return Report(self.seed, self.mutation, counts, figures, violations)
 
     def _evidence(self, nemesis: Nemesis, drained: float) -> Any:
         from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
@@ -320,13 +312,10 @@ class Run:
         return [member for family in families for member in family]
 
     def _complete(self) -> bool:
-        return all(len(poller.children) == CHILDREN for poller in self.pollers if "alone" not in poller.name)
+        return all(len(poller.family) == 1 + CHILDREN for poller in self.pollers if "alone" not in poller.name)
 
     def _producing(self) -> list[psutil.Process]:
         return [member for producer in self.producers for member in producer.family]
-
-    def _tasks(self) -> int:
-        return self._count("faults_history", "old_status IS NULL")
 
     def _count(self, table: str, condition: str) -> int:
         from django.db import connection
