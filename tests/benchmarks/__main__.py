@@ -6,23 +6,28 @@ import os
 import platform
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
 
 from tests.benchmarks.measure import take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
+from tests.benchmarks.scenarios.cost import cost, rows
+from tests.benchmarks.scenarios.drain import drain, limits, sqlite, tuning, volume
+from tests.benchmarks.scenarios.enqueue import bulk, enqueue
+from tests.benchmarks.scenarios.peers import peers
+from tests.benchmarks.scenarios.pickup import pickup
+from tests.benchmarks.scenarios.pinned import pinned
 from tests.benchmarks.server import Server, serving
 
-NAMES = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers")
-KNOWN = (*NAMES, "tuning", "limits", "rows")  # these are run when they are named
+USUAL = (drain, enqueue, bulk, pickup, volume, pinned, cost, sqlite, peers)
+SCENARIOS = {one.__name__: one for one in (*USUAL, tuning, limits, rows)}  # these three are run when they are named
 
 
 def main() -> None:
     options = _options()
     results, facts = [], {}
     with serving(options.commit_delay) as server:
-        for name in options.names or NAMES:
-            scenario = import_module(f"tests.benchmarks.scenarios.{name}").scenario(server, options.size)
+        for name in options.names or [one.__name__ for one in USUAL]:
+            scenario = SCENARIOS[name](server, options.size)
             cases = [case for case in scenario.cases if options.only in case.name or "simplest" in case.name]
             results.append(result := take(replace(scenario, cases=cases), options.runs))
             facts[name] = {"readings": result.readings, "not run": result.missing}
@@ -43,19 +48,21 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"Of {', '.join(KNOWN)}. Default: not the last three.")
+    names = f"Of {', '.join(SCENARIOS)}. Default: not the last three."
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--runs", type=int, default=3, help="Readings of each case, in turns (%(default)s).")
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
     longer = "Milliseconds that each commit takes longer, as on a slower disk (%(default)s)."
     parser.add_argument("--commit-delay", type=float, default=0.0, metavar="MS", help=longer)
-    only = "Only cases whose names hold TEXT, and the simplest loop."
-    parser.add_argument("--only", default="", metavar="TEXT", help=only)
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="Only cases with TEXT in the name, and simplest loops."
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of volume there; --into shows it.")
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put them into a page, between {BEGIN} and {END}.")
     options = parser.parse_args()
-    if unknown := {*options.names} - {*KNOWN}:
-        parser.error(f"no scenario {unknown}: choose from {', '.join(KNOWN)}")
+    if unknown := {*options.names} - {*SCENARIOS}:
+        parser.error(f"no scenario {unknown}: choose from {', '.join(SCENARIOS)}")
     return options
 
 

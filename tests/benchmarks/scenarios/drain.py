@@ -1,21 +1,59 @@
-"""Drain of tasks that wait, by one and two processes, in every way to process them, beside loops without a library."""
+"""Drains of tasks that wait: in every way to process them, beside other rows, with limits, with another table."""
 
+import os
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from tests.benchmarks.drains import Drain, raw_drain
+from tests.benchmarks.children import Worker, manage, python, together
+from tests.benchmarks.drains import TABLE, Drain, raw_drain
 from tests.benchmarks.measure import Case, Reading, Scenario, Target
-from tests.benchmarks.server import Server
+from tests.benchmarks.server import REPOSITORY, Server
 
-RAW, RAW_SHORT, RAW_2 = "simplest loop, 500", "simplest loop, 20,000 tasks", "simplest loop, 2 processes"
-RAW_EACH, RAW_INSERT = "simplest loop, a commit per task, 4 threads", "the same with an INSERT"
-OURS, SHORT, OURS_2 = "ours", "ours, 20,000 tasks", "ours, 2 processes"
-ATOMIC, INSERT = "ours, atomic", "ours, atomic, an ORM INSERT"
+RATE = "tasks/s"
+SQLITE_SPAN = f"""
+SELECT (julianday(max(finish_time)) - julianday(min(start_time))) * 86400.0, count(*) FROM {TABLE}
+WHERE status = 'COMPLETED'
+"""
+FINISHED = f"""
+INSERT INTO {TABLE} (queue_name, reference_number, payload, status, final_status, attempt, total_attempt,
+    ready_time, start_time, finish_time)
+SELECT 'nothing', 'f-' || i, jsonb_build_object('number', i), 'COMPLETED', 'COMPLETED', 1, 1, NULL,
+    now() - interval '1 h', now() - interval '1 h' FROM generate_series(1, %s) AS i
+"""
+LATER = f"""
+INSERT INTO {TABLE} (queue_name, reference_number, payload, priority, ready_time, next_process_time)
+SELECT 'nothing', 'l-' || i, jsonb_build_object('number', i), i %% 10, now() + i * interval '1 s' + interval '1 h',
+    now() + i * interval '1 s' + interval '1 h' FROM generate_series(1, %s) AS i
+"""
+SLEEPING = f"""
+WITH t AS (
+    INSERT INTO {TABLE} (queue_name, reference_number, payload, total_attempt, ready_time, next_process_time,
+        parked_by, signals)
+    SELECT 'nothing', 's-' || i, jsonb_build_object('number', i), 1,
+        CASE WHEN i %% 2 = 0 THEN now() + i * interval '1 s' + interval '1 h' END,
+        now() + i * interval '1 s' + interval '1 h', CASE WHEN i %% 2 = 1 THEN 'signal' END, i %% 3
+    FROM generate_series(1, %s) AS i RETURNING id, create_time, parked_by, ready_time)
+INSERT INTO dbtaskqueue_step (task_id, task_time, position, name, kind, until_time)
+SELECT id, create_time, 1, coalesce(parked_by, 'sleep'), CASE WHEN parked_by IS NULL THEN 'sleep' ELSE 'wait' END,
+    ready_time FROM t ON CONFLICT (location, task_id, position) DO NOTHING
+"""
+OPTIONS = "SELECT array_to_string(reloptions, ', ') FROM pg_class WHERE oid = %s::regclass"
+# Those that a drain can do without.
+INDEXES = """
+SELECT indexname, indexdef FROM pg_indexes WHERE tablename = %s AND indexname !~ '_(pkey|rdy|reference)$' ORDER BY 1
+"""
 
 
-def scenario(server: Server, size: float) -> Scenario:
-    """From a size of 0.5 on, the numbers of tasks are those that the names say."""
+def drain(server: Server, size: float) -> Scenario:
+    """By one and two processes, beside loops without a library. From a size of 0.5 on, the names say the numbers."""
     tasks, short, some, few = (int(number * min(1, 2 * size)) for number in (60_000, 20_000, 10_000, 4_000))
-    raw = partial(raw_drain, server)
+    raw, ours = partial(raw_drain, server), partial(Drain, server)
 
     def no_groups(server: Server) -> None:
         server.run("TRUNCATE auth_group CASCADE")
@@ -24,37 +62,186 @@ def scenario(server: Server, size: float) -> Scenario:
         no_groups(server)
         return raw(few, way="insert")
 
+    loop, loop_short, loop_2 = "simplest loop, 500", "simplest loop, 20,000 tasks", "simplest loop, 2 processes"
+    loop_each, loop_insert = "simplest loop, a commit per task, 4 threads", "the same with an INSERT"
+    ours_short, ours_2 = "ours, 20,000 tasks", "ours, 2 processes"
+    ours_atomic, ours_insert = "ours, atomic", "ours, atomic, an ORM INSERT"
     cases = [
-        Case(RAW, lambda: raw(tasks)),
-        Case(OURS, Drain(server, tasks)),
+        Case(loop, lambda: raw(tasks)),
+        Case("ours", ours(tasks)),
         Case("loop with our promises, 500", lambda: raw(tasks, "same")),
         Case("loop of one transaction a batch, which deletes, 500", lambda: raw(tasks, "bare")),
-        Case(RAW_SHORT, lambda: raw(short)),
-        Case(SHORT, Drain(server, short)),
-        Case(RAW_2, lambda: raw(tasks, processes=2)),
-        Case(OURS_2, Drain(server, tasks, processes=2)),
+        Case(loop_short, lambda: raw(short)),
+        Case(ours_short, ours(short)),
+        Case(loop_2, lambda: raw(tasks, processes=2)),
+        Case(ours_2, ours(tasks, processes=2)),
         Case("loop with our promises, 2 processes", lambda: raw(tasks, "same", processes=2)),
         Case("simplest loop, 100", lambda: raw(tasks, batch=100)),
         Case("simplest loop, 10", lambda: raw(some, batch=10)),
         Case("simplest loop, 1", lambda: raw(few, batch=1)),
-        Case("ours, async", Drain(server, tasks, queues=["nothing-async"])),
-        Case("ours, 20 µs processor", Drain(server, tasks, queues=["busy"])),
-        Case("ours, atomic, batch=100", Drain(server, tasks, queues=["nothing-atomic-100"])),
-        Case(RAW_EACH, lambda: raw(some, way="each")),
-        Case(ATOMIC, Drain(server, some, queues=["nothing-atomic"])),
-        Case(RAW_INSERT, raw_insert),
-        Case(INSERT, Drain(server, few, queues=["insert"], prepare=no_groups)),
+        Case("ours, async", ours(tasks, queues=["nothing-async"])),
+        Case("ours, 20 µs processor", ours(tasks, queues=["busy"])),
+        Case("ours, atomic, batch=100", ours(tasks, queues=["nothing-atomic-100"])),
+        Case(loop_each, lambda: raw(some, way="each")),
+        Case(ours_atomic, ours(some, queues=["nothing-atomic"])),
+        Case(loop_insert, raw_insert),
+        Case(ours_insert, ours(few, queues=["insert"], prepare=no_groups)),
     ]
-    rate = "tasks/s"
     targets = [
-        Target("drain ≥ 1.4 times the simplest loop", OURS, rate, 1.4, RAW),
-        Target("drain of 20,000 ≥ 1 times the simplest loop", SHORT, rate, 1, RAW_SHORT),
-        Target("two processes ≥ 0.9 times the simplest loop with two", OURS_2, rate, 0.9, RAW_2),
-        Target("two processes ≥ 1.3 times one", OURS_2, rate, 1.3, OURS),
-        Target("worker ≤ 7 µs a task", OURS, "µs CPU worker", 7, most=True),
-        Target("PostgreSQL ≤ 14 µs a task", OURS, "µs CPU PostgreSQL", 14, most=True),
-        Target("full speed within 10 ms of the first task", SHORT, "ms lost at the start", 10, most=True),
-        Target("atomic ≥ 0.8 times a commit per task", ATOMIC, rate, 0.8, RAW_EACH),
-        Target("an ORM INSERT per task ≥ 0.7 times psycopg's", INSERT, rate, 0.7, RAW_INSERT),
+        Target("drain ≥ 1.4 times the simplest loop", "ours", RATE, 1.4, loop),
+        Target("drain of 20,000 ≥ 1 times the simplest loop", ours_short, RATE, 1, loop_short),
+        Target("two processes ≥ 0.9 times the simplest loop with two", ours_2, RATE, 0.9, loop_2),
+        Target("two processes ≥ 1.3 times one", ours_2, RATE, 1.3, "ours"),
+        Target("worker ≤ 7 µs a task", "ours", "µs CPU worker", 7, most=True),
+        Target("PostgreSQL ≤ 14 µs a task", "ours", "µs CPU PostgreSQL", 14, most=True),
+        Target("full speed within 10 ms of the first task", ours_short, "ms lost at the start", 10, most=True),
+        Target("atomic ≥ 0.8 times a commit per task", ours_atomic, RATE, 0.8, loop_each),
+        Target("an ORM INSERT per task ≥ 0.7 times psycopg's", ours_insert, RATE, 0.7, loop_insert),
     ]
     return Scenario("drain", "Drain", cases, targets)
+
+
+def sqlite(server: Server, size: float) -> Scenario:
+    """Where the database is a file."""
+    cases = [Case("ours", lambda: sqlite_drain(server, int(20_000 * size)))]
+    return Scenario("sqlite", "SQLite, drain", cases, [Target("SQLite ≥ 5,000/s", "ours", RATE, 5000)])
+
+
+def sqlite_drain(server: Server, tasks: int) -> Reading:
+    with tempfile.TemporaryDirectory() as folder:
+        env = {"DATABASE_URL": f"sqlite:///{folder}/tasks.sqlite3"}
+
+        def run(*command: str) -> None:
+            subprocess.run(manage(*command), cwd=REPOSITORY, env=os.environ | env, check=True)
+
+        run("migrate", "--verbosity", "0")
+        together(Worker(*python("producer", "many", str(tasks)), env=env))
+        with server.span() as span:
+            run("runtaskpoller", "--queue", "nothing", "--drain")
+        with sqlite3.connect(f"{folder}/tasks.sqlite3") as connection:
+            seconds, done = connection.execute(SQLITE_SPAN).fetchone()
+    if done < tasks:
+        raise RuntimeError(f"only {done} of {tasks} tasks were completed")
+    return {RATE: done / seconds, **span.noise}
+
+
+def volume(server: Server, size: float) -> Scenario:
+    """What grows: the backlog, other rows of the table, queues, groups, pollers. A size of 10: ten million tasks."""
+    tasks, others = int(100_000 * size), int(1_000_000 * size)
+    plain, alone = Drain(server, tasks), f"{tasks:,} tasks"
+    names = [f"queue-{number}" for number in range(1000)]
+    thousand = Drain(server, tasks, queues=names, env={"BENCHMARK_QUEUES": "1000"})
+
+    def beside(sql: str) -> Drain:
+        def insert(server: Server) -> None:
+            server.run(sql, [others])
+            server.calm("dbtaskqueue_step")  # as the task table is before each drain
+
+        return replace(plain, prepare=insert)
+
+    backlogs = {f"{number:,} tasks": Drain(server, number) for number in (tasks // 10, 10 * tasks)}
+    limit = {"QUEUES": {"nothing": {"max_running_per_group": 10}}}
+    polled, spread = "1,000 queues polled, tasks in one", "tasks spread over 1,000 queues"
+    later, sleeping = "1,000,000 for later, ten priorities", "1,000,000 that sleep or wait for a signal"
+    groups = "10,000 groups, ten tasks of each at a time"
+    drains = {
+        alone: plain,
+        "1,000,000 finished": beside(FINISHED),
+        later: beside(LATER),
+        sleeping: beside(SLEEPING),
+        polled: replace(thousand, queues=names[:1], polled=names),
+        spread: thousand,
+        "five priorities": replace(plain, priorities=5),
+        **backlogs,
+        groups: replace(plain, keys=10_000, settings=limit),
+        "50 pollers": replace(plain, processes=max(2, int(50 * min(1, 2 * size)))),
+    }
+    targets = [
+        Target("1,000,000 finished rows ≥ 0.95 times none", "1,000,000 finished", RATE, 0.95, alone),
+        Target("1,000,000 scheduled for later ≥ 0.9 times none", later, RATE, 0.9, alone),
+        Target("1,000,000 that sleep or wait ≥ 0.95 times none", sleeping, RATE, 0.95, alone),
+        Target("1,000 queues, tasks in one ≥ 0.9 times one queue", polled, RATE, 0.9, alone),
+        Target("1,000 queues, tasks in all ≥ 0.9 times one queue", spread, RATE, 0.9, alone),
+        Target("five priorities ≥ 0.8 times one", "five priorities", RATE, 0.8, alone),
+    ]
+    title = f"Growth: drains of {tasks:,} tasks, unless the row says otherwise, beside other rows (times {size:g})"
+    growth = [alone, *backlogs, spread, groups, "50 pollers"]
+    return Scenario("volume", title, [Case(*one) for one in drains.items()], targets, picture=growth)
+
+
+def limits(server: Server, size: float) -> Scenario:
+    """Of a queue with limits that are never reached, and of tasks with 10,000 keys: what the limits cost."""
+    plain = Drain(server, int(100_000 * size))
+
+    def limited(keys: int = 0, **limits: object) -> Drain:
+        return replace(plain, keys=keys, settings={"QUEUES": {"nothing": limits}})
+
+    both, unlimited, ten = "max_running and rate", "10,000 keys, no limit", "10,000 keys, ten of each at a time"
+    cases = [
+        Case("no limit", plain),
+        Case("max_running", limited(max_running=5000)),
+        Case(both, limited(max_running=5000, rate="1000000/s")),
+        Case(unlimited, replace(plain, keys=10_000, keyed=False)),
+        Case("10,000 keys, one of each at a time", replace(plain, keys=10_000)),
+        Case(ten, limited(10_000, max_running_per_group=10)),
+    ]
+    targets = [
+        Target("a number and a rate over all pollers ≥ 0.9 times no limit", both, RATE, 0.9, "no limit"),
+        Target("ten at a time of each of 10,000 keys ≥ 0.9 times no limit", ten, RATE, 0.9, unlimited),
+    ]
+    return Scenario("limits", "Limits", cases, targets)
+
+
+@contextmanager
+def altered(change: str, undo: str, server: Server) -> Iterator[None]:
+    """Have another table for a while. It is empty when that begins, and when it ends."""
+    server.run(change)
+    try:
+        yield
+    finally:
+        server.run(f"TRUNCATE {TABLE}; {undo}")
+
+
+def tuning(server: Server, size: float) -> Scenario:
+    """What one can turn, and what it changes: a table for docs/howto/tune.md. No targets."""
+    plain, table = Drain(server, int(100_000 * size)), f"ALTER TABLE {TABLE}"
+    options = server.run(OPTIONS, [TABLE])[0][0]
+
+    def having(tasks: int = plain.tasks, **settings: Any) -> Drain:
+        return replace(plain, tasks=tasks, settings={"DEFAULTS": settings})
+
+    def after(change: str, undo: str) -> Drain:
+        return replace(plain, around=partial(altered, change, undo))
+
+    def stored(option: str) -> Drain:
+        return after(f"{table} SET ({option})", f"{table} RESET ({option.partition('=')[0]}), SET ({options})")
+
+    def more(column: str) -> Drain:
+        return after(f"CREATE INDEX one_more ON {TABLE} ({column})", "DROP INDEX one_more")
+
+    def churn(_server: Server) -> None:
+        """Put four times as many tasks through the table, which then holds as many dead rows."""
+        for number in range(1, 5):
+            drain = replace(having(keep="delete"), first=plain.tasks * number)
+            drain.fill()
+            with drain.poller():
+                drain.resume()
+
+    old = replace(stored("autovacuum_enabled=off"), prepare=churn)
+    cases = [
+        Case("as it is", plain),
+        *[Case(f"batch_size={number}", having(batch_size=number)) for number in (10, 50, 100, 1000)],
+        Case('settle="each"', having(int(5_000 * size), settle="each")),
+        Case('keep="history"', having(keep="history")),
+        Case('keep="delete"', having(keep="delete")),
+        *[Case(f"{number} processes", replace(plain, processes=number)) for number in (2, 4)],
+        Case("1 thread", replace(plain, options=("--threads", "1"))),
+        *[Case(f"fillfactor={percent}", stored(f"fillfactor={percent}")) for percent in (100, 85, 70)],
+        Case("after four times as many, vacuumed", old),
+        Case("after four times as many, never vacuumed", replace(old, vacuum=False)),
+        *[Case(f"without {name}", after(f"DROP INDEX {name}", sql)) for name, sql in server.run(INDEXES, [TABLE])],
+        *[Case(f"with an index on ({column})", more(column)) for column in ("status", "finish_time")],
+        Case("without orjson", replace(plain, env={"BENCHMARK_WITHOUT_ORJSON": "1"})),
+        Case("PREPARE: False", replace(plain, settings={"PREPARE": False})),
+    ]
+    return Scenario("tuning", "What one can turn", cases)

@@ -9,13 +9,12 @@ from pathlib import Path
 from tests.benchmarks.children import Worker, drained, python, together
 from tests.benchmarks.drains import Drain, raw_drain
 from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target
-from tests.benchmarks.scenarios.bulk import many, raw_many
-from tests.benchmarks.scenarios.enqueue import produced
+from tests.benchmarks.scenarios.enqueue import many, produced, raw_many
 from tests.benchmarks.server import Server
 
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}  # peer -> tasks of a drain
 PEERS = NODE | {"pgqueuer": 50_000, "procrastinate": 1_500, "django_tasks_db": 1_000, "django_q2": 1_000}
-SCRIPT = Path(__file__).parent.parent / "peers" / "node.cjs"
+SCRIPT = Path(__file__).parent.parent / "node.cjs"
 TASKS, BULK = 60_000, 50_000
 OURS_SHARED, GRAPHILE, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker", "graphile-worker, 2 processes"
 
@@ -74,7 +73,7 @@ def both(server: Server, tasks: int, items: int, *, ours: bool) -> Reading:
     return {"enqueue/s": single["tasks/s"], "enqueue many/s": filled["tasks/s"], **figures(drained)}
 
 
-def scenario(server: Server, size: float) -> Scenario:
+def peers(server: Server, size: float) -> Scenario:
     share = min(1, 2 * size)
     tasks, items = int(TASKS * share), int(BULK * share)
     counts = {name: int(number * share) for name, number in PEERS.items()}

@@ -75,7 +75,7 @@ def warm_pick_ups(server: Server, number: int, every: float = EVERY, taskqueue: 
         return pick_ups(server, number, every)
 
 
-def scenario(server: Server, size: float) -> Scenario:
+def pickup(server: Server, size: float) -> Scenario:
     number = max(40, int(400 * size))
 
     def idle(number: int, *options: object) -> Reading:

@@ -102,7 +102,7 @@ class Pinned:
                     return
 
 
-def scenario(server: Server, size: float) -> Scenario:
+def pinned(server: Server, size: float) -> Scenario:
     tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
     free = Pinned(server, tasks, churn, nullcontext)
     pinned = replace(free, around=snapshot)
