@@ -45,8 +45,7 @@ class Member(NamedTuple):
 
 def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
     """Lock groups to the end of the current transaction, in one order everywhere. Raises ``TooManyGroups``."""
-    wanted = set(groups)
-    if wanted:
+    if wanted := set(groups):
         try:
             session.run(*locking(session, queue, wanted))
         except OperationalError as error:
@@ -84,16 +83,16 @@ def lock_in_order(session: Session, lock_rows: Callable[[], tuple[T, Groups]]) -
                 locked[queue] |= keys
 
 
-def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> int:
-    """Make the right heads of each group ready and take the others out; return how many heads became ready.
+def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> None:
+    """Make the right heads of each group ready and take the others out.
 
     The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
     """
     wanted = sorted(set(groups))
     if not session.postgresql:
-        return _regroup_one_by_one(session, queue, wanted, hold_retries=hold_retries)
-    placed = session.together(placing(session, queue, wanted, hold_retries=hold_retries)) if wanted else []
-    return sum(is_ready for rows in placed for (is_ready,) in rows)
+        _regroup_one_by_one(session, queue, wanted, hold_retries=hold_retries)
+    elif wanted:
+        session.together(placing(session, queue, wanted, hold_retries=hold_retries))
 
 
 def run_and_regroup(
@@ -103,12 +102,10 @@ def run_and_regroup(
 
     ``rules``: groups, and whether a task of theirs that waits for its next attempt stays a head.
     """
-    locked = list(chain.from_iterable(groups for groups, _ in rules))
     if session.postgresql:
-        placed = [placing(session, queue, groups, hold_retries=hold) for groups, hold in rules]
-        return session.together([locking(session, queue, locked), *batch, *chain.from_iterable(placed)])[
-            1 : 1 + len(batch)
-        ]
+        locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
+        placed = chain.from_iterable(placing(session, queue, groups, hold_retries=hold) for groups, hold in rules)
+        return session.together([locked, *batch, *placed])[1 : 1 + len(batch)]
     with session.atomic():
         answers = [session.run(sql, params) for sql, params in batch]
         for groups, hold in rules:
@@ -126,9 +123,8 @@ def placing(
     """
     if not groups:
         return []
-    number, every = heads_of(session, queue), every or not session.owned
-    params = {**_params(session, queue, groups), "number": number, "hold": hold_retries, "every": every}
-    return [(session.sql.place_heads, params)]
+    rules = {"number": heads_of(session, queue), "hold": hold_retries, "every": every or not session.owned}
+    return [(session.sql.place_heads, {**_params(session, queue, groups), **rules})]
 
 
 def locking(session: Session, queue: str, groups: Collection[str]) -> Statement:
@@ -143,17 +139,16 @@ def park_excess(session: Session, queue: str) -> None:
     for start in range(0, len(found), GROUPS_PER_TRANSACTION):
         some = found[start : start + GROUPS_PER_TRANSACTION]
         if session.postgresql:
-            session.together(
-                [locking(session, queue, some), *placing(session, queue, some, hold_retries=True, every=True)]
-            )
+            placed = placing(session, queue, some, hold_retries=True, every=True)
+            session.together([locking(session, queue, some), *placed])
         else:
             with session.atomic():
                 regroup(session, queue, some)
 
 
-def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold_retries: bool) -> int:
+def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold_retries: bool) -> None:
     """``regroup`` where SQL has no LATERAL: the heads are chosen here."""
-    entered, number = 0, heads_of(session, queue) if wanted else 1
+    number = heads_of(session, queue) if wanted else 1
     while wanted:  # of each group the statement returns one task that is parked
         members: dict[str, list[Member]] = defaultdict(list)
         rows = session.run(session.sql.group_heads, _params(session, queue, wanted))
@@ -172,8 +167,6 @@ def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold
             session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
         if enter:
             session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
-        entered += len(enter)
-    return entered
 
 
 def heads_of(session: Session, queue: str) -> int:

@@ -352,6 +352,24 @@ def test_whoever_changes_a_group_waits_for_its_lock(other: Actor, name: str) -> 
     assert Task.objects.filter(ready_time__isnull=False).count() == (name != "settle")
 
 
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("verb", ["enqueue", "kick"])
+def test_a_task_does_not_replace_a_head_that_is_just_being_taken(
+    other: Actor, settings: Any, number: int, verb: str
+) -> None:
+    """It goes before that head in the order. It waits all the same, because the head runs."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"max_running_per_group": number}}}
+    if verb == "kick":
+        make_task(status=POISON, group_key="UA")
+    enqueue_many("parcels", [{"group": "UA"}] * number)
+    heads: list[Lease] = []
+    enter = Task.objects.kick if verb == "kick" else lambda _: enqueue("parcels", group="UA", priority=-1)
+    while_we_hold(lambda: heads.extend(checkout(number)), other, lambda: enter(1)).result(PATIENCE)
+    assert checkout() == []
+    assert settles(heads[0])
+    assert len(checkout()) == 1
+
+
 def test_an_outcome_that_could_not_wait_is_written_later(other: Actor) -> None:
     """Given a row that somebody holds, and a server that lets nobody wait, then the lease stands and can be settled."""
     lease = taken()

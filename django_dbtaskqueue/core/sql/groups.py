@@ -93,11 +93,18 @@ class GroupStatements(Group):
             " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
-            " ranked AS (SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id)"
-            " <= %(number)s::int AS chosen FROM members AS m)"
+            # Where a head has to leave, a checkout may be taking heads now. Wait for it; what it took goes first.
+            " placed AS (SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id)"
+            " <= %(number)s::int AS chosen FROM members AS m),"
+            f" locked AS MATERIALIZED (SELECT t.id, t.status FROM {self.tables.task} AS t WHERE t.id = ANY(ARRAY("
+            "SELECT p.id FROM placed AS p WHERE p.ready AND p.kind > 0 AND p.g = ANY(ARRAY("
+            "SELECT x.g FROM placed AS x WHERE x.ready AND NOT x.chosen AND x.kind > 0)))) FOR NO KEY UPDATE),"
+            " ranked AS (SELECT p.*, row_number() OVER (PARTITION BY p.g ORDER BY"
+            " p.id <> ALL(ARRAY(SELECT l.id FROM locked AS l WHERE l.status = 'PROCESSING')),"
+            " p.kind, p.wait, p.priority, p.id) <= %(number)s::int AS stays FROM placed AS p)"
             f" UPDATE {self.tables.task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
             f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
-            " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.chosen <> r.ready AND r.kind > 0))"
+            " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
             f" AND (parked_by = '{GROUP}' OR parked_by IS NULL AND status = 'CREATED') RETURNING ready_time IS NOT NULL"
         )
 
