@@ -1373,17 +1373,41 @@ WITH g AS MATERIALIZED (
     UNION ALL
     SELECT g, id, 2, false, wait, priority
     FROM later
-), ranked AS (
+), placed AS (
     SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id) <=
         %(number)s::int AS chosen
     FROM members AS m
+), locked AS MATERIALIZED (
+    SELECT t.id, t.status
+    FROM "dbtaskqueue_task" AS t
+    WHERE t.id = ANY(ARRAY(
+        SELECT p.id
+        FROM placed AS p
+        WHERE p.ready
+        AND p.kind > 0
+        AND p.g = ANY(ARRAY(
+            SELECT x.g
+            FROM placed AS x
+            WHERE x.ready
+            AND NOT x.chosen
+            AND x.kind > 0
+        ))
+    ))
+    FOR NO KEY UPDATE
+), ranked AS (
+    SELECT p.*, row_number() OVER (PARTITION BY p.g ORDER BY p.id <> ALL(ARRAY(
+        SELECT l.id
+        FROM locked AS l
+        WHERE l.status = 'PROCESSING'
+    )), p.kind, p.wait, p.priority, p.id) <= %(number)s::int AS stays
+    FROM placed AS p
 ) UPDATE "dbtaskqueue_task"
 SET parked_by = CASE WHEN parked_by IS NULL THEN 'group' END, ready_time = CASE WHEN parked_by IS NOT NULL
     THEN max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time) END
 WHERE id = ANY(ARRAY(
     SELECT r.id
     FROM ranked AS r
-    WHERE r.chosen <> r.ready
+    WHERE r.stays <> r.ready
     AND r.kind > 0
 ))
 AND (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
