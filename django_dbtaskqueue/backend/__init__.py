@@ -12,6 +12,7 @@ process has decorated; it is never imported. A poller leaves a function that it 
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -19,6 +20,7 @@ from typing import Any, cast
 from django.apps import apps
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.backend.compat import (
@@ -34,7 +36,7 @@ from django_dbtaskqueue.backend.compat import (
     task_enqueued,
 )
 from django_dbtaskqueue.backend.functions import finished_listener, processor_of
-from django_dbtaskqueue.backend.results import decorated, find_place, id_of, new_result, read_result
+from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, id_of, new_result, read_result
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, near_match
@@ -115,6 +117,7 @@ class DatabaseTaskBackend(BaseTaskBackend):
 
         Raises ``TypeError`` for an argument that JSON cannot hold, before any write.
         """
+        from django_dbtaskqueue.db.session import alias_for
         from django_dbtaskqueue.flow import enqueue, observe
 
         self.validate_task(task)
@@ -125,6 +128,8 @@ class DatabaseTaskBackend(BaseTaskBackend):
             payload["backend"] = self.alias
         if metadata := getattr(task, "metadata", None):
             payload["metadata"] = normalize_json(metadata)
+        if connections[alias_for(task.queue_name, None)].vendor != "postgresql":
+            payload[NONCE] = secrets.token_hex(8)
         try:
             stored = {"payload_type": task.module_path, "max_attempts": self._max_attempts(task)}
             row = enqueue.enqueue_stored(
@@ -135,7 +140,10 @@ class DatabaseTaskBackend(BaseTaskBackend):
                 raise TypeError(f"{task.module_path}: {fault[0]}: {fault[1]}") from error
             raise
         result = new_result(
-            task, id_of(str(row._state.db), type(row)._meta.label_lower, row.pk), payload, enqueued_at=row.create_time
+            task,
+            id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
+            payload,
+            enqueued_at=row.create_time,
         )
         observe.send(task_enqueued, type(self), task_result=result)
         return result

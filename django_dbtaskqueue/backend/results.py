@@ -172,26 +172,32 @@ def _checked_payload(payload: object) -> dict[str, Any]:
 
 # -- ids -------------------------------------------------------------------------------------------------------------
 # An id is a UUID (version 8): the number of the task in 48 bits, its table in 12, and 62 bits that only a process with
-# the project's SECRET_KEY can make. So nobody who sees one id can guess another.
+# the project's SECRET_KEY can make. So nobody who sees one id can guess another. SQLite gives the number of a task that
+# was rolled back to the next one: there the payload has a random text, of which the 62 bits are made, too.
 
 ID_BITS, PLACE_BITS, SEAL_BITS = 48, 12, 62
+NONCE = "nonce"
 
 
-def id_of(alias: str, location: str, task_id: int) -> str:
+def id_of(alias: str, location: str, task_id: int, payload: object) -> str:
     """Return the id of a task: ``location`` is its model."""
-    return str(_uuid(alias, location, task_id, django_settings.SECRET_KEY))
+    return str(_uuid(alias, location, task_id, _nonce(payload), django_settings.SECRET_KEY))
+
+
+def _nonce(payload: object) -> str:
+    return str(payload.get(NONCE, "")) if isinstance(payload, Mapping) else ""
 
 
 def id_of_lease(lease: Lease) -> str:
     """Return the id of the task that a lease holds."""
     from django_dbtaskqueue.db.session import model_for
 
-    return id_of(lease.port.alias, model_for(lease.queue)._meta.label_lower, lease.id)
+    return id_of(lease.port.alias, model_for(lease.queue)._meta.label_lower, lease.id, lease.payload)
 
 
-def _uuid(alias: str, location: str, task_id: int, secret: str | bytes) -> uuid.UUID:
-    place = f"{alias}:{location}"
-    digest = salted_hmac("django_dbtaskqueue.backend", f"{place}:{task_id}", secret=secret, algorithm="sha256").digest()
+def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | bytes) -> uuid.UUID:
+    place, sealed = f"{alias}:{location}", f"{alias}:{location}:{task_id}{nonce}"
+    digest = salted_hmac("django_dbtaskqueue.backend", sealed, secret=secret, algorithm="sha256").digest()
     seal = int.from_bytes(digest[:8]) >> (64 - SEAL_BITS)
     number = task_id << 128 - ID_BITS | 8 << 76 | crc32(place.encode()) % 2**PLACE_BITS << 64 | 0b10 << SEAL_BITS | seal
     return uuid.UUID(int=number)
@@ -208,10 +214,19 @@ def find_place(result_id: object) -> tuple[Session, int]:
     task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
     for alias, model in _places():
-        for secret in secrets:
-            if constant_time_compare(str(_uuid(alias, model._meta.label_lower, task_id, secret)), str(given)):
-                return Session.on(alias, model), task_id
+        session, location = Session.on(alias, model), model._meta.label_lower
+        nonce = "" if session.postgresql else _nonce_of(session, task_id)
+        if any(
+            constant_time_compare(str(_uuid(alias, location, task_id, nonce, secret)), str(given)) for secret in secrets
+        ):
+            return session, task_id
     raise TaskResultDoesNotExist(result_id)
+
+
+def _nonce_of(session: Session, task_id: int) -> str:
+    rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
+    payload = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))["payload"] if rows else None
+    return _nonce(json_payload.loads(payload or "null"))
 
 
 def _places() -> Iterator[tuple[str, type[AbstractTask]]]:
