@@ -26,7 +26,7 @@ from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, housekeeping, schedules
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import waits_by_priority
-from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, overview
+from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, blocked_loops, overview
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
@@ -250,9 +250,8 @@ def _pollers(alias: str) -> Iterator[Finding]:
             _("It died or lost the database; see its log. Others take its tasks when their leases expire."),
             tuple(queue_names_in(names_served)),
         )
-    known = set(registry.queues())
     for instance, names in sorted(alive(alias).items())[:100]:
-        if strange := sorted(names - known):
+        if strange := sorted(names.difference(registry.queues())):
             yield _warning(
                 "poller.no_processor",
                 _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
@@ -278,7 +277,8 @@ def _parked(alias: str) -> Iterator[Finding]:
 
 
 def _faults(alias: str) -> Iterator[Finding]:
-    return (Finding(*fault) for fault in (*schedules.faults(alias), *housekeeping.absent_streams(alias)))
+    faults = (*schedules.faults(alias), *housekeeping.absent_streams(alias), *blocked_loops(alias))
+    return (Finding(*fault) for fault in faults)
 
 
 # -- the PostgreSQL server ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ that pollers and producers store, never from the task table.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -252,6 +252,15 @@ def alive(alias: str) -> dict[str, set[str]]:
         instance: {*queue_names_in(queues)}
         for instance, queues in recent.exclude(state="STOPPED").values_list("instance", "queues")[:1000]
     }
+
+
+def blocked_loops(alias: str) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
+    """Yield the pollers that report that a coroutine blocks their event loop."""
+    rows = Poller.objects.using(alias).filter(pk__in=alive(alias), state="BLOCKED").order_by("pk")
+    for instance, queues in rows.values_list("instance", "queues")[:10]:
+        words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
+        remedy = _("Its log says where. Let the processor await, or make it a plain function; then restart the poller.")
+        yield "warning", "poller.blocked", words % {"poller": instance}, remedy, tuple(queue_names_in(queues))
 
 
 def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCount]:

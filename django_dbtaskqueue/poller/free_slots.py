@@ -178,8 +178,8 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
 
     ``place`` must have set the queue's placement. These are the rules, for each processor of the queue:
 
-    1. Slots: a task may take a free slot of the executor that runs its processor. A slot runs ``batch`` tasks of a
-       batch processor. A task without a processor counts as one for a thread.
+    1. Slots: a task may take a free slot of the executor that runs its processor, unless that is blocked. A slot runs
+       ``batch`` tasks of a batch processor. A task without a processor counts as one for a thread.
     2. Buffer: more tasks may wait in memory if they take ``BUFFER_SECONDS`` by the queue's mean run time, and at most
        ``MAX_BUFFERED_BATCHES``. The first fetch of a queue without timing data assumes the poller's mean.
     3. Tasks that wait for their settle, and tasks that fetches under way asked for, count as taken.
@@ -223,6 +223,8 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
 def processor_slots(queue: QueueState, processor: Processor | None, capacity: Capacity, *, own: int = 0) -> int:
     """Return rules 1 to 5 of ``free_slots`` for a processor; ``own``: tasks that the calling fetch has reserved."""
     executor = queue.placement.executor or capacity.executors.of(processor)
+    if executor.blocked:
+        return 0
     batch = 1 if processor is None else processor.batch or 1
     buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds)
     reserved = capacity.reserved - own

@@ -140,7 +140,7 @@ class Heartbeat:
                 }
                 for queue in poller.queues.values()
             ],
-            "state": state or poller.state,
+            "state": state or ("BLOCKED" if any(one.blocked for one in poller.executors.all) else poller.state),
             "slots": poller.slots(),
             "held": len(poller.settler.held),
             "finished": poller.counts.finished,

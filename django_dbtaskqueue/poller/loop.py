@@ -325,6 +325,7 @@ class Poller:
         """Fail the tasks past their timeout, with the fence. Their slots become free when they really end."""
         now = clock.monotonic()
         for executor in self.executors.all:
+            executor.look()
             for run in executor.running():
                 limit = run.job.processor.timeout or self.queues[run.job.lease.port.key].settings.timeout
                 if limit is not None and now - run.started > limit.total_seconds():

@@ -121,13 +121,15 @@ class ConcurrencyLimiter:
             calls = self._calls_of(processor)
             return calls.running + len(calls.waiting), calls.mean_seconds
 
-    def withdraw(self) -> list[Job]:
+    def withdraw(self, *, only_async: bool = False) -> list[Job]:
         """Take back and return all waiting jobs."""
         with self._lock:
-            jobs = [job for calls in self._calls.values() for job in calls.waiting]
-            for calls in self._calls.values():
-                calls.waiting.clear()
-        return jobs
+            waiting = [calls.waiting for calls in self._calls.values() if calls.waiting]
+            chosen = [jobs for jobs in waiting if jobs[0].processor.is_async or not only_async]
+            withdrawn = [job for jobs in chosen for job in jobs]
+            for jobs in chosen:
+                jobs.clear()
+        return withdrawn
 
     def _calls_of(self, processor: Processor) -> _CallState:
         return self._calls.setdefault((processor.queue, processor.payload), _CallState())
@@ -158,6 +160,7 @@ class Executor:
     """
 
     slots: int
+    blocked = False  # it begins no job for now, and is given none
 
     def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         self.todo: deque[Job] = deque()
@@ -190,6 +193,9 @@ class Executor:
                 return False
             self._given_up.add(run)
             return True
+
+    def look(self) -> None:
+        """Find out whether it is ``blocked``. Called a few times per second."""
 
     def stop(self, run: Run) -> None:
         """End a job, because a lease of it is lost. Here nothing can: its function sees ``task.cancelled``."""

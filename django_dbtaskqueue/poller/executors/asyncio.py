@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -28,6 +30,7 @@ from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS,
 logger = logging.getLogger(__name__)
 
 MAX_TURN_SECONDS = 0.005  # before a consumer yields to the event loop
+BLOCKED_AFTER_LOOKS = 20  # without an answer of the event loop: about five seconds in which this process ran
 
 
 class AsyncExecutor(Executor):
@@ -44,6 +47,7 @@ class AsyncExecutor(Executor):
         self._loop = asyncio.new_event_loop()
         self._thread: WatchedThread | None = None
         self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
+        self._unanswered = 0  # how many looks there have been since the event loop was asked
 
     def nudge(self) -> None:
         if not self.todo:
@@ -72,6 +76,38 @@ class AsyncExecutor(Executor):
 
     def stop(self, run: Run) -> None:
         self._loop.call_soon_threadsafe(self._cancel, run)
+
+    def look(self) -> None:
+        """Ask the event loop for an answer. While a coroutine lets it give none, give back what it has not begun."""
+        if self._thread is None:
+            return
+        if not self._unanswered:
+            self._loop.call_soon_threadsafe(self._answer)
+        self._unanswered += 1
+        if self._unanswered < BLOCKED_AFTER_LOOKS:
+            return
+        if not self.blocked:
+            self.blocked = True
+            self._name_what_blocks(self._thread)
+        waiting = self._limiter.withdraw(only_async=True)
+        with suppress(IndexError):
+            while job := self.todo.popleft():
+                waiting.append(job)
+                self._put_first(self._limiter.release(job.processor, None))
+        for lease in [lease for job in waiting for lease in job.leases]:
+            self._finish(Done(lease, Release(), 0.0), idle=True)
+
+    def _answer(self) -> None:
+        if self.blocked:
+            logger.info("The event loop answers again: async tasks go on")
+        self._unanswered, self.blocked = 0, False
+
+    def _name_what_blocks(self, thread: WatchedThread) -> None:
+        current = self._runs.get(asyncio.current_task(self._loop))  # type: ignore[arg-type]
+        task = "A coroutine" if current is None else f"Task {current[0].lease.id} of {current[0].lease.queue}"
+        stack = "".join(traceback.format_stack(sys._current_frames().get(thread.ident or 0)))
+        words = "%s blocks the event loop: no async task goes on, and those that have not begun are given back. Let it "
+        logger.warning(words + "await, or make its processor a plain function. It is here:\n%s", task, stack)
 
     def cancel(self) -> None:
         if self._thread is not None:
@@ -112,9 +148,10 @@ class AsyncExecutor(Executor):
         while self.todo:
             if self._connections_are_doubtful():
                 await sync_to_async(check)()
-                if not self.todo:
-                    break
-            job = self.todo.popleft()
+            try:
+                job = self.todo.popleft()
+            except IndexError:  # it was given back
+                break
             self._start()  # the next consumer; it gets its turn if this job waits for something
             if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
