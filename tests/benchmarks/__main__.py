@@ -14,8 +14,7 @@ from tests.benchmarks.scenarios.cost import cost, rows
 from tests.benchmarks.scenarios.drain import drain, limits, sqlite, tuning, volume
 from tests.benchmarks.scenarios.enqueue import bulk, enqueue
 from tests.benchmarks.scenarios.peers import peers
-from tests.benchmarks.scenarios.pickup import pickup
-from tests.benchmarks.scenarios.pinned import pinned
+from tests.benchmarks.scenarios.pickup import pickup, pinned
 from tests.benchmarks.server import Server, serving
 
 USUAL = (drain, enqueue, bulk, pickup, volume, pinned, cost, sqlite, peers)

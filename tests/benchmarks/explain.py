@@ -9,7 +9,7 @@ from typing import Any
 from psycopg import Rollback
 
 from tests.benchmarks.drains import TABLE, Drain, empty
-from tests.benchmarks.scenarios.pinned import churned, snapshot
+from tests.benchmarks.scenarios.pickup import churned, snapshot
 from tests.benchmarks.server import serving
 
 EXPLAIN = "EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, SUMMARY OFF) "

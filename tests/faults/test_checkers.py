@@ -45,14 +45,19 @@ GOOD = Evidence(
     expected={"ok": "COMPLETED", "delete": None},
 )
 SECOND = {"task": 2, "reference": "ok-t-1"}
-IN_GROUP = [
-    change(1, None, "CREATED", group="g"),
-    change(2, None, "CREATED", group="g", **SECOND),
-    change(3, "CREATED", "PROCESSING", group="g", **SECOND),
-]
-
+IN_GROUP = [change(1, None, "CREATED", group="g"), change(2, None, "CREATED", group="g", **SECOND)]
+IN_GROUP.append(change(3, "CREATED", "PROCESSING", group="g", **SECOND))
+OUTAGE = [(1, 1, "django.db.utils.OperationalError")]
+DIED = [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")]
+AGAIN = [START, event("start", 9.0, task=1, fence=2), event("end", 9.5, task=1, fence=2)]
 MIB = 2**20
 SMALL = Needs(0.0, PID, "alone", 50 * MIB, 5, 20)
+
+
+def after(*changes: Change, **others: Any) -> dict[str, Any]:
+    """Return evidence in which so much happened after the task was enqueued."""
+    return {"history": [ENQUEUED, *changes], **others}
+
 
 PLANTED: dict[str, list[dict[str, Any]]] = {
     "lost": [{"history": [], "rows": [], "bookings": {}}],
@@ -62,50 +67,42 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"events": [*GOOD.events, event("start", 3.0, task=2, fence=1, reference="undone-t-0")]},
     ],
     "torn enqueue": [{"bookings": {}}, {"history": [], "bookings": {"t": 0}}],
-    "duplicate reference": [{"history": [ENQUEUED, change(2, None, "CREATED", task=2)]}],
-    "lease overlap": [{"history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "PROCESSING", 1, due=3.1)]}],
-    "early start": [{"history": [ENQUEUED, change(2, "CREATED", "PROCESSING", due=2.1)]}],
+    "duplicate reference": [after(change(2, None, "CREATED", task=2))],
+    "lease overlap": [after(TAKEN, change(3, "PROCESSING", "PROCESSING", 1, due=3.1))],
+    "early start": [after(change(2, "CREATED", "PROCESSING", due=2.1))],
     "stale write accepted": [
-        {"history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "COMPLETED", 1)]},
-        {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", "ERROR", 1, due=6.0)], "events": [INVOKED, START]},
-        {"history": [ENQUEUED, TAKEN, change(5, "PROCESSING", None, 1)], "events": [INVOKED, START]},
-        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
-        {
-            "history": [ENQUEUED, TAKEN, change(3, "PROCESSING", "ERROR", 1, due=5.0)],
-            "attempts": [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")],
-        },
+        after(TAKEN, change(3, "PROCESSING", "COMPLETED", 1)),
+        after(TAKEN, change(5, "PROCESSING", "ERROR", 1, due=6.0), events=[INVOKED, START]),
+        after(TAKEN, change(5, "PROCESSING", None, 1), events=[INVOKED, START]),
+        after(TAKEN, DONE._replace(new_fence=0)),
+        after(TAKEN, change(3, "PROCESSING", "ERROR", 1, due=5.0), attempts=DIED),
     ],
     "fence": [
-        {"history": [ENQUEUED, TAKEN._replace(new_fence=2)]},
-        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=2)]},
-        {"history": [ENQUEUED, TAKEN._replace(new_fence=0)]},
-        {"history": [ENQUEUED, TAKEN, DONE._replace(new_fence=0)]},
+        after(TAKEN._replace(new_fence=2)),
+        after(TAKEN, DONE._replace(new_fence=2)),
+        after(TAKEN._replace(new_fence=0)),
+        after(TAKEN, DONE._replace(new_fence=0)),
     ],
     "illegal edge": [
-        {"history": [ENQUEUED, change(2, "CREATED", "COMPLETED")]},
-        {"history": [*GOOD.history, change(6, "COMPLETED", "CREATED", 1)]},
-        {"history": [*GOOD.history, change(6, "ERROR", "CREATED", 1)]},
+        after(change(2, "CREATED", "COMPLETED")),
+        after(TAKEN, DONE, change(6, "COMPLETED", "CREATED", 1)),
+        after(TAKEN, DONE, change(6, "ERROR", "CREATED", 1)),
     ],
     "attempts": [
-        {"history": [ENQUEUED, TAKEN._replace(new_attempt=0)]},
-        {"history": [ENQUEUED, TAKEN._replace(old_attempt=3, new_attempt=4)]},
-        {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=2)]},
-        {"history": [ENQUEUED, TAKEN, DONE._replace(new_attempt=0)]},
+        after(TAKEN._replace(new_attempt=0)),
+        after(TAKEN._replace(old_attempt=3, new_attempt=4)),
+        after(TAKEN, DONE._replace(new_attempt=2)),
+        after(TAKEN, DONE._replace(new_attempt=0)),
     ],
     "attempt charged for an outage": [
-        {"attempts": [(1, 1, "django.db.utils.OperationalError")]},
-        {
-            "attempts": [(1, 1, "django.db.utils.OperationalError")],
-            "history": [ENQUEUED._replace(queue="effects")],
-            "events": [INVOKED],
-        },
+        {"attempts": OUTAGE},
+        {"attempts": OUTAGE, "history": [ENQUEUED._replace(queue="effects")], "events": [INVOKED]},
     ],
     "outcome without a run": [{"events": [INVOKED, ACKNOWLEDGED, START]}],
     "effect not exactly once": [
-        {"rows": [Row(1, "effects", "ok-t-0", "COMPLETED", 1)], "bookings": {"t": 0, "ok-t-0": amount}}
-        for amount in (0, 2)
+        {"rows": [Row(1, "effects", "ok-t-0", "COMPLETED", 1)], "bookings": {"t": 0, "ok-t-0": n}} for n in (0, 2)
     ],
-    "capacity breach": [{"history": [ENQUEUED, change(2, None, "CREATED", **SECOND)]}],
+    "capacity breach": [after(change(2, None, "CREATED", **SECOND))],
     "FIFO inversion": [{"history": IN_GROUP}],
     "conservation difference": [{"rows": []}, {"deleted": 1}],
     "wrong end": [
@@ -113,16 +110,10 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"rows": []},
         {"history": [ENQUEUED._replace(reference="delete-t-0")], "rows": [Row(1, "plain", "delete-t-0", "ERROR", 1)]},
     ],
-    "slow return": [{"back": [1.0], "history": [ENQUEUED, TAKEN._replace(clock=4.5)]}],
+    "slow return": [after(TAKEN._replace(clock=4.5), back=[1.0])],
     "slow drain": [{"drained": 21.0}],
-    "slow restart": [{"died": {PID: [3.5]}, "history": [ENQUEUED, TAKEN, change(8, "PROCESSING", "PROCESSING", 1)]}],
-    "slow end": [
-        {
-            "died": {PID: [3.5]},
-            "history": [ENQUEUED, TAKEN, change(5, "PROCESSING", "PROCESSING", 1)],
-            "events": [START, event("start", 9.0, task=1, fence=2), event("end", 9.5, task=1, fence=2)],
-        }
-    ],
+    "slow restart": [after(TAKEN, change(8, "PROCESSING", "PROCESSING", 1), died={PID: [3.5]})],
+    "slow end": [after(TAKEN, change(5, "PROCESSING", "PROCESSING", 1), died={PID: [3.5]}, events=AGAIN)],
     "growth": [
         {"needs": [SMALL._replace(clock=5.0 * n, threads=5 + n) for n in range(40)]},
         {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(40)]},
