@@ -41,6 +41,7 @@ from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
+from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
@@ -153,7 +154,7 @@ class BulkOperationAdmin(SearchedAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add whether it can be stopped or put back, and the skipped tasks."""
-        may = row.options.get("verb", row.verb) in VERBS and can_cancel(row, viewer(request))
+        may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
         no_undo = "" if row.state in UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{verb_label(row.verb)}: {row.explained}",
@@ -194,7 +195,7 @@ class BulkOperationAdmin(SearchedAdmin):
         """Show how many tasks were skipped, and why."""
         if not operation.skipped:
             return number(operation.skipped)
-        reasons = ", ".join(f"{reason}: {number(count)}" for reason, count in (operation.skips or {}).items())
+        reasons = ", ".join(f"{reason}: {number(count)}" for reason, count in operation.skips.items())
         return f"{number(operation.skipped)} ({reasons})" if reasons else number(operation.skipped)
 
 
@@ -225,8 +226,9 @@ class AuditEntryAdmin(SearchedAdmin):
     @admin.display(description=gettext_lazy("to what"))
     def target(self, entry: Any) -> str:
         """Show the first tasks with their errors; of a bulk operation, its search; else the queue."""
-        tasks = entry.details.get("tasks", [])
-        ids = [pk for skipped in entry.details.get("skipped_ids", {}).values() for pk in skipped]
+        tasks = [one for one in as_list(entry.details.get("tasks")) if isinstance(one, dict) and "id" in one]
+        skipped = entry.details.get("skipped_ids")
+        ids = [pk for some in (skipped.values() if isinstance(skipped, dict) else ()) for pk in as_list(some)]
         names = [self._name_of(entry, one) for one in tasks or [{"id": pk} for pk in ids]][:MAX_NAMED_IN_AUDIT]
         if not names or entry.operation_id:
             return code(entry.explained or entry.queue)
@@ -268,7 +270,7 @@ class PollerAdmin(SmallListAdmin):
 
     heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
     queue_names = column(
-        gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, as_list(poller.queues))) or EMPTY_VALUE
+        gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, poller.queues)) or EMPTY_VALUE
     )
     held_of = column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
     finished = number_column(gettext_lazy("attempts ended"), "finished")
@@ -323,8 +325,8 @@ def hide_queues(poller: Any, actor: Actor) -> Any:
     """Return the poller without what it reports of queues that the actor may not view."""
     if not actor.sees_all:
         hidden = [name for name in queue_names_in(poller.queues) if not actor.sees(name)]
-        poller.queues = [one for one in as_list(poller.queues) if actor.sees(queue_names_in([one])[0])]
-        poller.running = [one for one in as_list(poller.running) if actor.sees(queue_names_in([one])[0])]
+        poller.queues = [one for one in poller.queues if actor.sees(queue_names_in([one])[0])]
+        poller.running = [one for one in poller.running if actor.sees(queue_names_in([one])[0])]
         poller.applied_settings = "" if hidden else poller.applied_settings
     return poller
 
@@ -338,11 +340,6 @@ def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
     return True
 
 
-def as_list(value: Any) -> list[Any]:
-    """Return a JSON list, or an empty list for any other value."""
-    return value if isinstance(value, list) else []
-
-
 def queue_name(item: Any) -> str:
     """Return a queue as a poller reports it: by name, or with its weight when that is not 1."""
     if not isinstance(item, dict):
@@ -353,6 +350,6 @@ def queue_name(item: Any) -> str:
 
 def running(poller: Any) -> Iterator[tuple[int, type[AbstractTask]]]:
     """Yield the id and the table of each task that the poller reports as running."""
-    for item in as_list(poller.running):
-        if isinstance(item, dict) and isinstance(item.get("task_id"), int):
+    for item in poller.running:
+        if isinstance(item.get("task_id"), int):
             yield item["task_id"], model_for(str(item.get("queue")))

@@ -178,7 +178,7 @@ class QueueAdmin(SmallListAdmin):
             "ended": [str(status) for status in TERMINAL],
             "settings": [
                 replace(one, value=setting_text(one.value), source=_source_text(one.source))
-                for one in settings_in_force(name, row.overrides or {})
+                for one in settings_in_force(name, row.changes)
             ],
             **chart_context(alias_for(name, None, write=False), viewer(request), name),
             "may_set": can_operate(user, CHANGE_SETTINGS, name),
@@ -220,7 +220,7 @@ def _without_row(name: str) -> Queue:
 
 def changes_of(queue: Queue) -> str:
     """Return the settings that an operator changed, such as ``lease=5m``."""
-    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in (queue.overrides or {}).items())
+    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in queue.changes.items())
 
 
 def _as_text(name: str, value: Any) -> Any:

@@ -31,7 +31,6 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import is_task_table, model_named
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate
-from django_dbtaskqueue.operations.serializers import read_row, readable
 from django_dbtaskqueue.operations.visibility import narrow
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def age_column(title: StrOrPromise, field: str) -> Column:
 
 def box_column(title: StrOrPromise, field: str, show_value: Callable[[Any], str]) -> Column:
     """Return a column that shows a long value in a box: ``show_value`` is ``box`` or ``json_box``."""
-    return column(title, lambda row: show_value(readable(row, field)))
+    return column(title, lambda row: show_value(getattr(row, field)))
 
 
 def number_column(title: StrOrPromise, field: str) -> Column:
@@ -212,12 +211,12 @@ class ReadOnlyAdmin(ModelAdmin):
         return self.url(self.model, "change", row.pk)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        """Return the row, also one whose JSON cannot be read; None for an id that no row can have."""
+        """Return the row; None for an id that no row can have."""
         try:
             key = self.opts.pk.to_python(object_id)
         except ValidationError:
             return None
-        return read_row(self.get_queryset(request).filter(pk=key)) if is_storable(object_id) else None
+        return self.get_queryset(request).filter(pk=key).first() if is_storable(object_id) else None
 
     # -- the list ------------------------------------------------------------------------------------------------------
 

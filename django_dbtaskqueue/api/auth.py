@@ -164,7 +164,7 @@ def actor_of(token: str) -> Actor | None:
         return None
     if row.last_used_time is None or row.clock - row.last_used_time >= LAST_USE_PRECISION:
         tokens.filter(pk=row.pk).update(last_used_time=Now())
-    actor = _actor(row.user, Scope(row.scope == OPERATE_SCOPE, tuple(map(str, row.queues))))
+    actor = _actor(row.user, Scope(row.scope == OPERATE_SCOPE, row.queue_names))
     return actor if actor and actor.key == row.actor_id else None  # another user has got the name since
 
 

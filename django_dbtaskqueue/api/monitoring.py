@@ -187,7 +187,7 @@ def queue(call: Call, queue: str) -> QueueDetail:
     return {
         "queue": queue,
         "paused": _pauses(call).get(queue),
-        "overrides": dict(row.overrides or {}) if row else {},
+        "overrides": row.changes if row else {},
         "stats": documents.queue_stats_document(stats_of_queue(queue), limits_of(queue)),
     }
 

@@ -36,7 +36,6 @@ from django_dbtaskqueue.operations.serializers import (
     attempt_of,
     detail,
     operation_document,
-    read_row,
     summary,
 )
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
@@ -142,7 +141,7 @@ def task(call: Call, pk: int) -> TaskDetail:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
-    found: AbstractTask | None = read_row(narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()))
+    found: AbstractTask | None = narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
     if found is None:
         raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
     attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)

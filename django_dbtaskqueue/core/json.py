@@ -212,6 +212,8 @@ def _scalar_fault(value: object) -> str | None:
         return f"is an integer of more than {digits:,} digits, the most Python reads back. Use hex()" if giant else None
     if isinstance(value, float):
         return None if math.isfinite(value) else f"is {float(value)!r}, and JSON has no such number. Use None or text"
+    if isinstance(value, Unreadable):
+        return f"is unreadable. {value}"
     return f"is {short_repr(value)} of type {type(value).__name__}, which JSON does not have. {_hint(value)}"
 
 
@@ -270,6 +272,31 @@ def _finite(text: str) -> float:
 
 def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
+
+
+class Unreadable:
+    """What a row has in place of a value that Python cannot read. It can be shown; ``dumps`` refuses to store it."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __repr__(self) -> str:
+        return self._words
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and repr(other) == self._words
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def read(text: str | bytes, words: str = "%(reason)s") -> JSON | Unreadable:
+    """Return what ``loads`` does, or ``words`` with the reason why it cannot be read or is too deep. Never raises."""
+    try:
+        value, raw = loads(text), text.encode() if isinstance(text, str) else text
+        fits = raw.count(b"[") + raw.count(b"{") <= DEEPEST or _levels_fit(value, DEEPEST)
+        return value if fits else Unreadable(words % {"reason": f"it is nested deeper than {DEEPEST} levels"})
+    except PayloadError as error:
+        return Unreadable(words % {"reason": error.__cause__})
 
 
 def kept(of: str, value: object, limits: Limits = DEFAULT_LIMITS) -> str | None:

@@ -13,6 +13,8 @@ from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from django_dbtaskqueue.core.json import Unreadable
+
 MASKED = "•••"
 # From Django's SafeExceptionReporterFilter and the denylist of sentry-sdk. Both also hide words that are common in
 # tasks ("key", "api", "remote_addr"): those are left out here.
@@ -111,7 +113,7 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
         if len(value) == 2 and isinstance(value[0], str) and _is_secret(value[0], rules):
             return [value[0], MASKED]
         return [_masked(inner, rules, depth + 1) for inner in value]
-    return _masked_text(value, rules) if isinstance(value, str) else value
+    return _masked_text(str(value), rules) if isinstance(value, str | Unreadable) else value
 
 
 def _masked_text(text: str, rules: Rules) -> str:

@@ -27,6 +27,7 @@ FROM (SELECT date_trunc('month', statement_timestamp() AT TIME ZONE 'UTC') AS no
 """
 MONTHS_OF_ROWS = """\
 SELECT DISTINCT to_char({column} AT TIME ZONE 'UTC', '"_y"YYYY"m"MM') FROM {table}
+WHERE {column} BETWEEN '1900-01-01' AND '9900-01-01'
 """
 COLUMN = """\
 SELECT a.attname FROM pg_partitioned_table p

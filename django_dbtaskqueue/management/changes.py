@@ -112,7 +112,7 @@ def _overrides(options: Options) -> dict[str, object]:
     queue = options["queue"]
     check_there([queue], Actor())
     row = Queue.objects.using(alias_for(queue, options["database"])).filter(pk=queue).first()
-    return dict(row.overrides or {}) if row else {}
+    return row.changes if row else {}
 
 
 def _settings(

@@ -66,10 +66,15 @@ def show(output: Output, options: dict[str, Any]) -> int:
 
 
 def _facts(row: ApiToken) -> dict[str, object]:
-    facts = {name: getattr(row, name) for name in ("user", "scope", "queues", "note")}
-    return facts | {"created": row.create_time, "expires": row.expire_time, "last_used": row.last_used_time}
+    facts = {name: getattr(row, name) for name in ("user", "scope", "note")}
+    return facts | {
+        "queues": row.queue_names,
+        "created": row.create_time,
+        "expires": row.expire_time,
+        "last_used": row.last_used_time,
+    }
 
 
 def _row(row: Any) -> tuple[object, ...]:
     times = [ago(time, row.clock) for time in (row.expire_time, row.last_used_time)]
-    return (row.pk, row.user, row.scope, ", ".join(row.queues) or "all", *times, row.note)
+    return (row.pk, row.user, row.scope, ", ".join(row.queue_names) or "all", *times, row.note)

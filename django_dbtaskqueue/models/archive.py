@@ -9,6 +9,8 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField
+
 BATCH_STATES = [("open", _("open")), ("deleted", _("deleted")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
 STILL_OPEN = ["open", "deleted"]
 
@@ -29,16 +31,16 @@ class ArchiveBatch(models.Model):
     state = models.CharField(_("state"), max_length=30, choices=BATCH_STATES, db_default="open")
     first_id = models.BigIntegerField(_("first id"))
     last_id = models.BigIntegerField(_("last id"))
-    cutoff = models.DateTimeField(_("finished before"))
-    statuses = models.JSONField(_("statuses"), db_default=models.Value([], models.JSONField()))
-    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()), blank=True)
+    cutoff = TimeField(_("finished before"))
+    statuses = JsonField(_("statuses"), shape=list, of=str, db_default=NO_ITEMS)
+    queues = JsonField(_("queues"), shape=list, of=str, db_default=NO_ITEMS, blank=True)
     tasks = models.BigIntegerField(_("tasks archived"), db_default=0)
     attempts = models.BigIntegerField(_("failed attempts archived"), db_default=0)
-    withdrawn = models.JSONField(_("withdrawn"), db_default=models.Value([], models.JSONField()), blank=True)
+    withdrawn = JsonField(_("withdrawn"), shape=list, of=int, db_default=NO_ITEMS, blank=True)
     size = models.BigIntegerField(_("bytes"), db_default=0)
     note = models.TextField(_("note"), blank=True, db_default="")
-    create_time = models.DateTimeField(_("created"), db_default=Now())
-    close_time = models.DateTimeField(_("closed at"), null=True, blank=True)
+    create_time = TimeField(_("created"), db_default=Now())
+    close_time = TimeField(_("closed at"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("archive batch")
@@ -66,7 +68,7 @@ class StreamLedger(models.Model):
     query = models.CharField(_("streaming query"), max_length=200)
     batch = models.BigIntegerField(_("micro-batch"))
     rows = models.BigIntegerField(_("rows"), db_default=0)
-    time = models.DateTimeField(_("time"), db_default=Now())
+    time = TimeField(_("time"), db_default=Now())
 
     class Meta:
         verbose_name = _("streamed batch")
@@ -90,7 +92,7 @@ class StreamPosition(models.Model):
     location = models.CharField(_("location"), max_length=200)
     name = models.CharField(_("stream"), max_length=200)
     position = models.BigIntegerField(_("position"), null=True, blank=True)
-    read_time = models.DateTimeField(_("last read"), db_default=Now())
+    read_time = TimeField(_("last read"), db_default=Now())
 
     class Meta:
         verbose_name = _("stream")
@@ -126,11 +128,11 @@ class PipelineReport(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("job"), max_length=30)
-    create_time = models.DateTimeField(_("created"), db_default=Now())
-    since = models.DateTimeField(_("from"), null=True, blank=True)
-    until = models.DateTimeField(_("to"), null=True, blank=True)
+    create_time = TimeField(_("created"), db_default=Now())
+    since = TimeField(_("from"), null=True, blank=True)
+    until = TimeField(_("to"), null=True, blank=True)
     summary = models.TextField(_("summary"), db_default="", blank=True)
-    data = models.JSONField(_("figures"), db_default=models.Value({}, models.JSONField()), blank=True)
+    data = JsonField(_("figures"), shape=dict, db_default=NO_ENTRIES, blank=True)
     location = models.TextField(_("files"), db_default="", blank=True)
 
     class Meta:

@@ -6,14 +6,16 @@ therefore have several rows; retention merges them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
+from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField, as_list
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
@@ -26,10 +28,10 @@ class Queue(models.Model):
     """A queue's runtime control: what an operator changed, and whether it is paused."""
 
     name = models.CharField(_("name"), max_length=200, primary_key=True)
-    overrides = models.JSONField(_("runtime overrides"), db_default=models.Value({}, models.JSONField()), blank=True)
-    create_time = models.DateTimeField(_("created"), db_default=Now())
-    paused_time = models.DateTimeField(_("paused since"), null=True, blank=True)
-    paused_until = models.DateTimeField(_("paused until"), null=True, blank=True)
+    overrides = JsonField(_("runtime overrides"), db_default=NO_ENTRIES, blank=True)
+    create_time = TimeField(_("created"), db_default=Now())
+    paused_time = TimeField(_("paused since"), null=True, blank=True)
+    paused_until = TimeField(_("paused until"), null=True, blank=True)
     paused_by = models.CharField(_("paused by"), max_length=200, blank=True, db_default="")
     paused_reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
 
@@ -51,6 +53,11 @@ class Queue(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that an operator changed; none where SQL wrote no object: the doctor names such a row."""
+        return dict(self.overrides) if isinstance(self.overrides, dict) else {}
+
 
 class QueueLimit(models.Model):
     """What the limits of a queue need between two checkouts: the leases that count, and the tokens of the rate.
@@ -59,11 +66,11 @@ class QueueLimit(models.Model):
     """
 
     queue = models.CharField(_("queue"), max_length=200, primary_key=True, db_column="queue_name")
-    running = models.JSONField(_("leases"), null=True, blank=True)  # as pollers write them that know no ``leases``
+    running = JsonField(_("leases"), null=True, blank=True)  # as pollers write them that know no ``leases``
     leases = models.TextField(_("leases"), blank=True, db_default="")  # id:total_attempt,… Some may have ended
     stamp = models.CharField(_("stamp"), max_length=32, blank=True, db_default="")  # of ``leases``; "": not known
     tokens = models.FloatField(_("tokens"), db_default=0.0)
-    check_time = models.DateTimeField(_("last checkout"), db_default=Now())
+    check_time = TimeField(_("last checkout"), db_default=Now())
     idle_seconds = models.FloatField(_("seconds between the last checkouts"), null=True, blank=True)
 
     class Meta:
@@ -82,8 +89,8 @@ class GroupLimit(models.Model):
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     group = models.CharField(_("group"), max_length=200, db_column="group_key")
     tokens = models.FloatField(_("tokens"))
-    check_time = models.DateTimeField(_("last checkout"))
-    full_time = models.DateTimeField(_("full again"))  # then the row can be deleted
+    check_time = TimeField(_("last checkout"))
+    full_time = TimeField(_("full again"))  # then the row can be deleted
 
     class Meta:
         verbose_name = _("limit of a group")
@@ -105,15 +112,15 @@ class Poller(models.Model):
     host = models.CharField(_("host"), max_length=200, db_default="")
     pid = models.IntegerField(_("process"), db_default=0)
     version = models.CharField(_("version"), max_length=50, db_default="")
-    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()))
+    queues = JsonField(_("queues"), shape=list, db_default=NO_ITEMS)
     state = models.CharField(_("state"), max_length=30, db_default="INIT")
-    start_time = models.DateTimeField(_("started"), db_default=Now())
-    heartbeat_time = models.DateTimeField(_("heartbeat"), db_default=Now())
+    start_time = TimeField(_("started"), db_default=Now())
+    heartbeat_time = TimeField(_("heartbeat"), db_default=Now())
     slots = models.IntegerField(_("slots"), db_default=0)
     held = models.IntegerField(_("leases held"), db_default=0)
     finished = models.BigIntegerField(_("tasks finished"), db_default=0)
     failed = models.BigIntegerField(_("attempts failed"), db_default=0)
-    running = models.JSONField(_("running"), db_default=models.Value([], models.JSONField()))
+    running = JsonField(_("running"), shape=list, of=dict, db_default=NO_ITEMS)
     applied_settings = models.TextField(_("applied settings"), db_default="")
     requested_command = models.CharField(_("requested command"), max_length=30, blank=True, db_default="")
 
@@ -126,17 +133,15 @@ class Poller(models.Model):
         return self.instance
 
 
-def queue_names_in(reported: object) -> list[str]:
+def queue_names_in(reported: Iterable[object]) -> list[str]:
     """Return the names of the queues in ``Poller.queues``: a list of names, or of names with weights."""
-    found = reported if isinstance(reported, list) else []
-    return [str(one.get("queue")) if isinstance(one, dict) else str(one) for one in found]
+    return [str(one.get("queue")) if isinstance(one, dict) else str(one) for one in reported]
 
 
-def payload_types_in(reported: object, queue: str) -> list[str]:
+def payload_types_in(reported: Iterable[object], queue: str) -> list[str]:
     """Return the payload types of one queue in ``Poller.queues``; none where an older version reported."""
-    found = reported if isinstance(reported, list) else []
-    served = [one for one in found if isinstance(one, dict) and one.get("queue") == queue]
-    return [str(name) for one in served for name in one.get("types", ())]
+    served = [one for one in reported if isinstance(one, dict) and one.get("queue") == queue]
+    return [str(name) for one in served for name in as_list(one.get("types"))]
 
 
 MISSED_POLICIES = (
@@ -163,7 +168,7 @@ class Schedule(models.Model):
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     cron = models.CharField(_("cron"), max_length=200)
     timezone = models.CharField(_("time zone"), max_length=100, db_default="UTC")
-    payload = models.JSONField(_("payload"), null=True, blank=True)
+    payload = JsonField(_("payload"), null=True, blank=True)
     payload_type = models.CharField(_("payload type"), max_length=200, blank=True, db_default="")
     priority = models.SmallIntegerField(_("priority"), null=True, blank=True)
     missed = models.CharField(_("missed ticks"), max_length=30, choices=MISSED_POLICIES, db_default="one")
@@ -172,13 +177,13 @@ class Schedule(models.Model):
     )
     paused = models.BooleanField(_("paused"), db_default=False)
     source = models.CharField(_("source"), max_length=30, choices=SCHEDULE_SOURCES, db_default=PERSON)
-    code = models.JSONField(_("the code says"), null=True, blank=True)
-    edited = models.JSONField(_("changed by hand"), db_default=models.Value([], models.JSONField()), blank=True)
-    next_time = models.DateTimeField(_("next tick"), null=True, blank=True)
-    last_time = models.DateTimeField(_("last tick"), null=True, blank=True)
+    code = JsonField(_("the code says"), shape=dict, null=True, blank=True)
+    edited = JsonField(_("changed by hand"), shape=list, of=str, db_default=NO_ITEMS, blank=True)
+    next_time = TimeField(_("next tick"), null=True, blank=True)
+    last_time = TimeField(_("last tick"), null=True, blank=True)
     last_task = models.BigIntegerField(_("last task"), null=True, blank=True)
     note = models.CharField(_("note"), max_length=500, blank=True, db_default="")
-    create_time = models.DateTimeField(_("created"), db_default=Now())
+    create_time = TimeField(_("created"), db_default=Now())
     clock: datetime  # the database's time, where a query adds it
 
     class Meta:
@@ -202,7 +207,7 @@ class DeletedTasks(models.Model):
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     count = models.BigIntegerField(_("count"))
-    time = models.DateTimeField(_("time"), db_default=Now())
+    time = TimeField(_("time"), db_default=Now())
 
     class Meta:
         verbose_name = _("deleted tasks")
@@ -217,7 +222,7 @@ class UsageCount(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    minute = models.DateTimeField(_("minute"))
+    minute = TimeField(_("minute"))
     call = models.CharField(_("call"), max_length=30)
     count = models.BigIntegerField(_("count"))
 
@@ -239,13 +244,13 @@ class Metric(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    minute = models.DateTimeField(_("minute"))
+    minute = TimeField(_("minute"))
     outcome = models.CharField(_("outcome"), max_length=30)
     count = models.BigIntegerField(_("count"))
     run_seconds = models.FloatField(_("seconds of work"), db_default=0.0)
     wait_seconds = models.FloatField(_("seconds waited"), db_default=0.0)
-    runs = models.JSONField(_("histogram of run times"), db_default=models.Value({}, models.JSONField()))
-    waits = models.JSONField(_("histogram of waits"), db_default=models.Value({}, models.JSONField()))
+    runs = JsonField(_("histogram of run times"), shape=dict, of=int, db_default=NO_ENTRIES)
+    waits = JsonField(_("histogram of waits"), shape=dict, of=int, db_default=NO_ENTRIES)
 
     class Meta:
         verbose_name = _("metric")
@@ -264,8 +269,8 @@ class FailureGroup(models.Model):
     error_type = models.CharField(_("exception"), max_length=200, db_default="")
     frame = models.CharField(_("place in the code"), max_length=300, db_default="")
     message = models.CharField(_("message"), max_length=500, db_default="")
-    first_seen = models.DateTimeField(_("first seen"))
-    last_seen = models.DateTimeField(_("last seen"))
+    first_seen = TimeField(_("first seen"))
+    last_seen = TimeField(_("last seen"))
 
     class Meta:
         verbose_name = _("failure group")
@@ -281,7 +286,7 @@ class FailureCount(models.Model):
 
     id = models.BigAutoField(primary_key=True)
     fingerprint = models.CharField(_("fingerprint"), max_length=40)
-    minute = models.DateTimeField(_("minute"))
+    minute = TimeField(_("minute"))
     count = models.BigIntegerField(_("count"))
 
     class Meta:

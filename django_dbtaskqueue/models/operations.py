@@ -11,6 +11,8 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
+from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField
+
 WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "WAITING", "RUNNING", "FINISHED", "CANCELLED", "FAILED"
 STATES = (
     (WAITING, _("waiting")),
@@ -33,7 +35,7 @@ class BulkOperation(models.Model):
     verb = models.CharField(_("verb"), max_length=50)
     query = models.TextField(_("search"))
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
-    options = models.JSONField(_("options"), db_default=models.Value({}, models.JSONField()), blank=True)
+    options = JsonField(_("options"), shape=dict, db_default=NO_ENTRIES, blank=True)
     max_tasks = models.BigIntegerField(_("max tasks"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     actor = models.CharField(_("actor"), max_length=200, db_default="")
@@ -49,11 +51,11 @@ class BulkOperation(models.Model):
     estimate_more = models.BooleanField(_("or more"), db_default=False)
     changed = models.BigIntegerField(_("changed"), db_default=0)
     skipped = models.BigIntegerField(_("skipped"), db_default=0)
-    skips = models.JSONField(_("skipped, by reason"), db_default=models.Value({}, models.JSONField()), blank=True)
-    create_time = models.DateTimeField(_("ordered"), db_default=Now())
-    start_time = models.DateTimeField(_("started"), null=True, blank=True)
-    update_time = models.DateTimeField(_("last step"), db_default=Now())
-    finish_time = models.DateTimeField(_("ended"), null=True, blank=True)
+    skips = JsonField(_("skipped, by reason"), shape=dict, of=int, db_default=NO_ENTRIES, blank=True)
+    create_time = TimeField(_("ordered"), db_default=Now())
+    start_time = TimeField(_("started"), null=True, blank=True)
+    update_time = TimeField(_("last step"), db_default=Now())
+    finish_time = TimeField(_("ended"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("bulk operation")
@@ -87,7 +89,7 @@ class BulkSkip(models.Model):
     )
     reason = models.CharField(_("reason"), max_length=500)
     count = models.IntegerField(_("tasks"))
-    task_ids = models.JSONField(_("task ids"))
+    task_ids = JsonField(_("task ids"), shape=list, of=int)
 
     class Meta:
         verbose_name = _("skipped tasks")
@@ -101,7 +103,7 @@ class AuditEntry(models.Model):
     """One act of an operator, written in the transaction of the act; a bulk operation's counts grow with its steps."""
 
     id = models.BigAutoField(primary_key=True)
-    time = models.DateTimeField(_("time"), db_default=Now())
+    time = TimeField(_("time"), db_default=Now())
     actor = models.CharField(_("actor"), max_length=200)
     actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
     source = models.CharField(_("source"), max_length=30, db_default="")
@@ -111,7 +113,7 @@ class AuditEntry(models.Model):
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     changed = models.BigIntegerField(_("changed"), db_default=0)
     skipped = models.BigIntegerField(_("skipped"), db_default=0)
-    details = models.JSONField(_("details"), db_default=models.Value({}, models.JSONField()), blank=True)
+    details = JsonField(_("details"), shape=dict, db_default=NO_ENTRIES, blank=True)
     operation = models.ForeignKey(
         BulkOperation,
         models.SET_NULL,
@@ -141,7 +143,7 @@ class TaskChange(models.Model):
     """
 
     id = models.BigAutoField(primary_key=True)
-    time = models.DateTimeField(_("time"), db_default=Now())
+    time = TimeField(_("time"), db_default=Now())
     audit = models.ForeignKey(
         AuditEntry, models.DO_NOTHING, related_name="changes", db_constraint=False, verbose_name=_("audit entry")
     )
@@ -157,11 +159,11 @@ class TaskChange(models.Model):
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
     first_task_id = models.BigIntegerField(_("first task"))
     last_task_id = models.BigIntegerField(_("last task"))
-    task_ids = models.JSONField(_("task ids"))
+    task_ids = JsonField(_("task ids"), shape=list, of=int)
     # By column, in the order of ``task_ids``; a column of equal values holds one. Null: it cannot be put back.
-    before = models.JSONField(_("before"), null=True, blank=True)
-    after_time = models.DateTimeField(_("last update by the action"), null=True, blank=True)
-    difference = models.JSONField(_("difference"), null=True, blank=True)  # of an edited payload, masked
+    before = JsonField(_("before"), shape=dict, null=True, blank=True)
+    after_time = TimeField(_("last update by the action"), null=True, blank=True)
+    difference = JsonField(_("difference"), null=True, blank=True)  # of an edited payload, masked
 
     class Meta:
         verbose_name = _("changed tasks")
@@ -180,7 +182,7 @@ class SavedSearch(models.Model):
     name = models.CharField(_("name"), max_length=100)
     query = models.TextField(_("search"))
     shared = models.BooleanField(_("shared"), db_default=False)
-    create_time = models.DateTimeField(_("created"), db_default=Now())
+    create_time = TimeField(_("created"), db_default=Now())
 
     class Meta:
         verbose_name = _("saved search")
@@ -204,10 +206,10 @@ class ApiToken(models.Model):
     digest = models.CharField(_("hash"), max_length=64, unique=True)
     note = models.CharField(_("note"), max_length=200, blank=True, db_default="")
     scope = models.CharField(_("scope"), max_length=30, choices=SCOPES, db_default=OPERATE_SCOPE)
-    queues = models.JSONField(_("queues"), db_default=models.Value([], models.JSONField()), blank=True)
-    create_time = models.DateTimeField(_("created"), db_default=Now())
-    expire_time = models.DateTimeField(_("expires"), null=True, blank=True)
-    last_used_time = models.DateTimeField(_("last used"), null=True, blank=True)
+    queues = JsonField(_("queues"), db_default=NO_ITEMS, blank=True)
+    create_time = TimeField(_("created"), db_default=Now())
+    expire_time = TimeField(_("expires"), null=True, blank=True)
+    last_used_time = TimeField(_("last used"), null=True, blank=True)
 
     class Meta:
         verbose_name = _("API token")
@@ -220,3 +222,8 @@ class ApiToken(models.Model):
 
     def __str__(self) -> str:
         return f"{self.user}: {self.note or self.pk}"
+
+    @property
+    def queue_names(self) -> tuple[str, ...]:
+        """The queues it is for; () is all of them. What SQL wrote and is no list names a queue that is not there."""
+        return tuple(map(str, self.queues if isinstance(self.queues, list) else [self.queues]))

@@ -17,6 +17,7 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.core.durations import READABLE_TIMES
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager, Waiting
+from django_dbtaskqueue.models.readable import JsonField, TimeField
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
@@ -61,21 +62,21 @@ class TaskColumns(models.Model):
     total_attempt: Whole = models.BigIntegerField(_("total attempt"), db_default=0)
     max_attempts: Whole = models.IntegerField(_("max attempts"), db_default=5)
     priority: Whole = models.SmallIntegerField(_("priority"), db_default=0)
-    payload: Json = models.JSONField(_("payload"), null=True, blank=True)
+    payload: Json = JsonField(_("payload"), null=True, blank=True)
     payload_type: OptionalText = models.CharField(_("payload type"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "the queue's default"
-    result: Json = models.JSONField(_("result"), null=True, blank=True)
+    result: Json = JsonField(_("result"), null=True, blank=True)
     process_result: OptionalText = models.TextField(_("process result"), null=True, blank=True)  # noqa: DJ001 -- NULL is "no result"
-    context: Json = models.JSONField(_("context"), null=True, blank=True)
+    context: Json = JsonField(_("context"), null=True, blank=True)
     group_key: OptionalText = models.CharField(_("group"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no group"
     tag: OptionalText = models.CharField(_("tag"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "any host"
     poller_instance: OptionalText = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "no poller"
-    create_time: Time = models.DateTimeField(_("created"), db_default=Now())
-    next_process_time: Time = models.DateTimeField(_("next process time"), db_default=Now())
-    last_update_time: Time = models.DateTimeField(_("last update"), db_default=Now())
+    create_time: Time = TimeField(_("created"), db_default=Now())
+    next_process_time: Time = TimeField(_("next process time"), db_default=Now())
+    last_update_time: Time = TimeField(_("last update"), db_default=Now())
     lease_seconds: OptionalNumber = models.FloatField(_("lease in seconds"), null=True, blank=True)
-    expire_time: OptionalTime = models.DateTimeField(_("expires"), null=True, blank=True)
-    start_time: OptionalTime = models.DateTimeField(_("started"), null=True, blank=True)
-    finish_time: OptionalTime = models.DateTimeField(_("finished"), null=True, blank=True)
+    expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)
+    start_time: OptionalTime = TimeField(_("started"), null=True, blank=True)
+    finish_time: OptionalTime = TimeField(_("finished"), null=True, blank=True)
 
     class Meta:
         abstract = True
@@ -85,7 +86,7 @@ class AbstractTask(Waiting, TaskColumns):
     """A task table. Subclass it to give queues a table of their own, under any name."""
 
     id: Whole = models.BigAutoField(primary_key=True)
-    ready_time: OptionalTime = models.DateTimeField(_("ready time"), null=True, blank=True, db_default=Now())
+    ready_time: OptionalTime = TimeField(_("ready time"), null=True, blank=True, db_default=Now())
     parked_by: OptionalText = models.CharField(_("parked by"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- NULL is "not parked"
     # The status once it is terminal: what pages and housekeeping look for, in indexes that no checkout writes.
     final_status: OptionalText = models.CharField(_("final status"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not finished"
@@ -217,7 +218,7 @@ class TaskHistory(TaskColumns):
     id: Whole = models.BigAutoField(primary_key=True)
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
-    moved_time: Time = models.DateTimeField(_("moved"), db_default=Now())
+    moved_time: Time = TimeField(_("moved"), db_default=Now())
 
     class Meta:
         verbose_name = _("task in history")
@@ -240,8 +241,8 @@ class UsedReference(models.Model):
     id: Whole = models.BigAutoField(primary_key=True)
     queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     reference: Text = models.CharField(_("reference"), max_length=200, db_column="reference_number")
-    create_time: Time = models.DateTimeField(_("created"), db_default=Now())
-    expire_time: OptionalTime = models.DateTimeField(_("expires"), null=True, blank=True)  # NULL: never
+    create_time: Time = TimeField(_("created"), db_default=Now())
+    expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
     class Meta:
         verbose_name = _("used reference")
@@ -275,8 +276,8 @@ class ReceivedTransfer(models.Model):
     source: Text = models.CharField(_("peer"), max_length=50)
     transfer: Text = models.CharField(_("transfer"), max_length=210)
     digest: Text = models.CharField(_("hash of the content"), max_length=64)
-    create_time: Time = models.DateTimeField(_("created"), db_default=Now())
-    expire_time: OptionalTime = models.DateTimeField(_("expires"), null=True, blank=True)  # NULL: never
+    create_time: Time = TimeField(_("created"), db_default=Now())
+    expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
     class Meta:
         verbose_name = _("received transfer")
@@ -309,8 +310,8 @@ class Attempt(models.Model):
     attempt: Whole = models.IntegerField(_("attempt"))
     total_attempt: Whole = models.BigIntegerField(_("total attempt"))
     poller_instance: OptionalText = models.CharField(_("poller"), max_length=200, null=True, blank=True)  # noqa: DJ001 -- copied from the task row
-    start_time: OptionalTime = models.DateTimeField(_("started"), null=True, blank=True)
-    finish_time: Time = models.DateTimeField(_("failed"), db_default=Now())
+    start_time: OptionalTime = TimeField(_("started"), null=True, blank=True)
+    finish_time: Time = TimeField(_("failed"), db_default=Now())
     error_type: Text = models.CharField(_("exception"), max_length=200, db_default="")
     message: Text = models.TextField(_("message"), db_default="")
     traceback: Text = models.TextField(_("traceback"), db_default="")
@@ -346,13 +347,13 @@ class Step(models.Model):
     id: Whole = models.BigAutoField(primary_key=True)
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
-    task_time: Time = models.DateTimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
+    task_time: Time = TimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
     position: Whole = models.IntegerField(_("position"))
     name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
     kind: Text = models.CharField(_("kind"), max_length=30, choices=STEP_KINDS, db_default=STEP)
-    result: Json = models.JSONField(_("result"), null=True, blank=True)
-    until_time: OptionalTime = models.DateTimeField(_("until"), null=True, blank=True)
-    create_time: Time = models.DateTimeField(_("stored"), db_default=Now())
+    result: Json = JsonField(_("result"), null=True, blank=True)
+    until_time: OptionalTime = TimeField(_("until"), null=True, blank=True)
+    create_time: Time = TimeField(_("stored"), db_default=Now())
 
     class Meta:
         verbose_name = _("step")
@@ -373,12 +374,12 @@ class Signal(models.Model):
     id: Whole = models.BigAutoField(primary_key=True)
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
-    task_time: Time = models.DateTimeField(_("task created"))
+    task_time: Time = TimeField(_("task created"))
     name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
-    data: Json = models.JSONField(_("data"), null=True, blank=True)
+    data: Json = JsonField(_("data"), null=True, blank=True)
     actor: Text = models.CharField(_("actor"), max_length=200, db_default="", blank=True)
     position: OptionalWhole = models.IntegerField(_("position"), null=True, blank=True)
-    create_time: Time = models.DateTimeField(_("sent"), db_default=Now())
+    create_time: Time = TimeField(_("sent"), db_default=Now())
 
     class Meta:
         verbose_name = _("signal")

@@ -48,20 +48,17 @@ def request_of(
     verb: str | TaskVerb, q: str | Search, *, reason: str = "", options: VerbOptions | None = None
 ) -> tuple[ActionRequest, Search]:
     """Return a request and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
-    name = verb if isinstance(verb, str) else verb.name
-    if name not in BULK_VERBS:
-        words = _("There is no verb %(verb)s for tasks; they are %(names)s.")
-        raise OperationRefused(words % {"verb": repr(name), "names": ", ".join(BULK_VERBS)})
+    known = _verb(verb if isinstance(verb, str) else verb.name)
     search = parse(q) if isinstance(q, str) else q
     if not search:
         words = _(
             "An empty search would %(verb)s every task of every queue. Say which: queue:claims, status:ERROR, age:>1d, "
             "or all of these."
         )
-        raise OperationRefused(words % {"verb": name})
-    if name == PURGE.name and not (len(search.terms) == 1 and len(search.queues()) == 1):
+        raise OperationRefused(words % {"verb": known.name})
+    if known is PURGE and not (len(search.terms) == 1 and len(search.queues()) == 1):
         raise OperationRefused(_("purge deletes one whole queue: queue:claims. To delete a part of one, use delete."))
-    return ActionRequest(BULK_VERBS[name], reason.strip(), options or VerbOptions(), to_text(search)), search
+    return ActionRequest(known, reason.strip(), options or VerbOptions(), to_text(search)), search
 
 
 def preview(
@@ -188,7 +185,14 @@ def put_back(
 
 def verb_of(operation: BulkOperation) -> TaskVerb:
     """Return the verb whose permission an operation needs: its own, or the one that it puts back."""
-    return BULK_VERBS[operation.options.get("verb", operation.verb)]
+    return _verb(str(operation.options.get("verb", operation.verb)))
+
+
+def _verb(name: str) -> TaskVerb:
+    if name not in BULK_VERBS:
+        words = _("There is no verb %(verb)s for tasks; they are %(names)s.")
+        raise OperationRefused(words % {"verb": repr(name), "names": ", ".join(BULK_VERBS)})
+    return BULK_VERBS[name]
 
 
 def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:

@@ -102,7 +102,7 @@ def change_settings(
     with recorded(alias):
         ensure_rows([queue], alias)
         row = Queue.objects.using(alias).select_for_update().get(pk=queue)
-        before = dict(row.overrides or {})
+        before = row.changes
         row.overrides = new_overrides(queue, before, values, reset)
         row.save(using=alias, update_fields=["overrides"])
         details = {"before": before, "after": row.overrides}

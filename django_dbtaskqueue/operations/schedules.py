@@ -21,7 +21,7 @@ from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import alias_for
-from django_dbtaskqueue.flow.schedule import MISSED_AFTER, Definition, aware, home_of, rows_on
+from django_dbtaskqueue.flow.schedule import MISSED_AFTER, SCHEDULE_FIELDS, Definition, aware, home_of, rows_on
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.bounds import is_storable
@@ -161,7 +161,8 @@ def _days(day: str, month: str, weekday: str) -> str:
 
 def code_of_edited(row: Schedule, *, seen: bool) -> dict[str, object]:
     """Return what the code says of the fields that a person changed, secrets masked; the payload only if ``seen``."""
-    said = {name: (row.code or {}).get(name) for name in row.edited if name != "payload" or seen}
+    shown = SCHEDULE_FIELDS if seen else {*SCHEDULE_FIELDS} - {"payload"}
+    said = {name: (row.code or {}).get(name) for name in row.edited if name in shown}
     return {name: masked(value) if name == "payload" else value for name, value in said.items()}
 
 
@@ -184,7 +185,7 @@ def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
         "paused": row.paused,
         "source": row.source,
         "declared": is_declared(row),
-        "edited": list(row.edited),
+        "edited": row.edited,
         "code": said,
         "last_time": row.last_time,
         "last_task": row.last_task,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, TypedDict, TypeVar
+from typing import TypedDict
 
-from django.db.models import Model, QuerySet
+from django.db.models import QuerySet
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
@@ -20,7 +20,6 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.core.unique import is_freed, kind_of
 from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, TaskHistory
 
-R = TypeVar("R", bound=Model)
 MESSAGE_WIDTH = 160  # characters of a message in one line
 MAX_ERROR_WIDTH = 80  # characters
 FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
@@ -38,25 +37,9 @@ def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
     """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
     document = summary(task, payload=payload)
     if payload:
-        document |= {name: masked(readable(task, name)) for name in LONG}
+        document |= {name: masked(getattr(task, name)) for name in LONG}
         document["process_result"] = masked_text(task.process_result or "")
     return document
-
-
-def readable(row: Any, name: str) -> Any:
-    """Return a JSON column of a row, or why Python cannot read it: too deep, or a number with too many digits."""
-    try:
-        return getattr(row, name)
-    except (RecursionError, ValueError) as error:
-        return _("This value cannot be shown: %(reason)s") % {"reason": error}
-
-
-def read_row(rows: QuerySet[R]) -> R | None:
-    """Return the row, also where Python cannot read what is in its JSON columns: ``readable`` says so then."""
-    try:
-        return rows.first()
-    except (RecursionError, ValueError):
-        return rows.defer(*(name for name in LONG if name in {one.name for one in rows.model._meta.fields})).first()
 
 
 def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import F, Min, Q, QuerySet, Sum
+from django.db.models import Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -17,6 +17,7 @@ from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import FailureCount, Metric, Poller
+from django_dbtaskqueue.models.readable import ReadableTime
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.queue_stats import HISTOGRAMS, NO_QUANTILES, Quantiles
@@ -88,7 +89,8 @@ def stats_of_types(queue: str) -> list[TypeStats]:
     statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
     runs, waits = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
     # The database subtracts: 9,000 times would take Python longer than all else on the page.
-    ran, waited = F("finish_time") - F("start_time"), F("start_time") - F("create_time")
+    created, started, finished = map(ReadableTime, ("create_time", "start_time", "finish_time"))
+    ran, waited = finished - started, started - created
     for alias in aliases_of(queue):
         tasks = model_for(queue)._default_manager.using(alias).filter(queue=queue)
         for status in map(str, TERMINAL):

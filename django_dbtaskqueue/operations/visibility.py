@@ -87,7 +87,7 @@ def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
         return Q(pk__in=[pk for pk, queues in pollers if seen & {*queue_names_in(queues)}])
     if issubclass(model, Batch):  # its counts are about all of its queues
         batches = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
-        return Q(pk__in=[pk for pk, queues in batches if {*queues} <= {*names}])
+        return Q(pk__in=[pk for pk, queues in batches if queues and {*queues} <= {*names}])
     if issubclass(model, SavedSearch):
         searches = rows.values_list("pk", "owner", "query")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
         return Q(pk__in=[pk for pk, owner, text in searches if owner == actor.name or sees_search(text, actor)])

@@ -200,15 +200,17 @@ def apply_overrides(queues: list[QueueState], alias: str) -> list[str]:
 
 
 def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
-    new, queue.overrides = overrides != queue.overrides, overrides
+    refused, queue.refused = queue.refused, None
     try:
         settings = conf.overlay(conf.default_settings(queue.name), overrides)
     except ImproperlyConfigured as error:
-        if new:
+        if overrides != refused:
             logger.error("Overrides of queue %s are not applied: %s", queue.name, error)
+        queue.refused = overrides
         return []
     changes = list(_differences(queue.settings, settings))
-    if changes or new:
+    if changes or overrides != queue.overrides:
+        queue.overrides = overrides
         queue.apply(settings)
     if changes:
         logger.info("Queue %s: %s", queue.name, " ".join(changes))

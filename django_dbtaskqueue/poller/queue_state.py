@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -15,6 +14,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.durations import clock, next_pause
+from django_dbtaskqueue.core.json import read
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
@@ -27,6 +27,7 @@ from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Poller
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
+from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.poller.executors import Executor
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -103,6 +104,7 @@ class QueueState:
     vain_looks: int = 0  # fetches in a row that gave no task, each soon after the one before
     vain_look_at: float = 0.0
     overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
+    refused: object = None  # what the row said last, if it could not be applied
     min_lease: float = 0.0  # seconds that a lease lasts at least, so that it does not run out during its checkout
     alone: bool = False  # a fetch of several queues failed: its next fetch says whether it is this one's fault
     reply_lost: bool = False  # a fetch failed, but may have taken tasks
@@ -307,7 +309,7 @@ def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str]
     sql = f"SELECT {dialect.text('queues')} FROM {POLLER_TABLE} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model
     since = -MISSED_HEARTBEATS * conf.settings().heartbeat.total_seconds()
     rows = session.run(sql, {"instance": instance, "seconds": since})
-    served = {name for (text,) in rows for name in payload_types_in(json.loads(text), queue.name)}
+    served = {name for (text,) in rows for name in payload_types_in(as_list(read(text)), queue.name)}
     queue.foreign_types = frozenset(
         name for name in types if name in served and registry.find(queue.name, name or None) is None
     )

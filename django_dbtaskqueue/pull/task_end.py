@@ -21,7 +21,8 @@ from django.db import connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, next_pause
-from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
+from django_dbtaskqueue.core.exceptions import PayloadError, TaskFailed, TaskGone, TaskQueueError
+from django_dbtaskqueue.core.json import Unreadable
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
@@ -93,6 +94,8 @@ def _seconds_left(task: AbstractTask, until: float, pause: float) -> float:
 def _result(task: AbstractTask, ended: Ended) -> Any:
     if ended.status != Status.COMPLETED:
         raise TaskFailed(task.pk, task.queue, ended.status, ended.text or "")
+    if isinstance(ended.result, Unreadable):
+        raise PayloadError(str(ended.result), cannot="be read", of="The result")
     return ended.result
 
 

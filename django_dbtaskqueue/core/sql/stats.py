@@ -150,25 +150,19 @@ def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
     postgresql, step = dialect.vendor == "postgresql", _step(dialect)
     every = "%(every)s::boolean" if postgresql else "%(every)s"
     names = f"SELECT q.q FROM {dialect.texts('queues', 'q')}"
-    wanted = f"minute >= {dialect.time('%(start)s')} AND ({every} OR queue_name IN ({names}))"
-    each = "jsonb_each_text({kind}) AS h" if postgresql else "json_each({kind}) AS h"
-    number = "sum(h.value::bigint)::bigint" if postgresql else "sum(h.value)"
+    wanted = f"{_recent(dialect)} AND ({every} OR queue_name IN ({names}))"
+    each, fits, number = _entries(dialect)
     return (
-        f"SELECT {step}, outcome, CAST(sum(count) AS bigint), sum(run_seconds), sum(wait_seconds) FROM {metric}"
+        f"SELECT {step}, outcome, {_total(dialect)}, sum(run_seconds), sum(wait_seconds) FROM {metric}"
         f" WHERE {wanted} GROUP BY 1, 2",
-        f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} GROUP BY 1, 2",
+        f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} AND {fits} GROUP BY 1, 2",
     )
 
 
 def durations_sql(dialect: Dialect, metric: str) -> str:
     """Return the question for a histogram (``{kind}``) of each queue since a time: (queue, bucket, number)."""
-    postgresql = dialect.vendor == "postgresql"
-    each = "jsonb_each_text({kind}) AS h" if postgresql else "json_each({kind}) AS h"
-    number = "sum(h.value::bigint)::bigint" if postgresql else "sum(h.value)"
-    return (
-        f"SELECT queue_name, h.key, {number} FROM {metric}, {each}"
-        f" WHERE minute >= {dialect.time('%(start)s')} GROUP BY 1, 2"
-    )
+    each, fits, number = _entries(dialect)
+    return f"SELECT queue_name, h.key, {number} FROM {metric}, {each} WHERE {_recent(dialect)} AND {fits} GROUP BY 1, 2"
 
 
 def ended_sql(dialect: Dialect, metric: str) -> str:
@@ -177,8 +171,8 @@ def ended_sql(dialect: Dialect, metric: str) -> str:
     ago = f"floor({ago})::int" if dialect.vendor == "postgresql" else f"CAST({ago} AS integer)"
     names = f"SELECT q.q FROM {dialect.texts('outcomes', 'q')}"
     return (
-        f"SELECT queue_name, {ago}, CAST(sum(count) AS bigint) FROM {metric}"
-        f" WHERE minute >= {dialect.time('%(start)s')} AND outcome IN ({names}) GROUP BY 1, 2"
+        f"SELECT queue_name, {ago}, {_total(dialect)} FROM {metric}"
+        f" WHERE {_recent(dialect)} AND outcome IN ({names}) GROUP BY 1, 2"
     )
 
 
@@ -190,6 +184,27 @@ def crowded_sql(dialect: Dialect, table: str, keys: Sequence[str]) -> str:
         f" AND minute <= {dialect.time('%(end)s')} GROUP BY 1 HAVING count(*) > count(DISTINCT {key})"
         " ORDER BY 1 LIMIT %(limit)s"
     )
+
+
+# A row that SQL wrote may say anything: it spoils no figure of the others.
+
+
+def _recent(dialect: Dialect) -> str:
+    """Return the condition for rows from a time on, until now."""
+    return f"minute >= {dialect.time('%(start)s')} AND minute <= {dialect.now}"
+
+
+def _total(dialect: Dialect) -> str:
+    return "least(sum(count), 1e18)::bigint" if dialect.vendor == "postgresql" else "CAST(total(count) AS integer)"
+
+
+def _entries(dialect: Dialect) -> tuple[str, str, str]:
+    """Return the entries of a histogram (``{kind}``) as ``h``, which of them are counts, and the sum of these."""
+    if dialect.vendor == "postgresql":
+        each = "jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h"
+        return each, "h.key ~ '^[0-9]{{1,2}}$' AND h.value ~ '^[0-9]{{1,15}}$'", "sum(h.value::bigint)::bigint"
+    fits = "h.type = 'integer' AND h.value BETWEEN 0 AND 1e15 AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')"
+    return "json_each({kind}) AS h", fits, "sum(h.value)"
 
 
 def _step(dialect: Dialect) -> str:

@@ -4009,10 +4009,11 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, CAST(sum(count) AS bigint),
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, least(sum(count), 1e18)::bigint,
     sum(run_seconds), sum(wait_seconds)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
 AND (%(every)s::boolean OR queue_name IN (
     SELECT q.q
     FROM unnest(%(queues)s::text[]) AS q(q)
@@ -4021,25 +4022,32 @@ GROUP BY 1, 2;
 
 -- series_sql [2]
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_metric", jsonb_each_text({kind}) AS h
+FROM "dbtaskqueue_metric", jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h
 WHERE minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
 AND (%(every)s::boolean OR queue_name IN (
     SELECT q.q
     FROM unnest(%(queues)s::text[]) AS q(q)
 ))
+AND h.key ~ '^[0-9]{{1,2}}$'
+AND h.value ~ '^[0-9]{{1,15}}$'
 GROUP BY 1, 2;
 
 -- durations_sql
 SELECT queue_name, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_metric", jsonb_each_text({kind}) AS h
+FROM "dbtaskqueue_metric", jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h
 WHERE minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
+AND h.key ~ '^[0-9]{{1,2}}$'
+AND h.value ~ '^[0-9]{{1,15}}$'
 GROUP BY 1, 2;
 
 -- ended_sql
 SELECT queue_name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
-    CAST(sum(count) AS bigint)
+    least(sum(count), 1e18)::bigint
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
 AND outcome IN (
     SELECT q.q
     FROM unnest(%(outcomes)s::text[]) AS q(q)

@@ -3246,10 +3246,11 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(sum(count) AS bigint),
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(total(count) AS integer),
     sum(run_seconds), sum(wait_seconds)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND (%(every)s OR queue_name IN (
     SELECT q.q
     FROM (
@@ -3263,6 +3264,7 @@ GROUP BY 1, 2;
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, h.key, sum(h.value)
 FROM "dbtaskqueue_metric", json_each({kind}) AS h
 WHERE minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND (%(every)s OR queue_name IN (
     SELECT q.q
     FROM (
@@ -3270,19 +3272,27 @@ AND (%(every)s OR queue_name IN (
         FROM json_each(%(queues)s)
     ) AS q
 ))
+AND h.type = 'integer'
+AND h.value BETWEEN 0 AND 1e15
+AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
 GROUP BY 1, 2;
 
 -- durations_sql
 SELECT queue_name, h.key, sum(h.value)
 FROM "dbtaskqueue_metric", json_each({kind}) AS h
 WHERE minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND h.type = 'integer'
+AND h.value BETWEEN 0 AND 1e15
+AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
 GROUP BY 1, 2;
 
 -- ended_sql
 SELECT queue_name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) * 86400.0
-    / %(step)s AS integer), CAST(sum(count) AS bigint)
+    / %(step)s AS integer), CAST(total(count) AS integer)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND outcome IN (
     SELECT q.q
     FROM (

@@ -1,0 +1,82 @@
+"""JSON and times that always can be read, whatever SQL has written: no row breaks what reads it among others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+from django.db.models.fields.json import KeyTransform
+from django.utils.translation import gettext as _
+
+from django_dbtaskqueue.core.durations import READABLE_TIMES
+from django_dbtaskqueue.core.json import read
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+NO_ITEMS, NO_ENTRIES = models.Value([], models.JSONField()), models.Value({}, models.JSONField())
+# A day of the calendar: with a modifier, ``date`` makes 2026-03-03 of 2026-02-31.
+SQLITE_TIME = "date({0}, '+0 days') = substr({0}, 1, 10) AND date({0}) BETWEEN '1900-01-01' AND '9900-01-01'"
+
+
+def as_list(value: object) -> list[Any]:
+    """Return a list of a JSON value, or an empty one for any other."""
+    return value if isinstance(value, list) else []
+
+
+class JsonField(models.JSONField):
+    """JSON. What Python cannot read becomes an ``Unreadable``, which can be shown and not stored.
+
+    With ``shape``, list or dict, another value is read as an empty one, and what is in it and not ``of`` this type is
+    left out.
+    """
+
+    def __init__(self, *args: Any, shape: type | None = None, of: type = object, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.shape, self.of = shape, of
+
+    def deconstruct(self) -> tuple[str, str, Any, Any]:
+        """Return what Django's field does: migrations need not know this one."""
+        name, _path, args, options = super().deconstruct()
+        return name, "django.db.models.JSONField", args, options
+
+    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
+        """Return the value of a row."""
+        if value is None or isinstance(expression, KeyTransform):
+            return super().from_db_value(value, expression, connection)
+        found = read(value, _("This value cannot be shown: %(reason)s"))
+        if self.shape is None or (found is None and self.null):
+            return found
+        if self.shape is list:
+            return [one for one in as_list(found) if isinstance(one, self.of)]
+        pairs = found.items() if isinstance(found, dict) else ()
+        return {name: one for name, one in pairs if isinstance(one, self.of)}
+
+
+class TimeField(models.DateTimeField):  # type: ignore[type-arg]
+    """A time. The database itself gives the nearest one that Python can read: the driver would fail for all rows."""
+
+    def deconstruct(self) -> tuple[str, str, Any, Any]:
+        """Return what Django's field does: migrations need not know this one."""
+        name, _path, args, options = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, options
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        """Return the expression of a SELECT."""
+        first, last = (f"'{time:%Y-%m-%d %H:%M:%S}{{}}'" for time in READABLE_TIMES)
+        if compiler.connection.vendor == "postgresql":
+            first, last = (f"TIMESTAMPTZ {time.format('+00')}" for time in (first, last))
+            sql = f"CASE WHEN {sql} < {first} THEN {first} WHEN {sql} > {last} THEN {last} ELSE {sql} END"
+        else:
+            sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {first.format('')} END"
+        return sql, params * 3
+
+
+class ReadableTime(models.Func):
+    """A ``TimeField`` to calculate with, as it is read."""
+
+    arity = 1
+
+    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper, *_: Any, **_options: Any) -> tuple[str, Any]:
+        sql, params = compiler.compile(self.get_source_expressions()[0])
+        return self.output_field.select_format(compiler, sql, params)
