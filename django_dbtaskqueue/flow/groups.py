@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Statement = tuple[str, Mapping[str, Any]]
+Rules = Sequence[tuple[Collection[str], bool]]  # groups, and whether a task that waits for a retry stays a head
 GROUPS_PER_TRANSACTION = 500
 OUT_OF_MEMORY_SQLSTATE = "53200"  # PostgreSQL keeps all locks in shared memory of a fixed size
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
@@ -96,16 +97,16 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 
 
 def run_and_regroup(
-    session: Session, queue: str, batch: Sequence[Statement], rules: Sequence[tuple[Collection[str], bool]]
+    session: Session, queue: str, batch: Sequence[Statement], rules: Rules, *, every: bool = False
 ) -> list[list[Row]]:
     """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows.
 
-    ``rules``: groups, and whether a task of theirs that waits for its next attempt stays a head.
+    ``every``: as for ``placing``.
     """
     if session.postgresql:
         locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
-        placed = chain.from_iterable(placing(session, queue, groups, hold_retries=hold) for groups, hold in rules)
-        return session.together([locked, *batch, *placed])[1 : 1 + len(batch)]
+        placed = [placing(session, queue, groups, hold_retries=hold, every=every) for groups, hold in rules]
+        return session.together([locked, *batch, *chain.from_iterable(placed)])[1 : 1 + len(batch)]
     with session.atomic():
         answers = [session.run(sql, params) for sql, params in batch]
         for groups, hold in rules:
@@ -138,12 +139,7 @@ def park_excess(session: Session, queue: str) -> None:
     found = sorted(group for (group,) in session.run(session.sql.groups_over, params))
     for start in range(0, len(found), GROUPS_PER_TRANSACTION):
         some = found[start : start + GROUPS_PER_TRANSACTION]
-        if session.postgresql:
-            placed = placing(session, queue, some, hold_retries=True, every=True)
-            session.together([locking(session, queue, some), *placed])
-        else:
-            with session.atomic():
-                regroup(session, queue, some)
+        run_and_regroup(session, queue, [], [(some, True)], every=True)
 
 
 def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold_retries: bool) -> None:
@@ -179,9 +175,7 @@ def heads_of(session: Session, queue: str) -> int:
 
 
 def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> list[Member]:
-    """Return the heads: the tasks in process, then those that wait for a retry, then the first that are due, by
-    priority and age. Pure.
-    """
+    """Return the heads: tasks in process, then those that wait for a retry, then the first due, by priority and age."""
 
     def rank(member: Member) -> tuple[bool, bool, float, int, int]:
         held = hold_retries and member.is_ready and member.retrying

@@ -58,6 +58,20 @@ class GroupStatements(Group):
             f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
         )
 
+    @property
+    def _ranked(self) -> str:
+        """The members of groups; ``stays``: the first ``number``. A head that a checkout is just taking goes first."""
+        first = "row_number() OVER (PARTITION BY m.g ORDER BY {}m.kind, m.wait, m.priority, m.id) <= %(number)s::int"
+        taken = "m.id <> ALL(ARRAY(SELECT l.id FROM locked AS l WHERE l.status = 'PROCESSING')), "
+        leaving = "ARRAY(SELECT p.g FROM placed AS p WHERE p.ready AND NOT p.chosen AND p.kind > 0)"
+        return (
+            f"placed AS (SELECT m.*, {first.format('')} AS chosen FROM members AS m),"
+            # Only where a head has to leave, this waits for such a checkout.
+            f" locked AS MATERIALIZED (SELECT t.id, t.status FROM {self.tables.task} AS t WHERE t.id = ANY(ARRAY(SELECT"
+            f" p.id FROM placed AS p WHERE p.ready AND p.kind > 0 AND p.g = ANY({leaving}))) FOR NO KEY UPDATE),"
+            f" ranked AS (SELECT m.*, {first.format(taken)} AS stays FROM placed AS m)"
+        )
+
     @statement
     def place_heads(self) -> str:
         """Make the first ``number`` tasks of each group ready, and park the others (``flow.groups.choose``).
@@ -93,15 +107,7 @@ class GroupStatements(Group):
             " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
-            # Where a head has to leave, a checkout may be taking heads now. Wait for it; what it took goes first.
-            " placed AS (SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id)"
-            " <= %(number)s::int AS chosen FROM members AS m),"
-            f" locked AS MATERIALIZED (SELECT t.id, t.status FROM {self.tables.task} AS t WHERE t.id = ANY(ARRAY("
-            "SELECT p.id FROM placed AS p WHERE p.ready AND p.kind > 0 AND p.g = ANY(ARRAY("
-            "SELECT x.g FROM placed AS x WHERE x.ready AND NOT x.chosen AND x.kind > 0)))) FOR NO KEY UPDATE),"
-            " ranked AS (SELECT p.*, row_number() OVER (PARTITION BY p.g ORDER BY"
-            " p.id <> ALL(ARRAY(SELECT l.id FROM locked AS l WHERE l.status = 'PROCESSING')),"
-            " p.kind, p.wait, p.priority, p.id) <= %(number)s::int AS stays FROM placed AS p)"
+            f" {self._ranked}"
             f" UPDATE {self.tables.task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
             f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
             " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
