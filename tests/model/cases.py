@@ -1,0 +1,60 @@
+"""How large the machines are that are searched, and what breaks if a precaution is left out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tests.model.protocol import ALONE, LIMIT, ORDER, RESCUED, SLOTS, STALE, Size
+from tests.model.search import CIRCLE, STUCK
+
+# Of each fault there is at most one. It may come at any moment.
+SMALL = {"a group of two": Size(tasks=2, grouped=2), "one of two at a time": Size(tasks=2, limit=1)}
+LARGE = {  # without kicks: so both take little more than a minute
+    "a group of two, and one more": Size(grouped=2, kicks=0),
+    "one of three at a time": Size(limit=1, kicks=0),
+}
+LARGEST = {f"{name}, with kicks": size._replace(kicks=1) for name, size in LARGE.items()}  # seven minutes
+TWO = Size(tasks=2, lost_answers=0)
+MODELLED = {"enqueue", "checkout", "renew", "complete", "retry", "fail", "release", "rescue", "cancel", "kick"}
+NOT_MODELLED = {  # of ``core.states.EDGES``
+    "replace", "replace_running", "touch", "complete_delete", "reenqueue", "poison", "park", "unpark", "suspend",
+    "signal", "release_all", "reprocess", "mark_poison", "unpoison", "run_now", "snooze", "change_priority", "move",
+    "edit", "put_back", "delete", "housekeep",
+}  # fmt: skip
+
+
+class Variant(NamedTuple):
+    """A protocol without one precaution."""
+
+    says: str
+    breaks: str
+    size: Size = TWO
+
+
+VARIANTS = {
+    "no fence": Variant("a settle asks for the status only", STALE, TWO._replace(cancels=0)),
+    "fence that resets": Variant("the fence is `attempt`, which a kick sets to 0, and not `total_attempt`", STALE),
+    "settle without status": Variant("a settle asks for the fence only", STALE),
+    "rescue without lock": Variant("a rescue looks at a lease without a lock on its row", RESCUED),
+    "renewal after expiry": Variant(
+        "a lease that is over loses its place under the limit at once, but can be renewed", LIMIT, TWO._replace(limit=1)
+    ),
+    "limit counted before the commit": Variant(
+        "the limit is unlocked after the count, and not by the commit", LIMIT, TWO._replace(limit=1)
+    ),
+    "group head put twice": Variant(
+        "a transaction changes a group without the lock on the group", ORDER, TWO._replace(grouped=2)
+    ),
+    "cancel that frees a running slot": Variant(
+        "a poller that finds its lease revoked takes the slot of the processor for free", SLOTS
+    ),
+    "head that was just taken": Variant(
+        "a task becomes the head although the head that it replaces has just been taken", ALONE, TWO._replace(grouped=2)
+    ),
+    "no rescue": Variant("nobody ends a task whose process died in its last attempt", STUCK),
+    "uncharged failure": Variant("a failure gives its attempt back", CIRCLE),
+    # The package is so: docs/explanation/reliability.md names it among what is not promised.
+    "pause of two leases": Variant(
+        "a poller stands still until the limit forgets its lease, and renews it then", LIMIT, TWO._replace(limit=1)
+    ),
+}
