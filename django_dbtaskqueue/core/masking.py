@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from django_dbtaskqueue.core.json import Unreadable
 
@@ -19,21 +19,62 @@ MASKED = "•••"
 # From Django's SafeExceptionReporterFilter and the denylist of sentry-sdk. Both also hide words that are common in
 # tasks ("key", "api", "remote_addr"): those are left out here.
 MASKED_KEYS = (
-    "password", "passwd", "passphrase", "token", "secret", "authorization", "authentication", "api_key", "access_key",
-    "private_key", "signing_key", "encryption_key", "credential", "cookie", "session", "csrf", "xsrf", "signature",
-    "credit_card", "card_number", "=pass", "=pwd", "=auth", "=jwt", "=otp", "=pin", "=cvv", "=cvc", "=iban", "=ssn",
-    "=sig", "=sid",
+    "password", "passwd", "passphrase", "passcode", "passwort", "pwd", "token", "secret", "authorization",
+    "authentication", "api_key", "access_key", "account_key", "private_key", "ssh_key", "signing_key",
+    "encryption_key", "credential", "cookie", "session", "csrf", "xsrf", "signature", "credit_card", "card_number",
+    "=pass", "=auth", "=jwt", "=otp", "=pin", "=cvv", "=cvv2", "=cvc", "=iban", "=ssn", "=sig", "=sid", "=dsn", "=pan",
 )  # fmt: skip
 MAX_SHOWN_DEPTH, TOO_DEEP = 100, "…"  # lists and objects in each other; what is deeper is not shown
 WORD_MARK = "="
-KEY_JOINTS = re.compile(r"[\s_.-]+")
-JOINTS = "_.- \t\r\n"
+JOINTS = " \t\r\n\f\v_.-"
 PLAIN_ASCII = str.maketrans(ascii_uppercase, ascii_lowercase, JOINTS)
-WORD_BEGINS, WORD_ENDS = "(?:(?<![A-Za-z0-9])|(?-i:(?<=[a-z0-9])(?=[A-Z])))", "(?![A-Za-z0-9])"
-CAMEL_JOINT = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-URL_PASSWORD = re.compile(r"(?<=://)([^\s:/@]*):[^\s\"'<>]+@")
-BEARER = re.compile(r"(\bBearer\s+)[\w.~+/=-]{6,}")
-NAME_KEYS, VALUE_KEYS = ("name", "key", "header"), ("value", "values")  # {"name": "Authorization", "value": "…"}
+NAME_KEYS = ("name", "key", "header", "type", "field", "k")  # {"name": "Authorization", "value": "…"}
+VALUE_KEYS = ("value", "values", "val", "v")
+
+# PostgreSQL reads these patterns, too, and finds the same: a search compares what they leave of a text. So they have
+# explicit classes, no flag but DOTALL and no reference to a group, and no two alternatives fit at one place.
+GAP, INK = r"[ \t\n\r\f\v]", r"[^ \t\n\r\f\v]"
+CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
+WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
+REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
+OPENING = r"[bBrRuU]{0,2}\\*[\"']"
+QUOTED = (
+    r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
+    r"""|(?<=[^\\]")(?:\\.|[^"\\])*|(?<=[^\\]')(?:\\.|[^'\\])*)"""
+)
+# What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
+# a header, with the line, because its real end is not known: too much masked is better than too little.
+FORMS = (
+    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|\\*["'],GAP*|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED}""",
+    r"""((?:\\*["']GAP*:|GAP*=>?)GAP*)[^ \t\n\r\f\v,;&)}\]"']+""",
+    rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*)INK[^\n]*",
+    r"(\t+)[^ \t\n\r\f\v=:]INK*",
+    r"(>)[^<>]+(?=</)",  # <password>x</password>
+    r"(\)GAP*=GAP*\()[^)]+",  # Key (token)=(x), as PostgreSQL says
+)
+OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
+SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(FORMS)})|{OPTION}".replace("GAP", GAP).replace("INK", INK)
+PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
+CREDENTIALS = (
+    rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
+    rf"|([bB][aA][sS][iI][cC]{GAP}+)(?=[A-Za-z+/]*[0-9=])[A-Za-z0-9+/]{{4,}}={{0,2}})"
+)
+NOTHING = "(?!.)."
+
+
+class Patterns(NamedTuple):
+    """Regular expressions of secrets, by what ``DBTASKQUEUE["MASK"]`` and payload types say."""
+
+    name: str  # finds a secret's name in a key
+    any: str  # finds something in each text that is masked, and quickly
+    text: str  # finds a key in a text and its value; its groups are what stays of it before the mask
+
+    @property
+    def replaced(self) -> list[tuple[str, str]]:
+        """What is replaced in a text, in turn, and by what, as PostgreSQL writes it."""
+        groups = "".join(f"\\{number + 1}" for number in range(len(FORMS) + 2))
+        rest = [(PASSWORD_IN_URL, rf"\1:{MASKED}@"), (CREDENTIALS, rf"\1\2{MASKED}")]
+        return [(self.text, groups + MASKED), *rest]
 
 
 class Sensitive:
@@ -87,6 +128,11 @@ def masked_text(text: str) -> str:
 Rules = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # parts of keys, words of keys, whole keys
 
 
+def sql_patterns() -> Patterns:
+    """Return the patterns that ``masked`` and ``masked_text`` use; PostgreSQL reads them, too."""
+    return _patterns(_rules())
+
+
 def _rules() -> Rules:
     keys = tuple(secret_keys())
     parts = tuple(plain for one in keys if not one.startswith(WORD_MARK) and (plain := _plain(one)))
@@ -95,7 +141,7 @@ def _rules() -> Rules:
 
 
 def _plain(key: str) -> str:
-    return KEY_JOINTS.sub("", key).lower()
+    return "".join(key.split()).translate(PLAIN_ASCII).lower()
 
 
 def _masked(value: object, rules: Rules, depth: int = 0) -> object:
@@ -110,24 +156,22 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        if len(value) == 2 and isinstance(value[0], str) and _is_secret(value[0], rules):
-            return [value[0], MASKED]
-        return [_masked(inner, rules, depth + 1) for inner in value]
+        pair = len(value) > 1 and isinstance(value[0], str) and _is_secret(value[0], rules)
+        return [MASKED if pair and at == 1 else _masked(inner, rules, depth + 1) for at, inner in enumerate(value)]
     return _masked_text(str(value), rules) if isinstance(value, str | Unreadable) else value
 
 
 def _masked_text(text: str, rules: Rules) -> str:
-    found, end = [], 0
-    pattern = _pattern(rules)
+    found, end, pattern = [], 0, _compiled(_patterns(rules).text)
     for begin in _places_of_keys(text, rules):
         match = pattern.match(text, begin) if begin >= end else None
         if match:
-            found += [text[end:begin], _mask(match)]
+            found += [text[end:begin], *match.groups(""), MASKED]
             end = match.end()
     text = "".join(found) + text[end:] if found else text
     if "://" in text:
-        text = URL_PASSWORD.sub(rf"\1:{MASKED}@", text)
-    return BEARER.sub(rf"\1{MASKED}", text) if "earer" in text else text
+        text = _compiled(PASSWORD_IN_URL).sub(rf"\1:{MASKED}@", text)
+    return _compiled(CREDENTIALS).sub(rf"\1\2{MASKED}", text)
 
 
 def _places_of_keys(text: str, rules: Rules) -> list[int]:
@@ -135,9 +179,7 @@ def _places_of_keys(text: str, rules: Rules) -> list[int]:
     parts, words, names = rules
     plain = text.translate(PLAIN_ASCII)
     places: set[int] = set()
-    if any(one in plain for one in words):
-        places = {found.start() for found in _words_pattern(words).finditer(text)}
-    if wanted := [one for one in (*parts, *names) if one in plain]:
+    if wanted := [one for one in (*parts, *words, *names) if one in plain]:
         kept = [place for place, char in enumerate(text) if char not in JOINTS]
         for one in wanted:
             places |= {kept[found.start()] for found in re.finditer(re.escape(one), plain)}
@@ -146,46 +188,39 @@ def _places_of_keys(text: str, rules: Rules) -> list[int]:
     return sorted(places | options)
 
 
-@lru_cache(maxsize=16)
-def _words_pattern(words: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile(rf"{WORD_BEGINS}(?:{'|'.join(map(re.escape, words))}){WORD_ENDS}", re.IGNORECASE)
-
-
 @lru_cache(maxsize=4096)
 def _is_secret(key: str, rules: Rules) -> bool:
-    parts, words, names = rules
-    plain = _plain(key)
-    if plain in names or any(part in plain for part in parts):
-        return True
-    return not {one.lower() for one in KEY_JOINTS.split(CAMEL_JOINT.sub("_", key))}.isdisjoint(words)
+    return _compiled(_patterns(rules).name).search(key) is not None
 
 
 @lru_cache(maxsize=16)
-def _pattern(rules: Rules) -> re.Pattern[str]:
-    """Find a key with a secret part, and what joins it to its value: ``before``; the value; a closing quote: ``after``.
-
-    A bare value ends at the next gap. After a bare key and a colon, as in a header, it ends with the line, because its
-    real end is not known: too much masked is better than too little.
-    """
+def _patterns(rules: Rules) -> Patterns:
     parts, words, names = rules
-    joint = r"[\s_.-]?"
-    inside, whole = ("|".join(joint.join(map(re.escape, one)) for one in group) for group in (parts, (*words, *names)))
-    found = [rf"(?:{inside})[\w.-]{{0,64}}"] if inside else []  # what stands before it in the key stays as it is
-    found += [rf"{WORD_BEGINS}(?:{whole}){WORD_ENDS}"] if whole else []
-    key = f"(?:{'|'.join(found)})" if found else "(?!)"
-    quoted = r"""[bru]*(?P<quote>\\?["'])"""
-    kinds = (
-        rf"""(?P<before>{key}\\?["']?\s*(?:=>|[=:])\s*{quoted})(?:(?!(?P=quote))(?:\\.|.))*(?P<after>(?P=quote)|\Z)""",
-        rf"""(?P<before_2>{key}(?:\\?["']\s*:|\s*=>?)\s*)[^\s,;&)}}\]"']+""",
-        rf"""(?P<before_3>{key}\s*:[^\S\n]*)[^\n]+""",
-        rf"""(?P<before_4>--?{key}\s+)[^\s-]\S*""",
+    several, one = f"[{JOINTS}]*", f"[{JOINTS}]?"
+    whole = f"^{several}", f"{several}$"
+    name = [*_keys(parts, several), *_keys(words, several, WORD_BEGINS, WORD_ENDS), *_keys(names, several, *whole)]
+    word = _keys((*words, *names), one, WORD_BEGINS, WORD_ENDS)
+    return Patterns(
+        "|".join(name) or NOTHING,
+        "|".join([*_keys(parts, one), *word, "://", f"[eE][rR]{GAP}", f"[iI][cC]{GAP}"]),
+        SECRET_IN_TEXT.replace("KEY", f"(?:{'|'.join([*_keys(parts, one, '', REST_OF_KEY), *word]) or NOTHING})"),
     )
-    return re.compile("|".join(kinds), re.IGNORECASE | re.DOTALL)
 
 
-def _mask(found: re.Match[str]) -> str:
-    before = found["before"] or found["before_2"] or found["before_3"] or found["before_4"]
-    return f"{before}{MASKED}{found['after'] or ''}"
+def _keys(keys: Sequence[str], joint: str, before: str = "", after: str = "") -> list[str]:
+    """Return the pattern of any of the keys in any case, with joints between their characters; none without keys."""
+    found = "|".join(joint.join(map(_in_any_case, key)) for key in keys)
+    return [f"{before}(?:{found}){after}"] if found else []
+
+
+def _in_any_case(char: str) -> str:
+    both = char.lower() + char.upper()
+    return f"[{both}]" if len(both) == 2 and both[0] != both[1] else re.escape(char)
+
+
+@lru_cache(maxsize=64)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
 
 
 def _marked(kind: Any, seen: set[Any]) -> set[str]:
