@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds
-from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
+from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
@@ -27,7 +27,6 @@ from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.paging import Page, look_through
-from django_dbtaskqueue.operations.permissions import masked_fault
 from django_dbtaskqueue.operations.queue_counts import limits_by_queue, limits_text
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
@@ -43,9 +42,7 @@ DOCTOR_ERROR_CODE = 1  # exit code when a finding is an error
 def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQuerySet]:
     """Return the filter of a search and the tasks that match it, as pages and API do."""
     text = " ".join(terms)
-    if fault := masked_fault(search := parse(text)):
-        raise SearchError(text, fault)
-    task_filter = TaskFilter({"q": text}, queryset=tasks_for(search, using)).checked()
+    task_filter = TaskFilter({"q": text}, queryset=tasks_for(parse(text), using)).checked()
     return task_filter, task_filter.qs
 
 

@@ -175,7 +175,7 @@ def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> No
 
 def check_search(search: Search, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may see what the search reveals of payloads."""
-    if fault := masked_fault(search) or search_fault(actor, search):
+    if fault := search_fault(actor, search):
         raise PermissionDenied(fault)
 
 
@@ -224,7 +224,7 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
     """Return why a user may not ask for this search, or nothing: its matches can reveal what payloads contain.
 
     Such a search needs ``view_payload`` in each queue that it names; when it names none, in all that are known. The
-    command line (None) may search for everything but what ``masked_fault`` refuses.
+    command line (None) may search for everything. ``select`` refuses what ``masked_fault`` names, whoever asks.
     """
     actor = who if isinstance(who, Actor) else Actor(who)
     if actor.user is None or not reads_payload(search):

@@ -318,7 +318,6 @@ def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     waiting, done = make_task(process_result=old), make_task(Status.COMPLETED, process_result=old)
     tried = attempt(task, message=old, traceback=old)
     failure_group("f" * 40, message=old)
-    assert len(data("list", "--filter", "error:hunter")) == 2
     assert code_of("mask") != 0, "there is no terminal to ask on"
     assert data("mask", "--dry-run") == {"dry_run": True, "would_mask": 4}
     assert data("mask", "--yes") == {"masked": 4}

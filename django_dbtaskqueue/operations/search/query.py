@@ -6,7 +6,6 @@ answers. Times are compared with the database's clock. Nothing here counts, sort
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
@@ -16,9 +15,7 @@ from typing import Any
 import django_filters
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db import connections
-from django.db.models import Case, CharField, F, Func, IntegerField, Q, Value, When
-from django.db.models.fields.json import KeyTransform
+from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -28,13 +25,13 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.permissions import User, search_fault
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term
-from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match, span_of
+from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
+from django_dbtaskqueue.operations.search.masked_values import ErrorHolds, JsonFits
+from django_dbtaskqueue.operations.search.values import Match, span_of
 
 __all__ = ["TaskFilter"]
 
-JsonScalar = str | int | float | bool
 LOOKUPS = {
     "=": "exact",
     "^": "startswith",
@@ -61,8 +58,6 @@ STATE_CONDITIONS: dict[str, Q] = {
     "scheduled": Q(status=Status.CREATED, ready_time__isnull=False, next_process_time__gt=Now()),
     "stale": HELD_TASKS & Q(next_process_time__lte=Now()),
 }
-JSON_NUMBERS, JSON_TEXTS = ("number", "integer", "real"), ("string", "text")  # as databases name them
-JSON_WORDS: dict[str, JsonScalar] = {"true": True, "false": False}
 
 
 def tasks_for(search: Search, using: str | None = None, *, write: bool = False) -> TaskQuerySet:
@@ -80,8 +75,10 @@ def tasks_for(search: Search, using: str | None = None, *, write: bool = False) 
 def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
     """Return those of ``tasks`` that match all terms. Raises ``SearchError``; reads nothing."""
     found = parse(search) if isinstance(search, str) else search
-    for place, one in enumerate(found.terms):
-        tasks = _json(one, tasks, f"search_{place}") if "." in one.name else tasks.filter(_condition(one, tasks.db))
+    if fault := masked_fault(found):
+        raise SearchError(to_text(found), fault)
+    for one in found.terms:
+        tasks = tasks.filter(_condition(one, tasks.db))
     return tasks
 
 
@@ -95,12 +92,15 @@ def by_status(statuses: Sequence[str]) -> Q:
 
 def _condition(term: Term, alias: str) -> Q:
     values = [match.value for match in term.matches]
-    if term.name == "status":
+    if "." in term.name:
+        column, *path = term.name.split(".")
+        condition = Q(JsonFits(column, tuple(path), term.matches))
+    elif term.name == "status":
         condition = by_status(values)
     elif term.name == "is":
         condition = _any(STATE_CONDITIONS[value] for value in values)
     elif term.name == "error":
-        condition = MAY_HAVE_ERROR & _any(Q(process_result__icontains=value) for value in values)
+        condition = MAY_HAVE_ERROR & Q(ErrorHolds(*values))
     elif term.name == "fingerprint" and not term.negated:
         condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
         condition &= _any(_compared("fingerprint", match, str) for match in term.matches)
@@ -158,63 +158,6 @@ def moment_of(op: str, value: str) -> tuple[str, datetime]:
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
     return op, moment
-
-
-# -- JSON --------------------------------------------------------------------------------------------------------------
-
-
-def _json(term: Term, tasks: TaskQuerySet, name: str) -> TaskQuerySet:
-    """Filter by a value inside a JSON column. A missing key matches no term, and so every negated one."""
-    column, *path = term.name.split(".")
-    key: Any = F(column)
-    for step in path:
-        key = KeyTransform(step, key)
-    if connections[tasks.db].vendor == "postgresql":
-        kind = Func(key, function="JSONB_TYPEOF", output_field=CharField())
-    else:
-        kind = Func(column, Value(_json_path(path)), function="JSON_TYPE", output_field=CharField())
-    tasks = tasks.alias(**{name: key, f"{name}_kind": kind})
-    condition = _any(_json_match(name, column, path, match, tasks.db) for match in term.matches)
-    if not term.negated:
-        return tasks.filter(condition)
-    fits = Case(When(condition, then=Value(1)), default=Value(0), output_field=IntegerField())
-    return tasks.alias(**{f"{name}_fits": fits}).filter(**{f"{name}_fits": 0})
-
-
-def _json_path(path: Sequence[str]) -> str:
-    """Return the path of SQLite, as ``KeyTransform`` writes it; Django 6 has moved its own function."""
-    return "$" + "".join(f"[{int(step)}]" if step.isdecimal() else f".{json.dumps(step)}" for step in path)
-
-
-def _json_match(name: str, column: str, path: Sequence[str], match: Match, alias: str) -> Q:
-    if match.op == "^":
-        return Q(**{f"{name}__startswith": match.value}) if match.value else Q(**{f"{name}__isnull": False})
-    if match.op in "$~":  # ``contains`` would compare JSON
-        return Q(**{f"{name}__{'endswith' if match.op == '$' else 'icontains'}": match.value})
-    if match.op == "=":
-        return _any(_json_equals(name, column, path, value, alias) for value in _readings(match.value))
-    low = _readings(match.value)[0]
-    low = match.value if isinstance(low, bool) else low
-    kind = Q(**{f"{name}_kind__in": JSON_TEXTS if isinstance(low, str) else JSON_NUMBERS})
-    if match.op == "..":
-        return kind & Q(**{f"{name}__gte": low, f"{name}__lte": _readings(match.high)[0]})
-    return kind & Q(**{f"{name}__{LOOKUPS[match.op]}": low})
-
-
-def _json_equals(name: str, column: str, path: Sequence[str], value: JsonScalar, alias: str) -> Q:
-    if connections[alias].vendor != "postgresql":
-        return Q(**{name: value})
-    inside: object = value
-    for step in reversed(path):
-        inside = {step: inside}
-    return Q(**{f"{column}__contains": inside})  # what a GIN index of the column answers
-
-
-def _readings(text: str) -> list[JsonScalar]:
-    """Return what a bare word can mean: a number, true or false, and always the text itself."""
-    if JSON_NUMBER.fullmatch(text):
-        return [float(text) if "." in text else int(text), text]
-    return [JSON_WORDS[text], text] if text in JSON_WORDS else [text]
 
 
 # -- the filter set ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 MAX_BIGINT = 2**63 - 1
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
-JSON_NUMBER = re.compile(r"-?\d{1,18}(\.\d{1,18})?")
+JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
+NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 MAX_SPAN = timedelta(days=36_500)
 SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
@@ -209,6 +210,9 @@ class Json(Text):
     def read(self, piece: Piece, written: str) -> Match:
         """Numbers and texts can be compared, numbers in ranges."""
         op, text = split(piece)
+        if op and not piece.quoted and _is_nearly_number(text):
+            words = _("%(value)s is not a number as JSON has it. Write 0.5 or 1e-7; a text goes in quotes.")
+            raise SearchError(written, words % {"value": repr(text)})
         if op:
             return Match(op, text)
         low, dots, high = piece.bare.partition("..")
@@ -221,7 +225,13 @@ class Json(Text):
     def write(self, match: Match, quote: Quote) -> str:
         if match.op in self.ops:
             return super().write(match, quote)
-        return f"{match.value}..{match.high}" if match.op == ".." else f"{match.op}{quote(match.value)}"
+        if match.op == "..":
+            return f"{match.value}..{match.high}"
+        return match.op + (f'"{match.value}"' if _is_nearly_number(match.value) else quote(match.value))
+
+
+def _is_nearly_number(text: str) -> bool:
+    return not JSON_NUMBER.fullmatch(text) and NEARLY_NUMBER.fullmatch(text) is not None
 
 
 def meant(name: str, known: Iterable[str]) -> str:

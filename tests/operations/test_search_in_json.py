@@ -1,0 +1,181 @@
+"""Searches in payloads: a term means the same on both databases, for values of each type, and sees them masked."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.masking import MASKED, masked_text
+from django_dbtaskqueue.models import BulkOperation, Task
+from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations.search import Search, Term, parse
+from django_dbtaskqueue.operations.search.query import TaskFilter, select
+from django_dbtaskqueue.operations.search.values import Match
+from tests.factories import make_task
+from tests.operations.site import TASKS, client, command, data, page, post, refused, work
+
+BOTH = ("default", "sqlite")
+on_both = pytest.mark.django_db(databases=BOTH)
+PIECES = (
+    *("password", "Token", "pin", "apiKey", "api key", "_", "x", "S3cr3t", "Ä", "7", " ", "\t", "\n", "\\", '"', "'"),
+    *(
+        "=",
+        ":",
+        "=>",
+        ",",
+        ";",
+        "&",
+        "(",
+        ")",
+        "<",
+        ">",
+        "</",
+        "--",
+        "-",
+        ".",
+        "://",
+        "@",
+        "/",
+        "b",
+        "Bearer ",
+        "basic ",
+    ),
+    *("Key (", "abcdef0=", MASKED),
+)
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
+BIG = 1970670598291982290
+NUMBERS = (
+    st.sampled_from([0, -0.0, 1.0, 1.5, 1e-7, 1e22, 1e300, 0.1, BIG, BIG + 9, -BIG, 2**53 + 1, 2**63, 10**30, -5])
+    | st.integers(-12, 12)
+    | st.floats(allow_nan=False, allow_infinity=False)
+)
+SCALARS = (
+    TEXTS | NUMBERS | st.booleans() | st.none() | st.sampled_from(["5", "1e-7", "true", "null", "", "Authorization"])
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["v", "value", "name", "type", "1", "n"]), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+PATHS = st.lists(st.sampled_from(["v", "value", "name", "0", "1", "01", "n"]), min_size=1, max_size=3).map(tuple)
+WRITTEN = NUMBERS.map(repr) | TEXTS | st.sampled_from(["", "true", "null", "1.50", "007", "1E3", "-0", f"{BIG}.0"])
+DECIMALS = NUMBERS.map(repr) | st.sampled_from(["1.50", "007", "1E3", "-0"])
+MATCHES = (
+    st.builds(Match, st.sampled_from(["=", "^", "$", "~", ">", ">=", "<", "<="]), WRITTEN)
+    | st.builds(Match, st.just(".."), DECIMALS, DECIMALS)
+)  # fmt: skip
+
+
+def at(value: Any, path: tuple[str, ...]) -> Any:
+    for step in path:
+        value = {step: value}
+    return value
+
+
+def found(payload: Any, *terms: Term) -> list[list[bool]]:
+    """Return for each database which of the terms find a task with the payload."""
+    answers = []
+    for alias in BOTH:
+        tasks: Any = Task.objects.using(alias)
+        tasks.filter(reference="one").update(payload=payload) or make_task(
+            using=alias, reference="one", payload=payload
+        )
+        answers.append([select(Search((term,)), tasks).exists() for term in terms])
+    return answers
+
+
+@on_both
+@given(VALUES, PATHS, st.lists(MATCHES, min_size=1, max_size=3).map(tuple))
+def test_a_term_means_the_same_on_both_databases(value: Any, path: tuple[str, ...], matches: tuple[Match, ...]) -> None:
+    terms = [Term(".".join(("payload", *path)), matches, negated) for negated in (False, True)]
+    for payload in (value, {path[0]: value}, at(value, path[::-1])):
+        on_postgresql, on_sqlite = found(payload, *terms)
+        assert on_postgresql == on_sqlite and sum(on_sqlite) == 1, (payload, matches)
+
+
+@on_both
+@given(TEXTS)
+def test_a_text_is_found_as_it_is_shown_and_not_as_it_is(text: str) -> None:
+    shown = masked_text(text)
+    assert (
+        found({"v": text}, *(Term("payload.v", (Match("=", one),)) for one in (shown, text)))
+        == [[True, shown == text]] * 2
+    )
+
+
+SECRETS: dict[str, Any] = {
+    "login": {"user": "ada", "password": "S3cr3t"},
+    "headers": [{"name": "Authorization", "value": "S3cr3t"}, {"type": "token", "values": ["S3cr3t"]}],
+    "pair": ["password", "S3cr3t"],
+    "triple": ["password", "S3cr3t", 1],
+    "cmd": "curl --password S3cr3t -v",
+    "address": "postgres://ada:S3cr3t@db/x",
+    "note": "password=S3cr3t and more",
+}
+GUESSES = (
+    *("payload.login:*S3*", "payload.login:{*", "payload.headers:*S3*", "payload.headers.0:*S3*", "payload.pair:*S3*"),
+    *("payload.headers.0.value:*S3*", "payload.headers.0.value:S3cr3t", "payload.headers.0.value:<=T"),
+    *("payload.headers.1.values:*S3*", "payload.headers.1.values.0:S*", "payload.pair.1:S*", "payload.pair.1:S3cr3t"),
+    *("payload.triple.1:*3t", "payload.cmd:*S3*", "payload.address:*S3*"),
+    *("payload.note:*S3*", "payload.note:password=S*", "payload.note:<password=Z", "result.note:*S3*", "error:S3cr3t"),
+)
+SEEN = (
+    *("payload.login:*", "payload.login.user:ada", "payload.headers.0.name:Auth*", "payload.pair.0:password"),
+    *(
+        "payload.triple.2:1",
+        "payload.cmd:curl*",
+        "payload.cmd:*-v",
+        "payload.address:*@db/x",
+        'payload.note:*"and more"',
+    ),
+    *(f'payload.cmd:"curl --password {MASKED} -v"', f"payload.headers.0.value:{MASKED}", "error:more"),
+)
+
+
+@pytest.fixture
+def secrets(alias: str) -> tuple[str, int]:
+    error = {"process_result": "password=S3cr3t and more", "result": SECRETS}
+    return alias, make_task("ERROR", using=alias, payload=SECRETS, **error).pk
+
+
+def test_no_guess_of_a_masked_value_is_told_right(secrets: tuple[str, int]) -> None:
+    tasks: Any = Task.objects.using(secrets[0])
+    assert [text for text in GUESSES if select(text, tasks).exists()] == []
+    assert [text for text in GUESSES if not select(f"-{text}", tasks).exists()] == []
+    assert [text for text in SEEN if not select(text, tasks).exists()] == []
+
+
+@pytest.mark.parametrize("guess", ["payload.login:*S3*", "payload.headers.0.value:S*", "payload.cmd:*S3*", "error:S3"])
+def test_no_road_tells_a_guess_right(guess: str, op: Any) -> None:
+    task = make_task("ERROR", payload=SECRETS, process_result="password=S3cr3t")
+    ada = client("view_task", "view_payload", "reprocess_task")
+    assert str(task) not in page(op, TASKS, q=guess) and "No task matches" in page(op, TASKS, q=guess)
+    assert ada.get("/api/tasks", {"q": guess}).json()["tasks"] == []
+    assert ada.get("/api/tasks/count", {"q": guess}).json()["count"] == 0
+    assert post(ada, "tasks/reprocess/preview", q=guess).json()["selected"]["count"] == 0
+    assert data("list", "--filter", guess) == []
+    assert data("reprocess", "--filter", guess, "--dry-run")["selected"] == "0"
+    assert post(ada, "tasks/reprocess/search", q=guess, reason="x").status_code == 202 and work()
+    assert BulkOperation.objects.get().changed == 0
+
+
+def test_no_road_searches_a_masked_key() -> None:
+    make_task(payload={"password": "S3cr3t"})
+    q, words = "payload.password:S*", "the values are masked"
+    for call in (lambda: select(q, Task.objects.all()), lambda: TaskFilter({"q": q}, queryset=Task.objects.all()).qs):
+        refused(words, call, error=SearchError)
+    refused(words, bulk.preview, "delete", q, error=SearchError)
+    for asked in (("list", "--filter", q), ("delete", "--filter", q, "--yes", "--reason", "x")):
+        refused(words, command, *asked, error=Exception)
+    assert Task.objects.exists()
+
+
+def test_what_is_nearly_a_number_is_not_compared_as_a_text() -> None:
+    for text in (">.5", ">=5.", "<+5", ">1e99999", "<=٣"):
+        refused("is not a number as JSON has it. Write 0.5 or 1e-7", parse, f"payload.n:{text}", error=SearchError)
+    assert parse('payload.n:>"+5"').terms[0].text == 'payload.n:>"+5"'
