@@ -20,34 +20,24 @@ assert_type(Task.objects.filter(queue="mail").reprocess(), str)
 """
 
 
-def mypy(program: Path, folder: Path) -> list[str]:
-    # The cache of a checkout may be in use by a mypy of its own, as it is in .ci/run; two of them break it.
-    cache = folder / "mypy-cache"
-    return ["mypy", "--config-file", str(REPOSITORY / "pyproject.toml"), "--cache-dir", str(cache), str(program)]
-
-
-def pyright(program: Path, _: Path) -> list[str]:
-    config = program.with_name("pyrightconfig.json")
-    if not config.exists():
-        config.write_text(CONFIG.read_text().replace("../..", str(REPOSITORY)))
-    return ["basedpyright", "--project", str(config), "--pythonpath", sys.executable]
-
-
 def main() -> int:
     """Return 0 if both checkers accept the program and refuse the wrong one for its fault."""
-    failed = False
+    failed = 0
     with tempfile.TemporaryDirectory() as folder:
         wrong = Path(folder) / "wrong_program.py"
         wrong.write_text(WRONG)
-        for checker in (mypy, pyright):
+        wrong.with_name(CONFIG.name).write_text(CONFIG.read_text().replace("../..", str(REPOSITORY)))
+        # The cache of a checkout may be in use by a mypy of its own, as it is in .ci/run; two of them break it.
+        mypy = ["mypy", "--config-file", "pyproject.toml", "--cache-dir", f"{folder}/mypy-cache"]
+        pyright = ["basedpyright", "--pythonpath", sys.executable, "--project"]
+        for checker, right, broken in ((mypy, PROGRAM, wrong), (pyright, CONFIG, wrong.with_name(CONFIG.name))):
             started = monotonic()
-            right, broken = (_run(checker(program, Path(folder))) for program in (PROGRAM, wrong))
-            refused = broken.returncode == 1 and "wrong_program.py:4" in broken.stdout
-            print(f"{checker.__name__}: {monotonic() - started:.1f} s")
-            if right.returncode or not refused:
-                failed = True
-                print(right.stdout, right.stderr, "" if refused else f"A wrong program passes:\n{broken.stdout}")
-    return int(failed)
+            accepted, refused = (_run([*checker, str(what)]) for what in (right, broken))
+            print(f"{checker[0]}: {monotonic() - started:.1f} s")
+            if accepted.returncode or refused.returncode != 1 or "wrong_program.py:4" not in refused.stdout:
+                failed = 1
+                print(accepted.stdout, accepted.stderr, "The wrong program:", refused.stdout, sep="\n")
+    return failed
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:

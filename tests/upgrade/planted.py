@@ -14,9 +14,7 @@ class Migration(migrations.Migration):
 SAFE = f"""{HEAD}
         migrations.AddField("task", "planted", models.IntegerField(null=True)),
         migrations.AddField("task", "planted_kind", models.CharField(max_length=20, db_default="plain")),
-        AddIndexConcurrently(
-            "task", models.Index(fields=["planted"], condition=Q(status="ERROR"), name="dbtaskqueue_task_planted")
-        ),
+        AddIndexConcurrently("task", models.Index(fields=["planted"], condition=Q(status="ERROR"), name="planted_ix")),
         AddConstraintNotValid("task", models.CheckConstraint(condition=Q(planted__gte=0), name="planted_positive")),
         ValidateConstraint("task", name="planted_positive"),
     ]
@@ -29,11 +27,7 @@ STOPS_PRODUCERS = f"""{HEAD}
 # An older poller does not fill the column when it settles.
 STOPS_SETTLING = f"""{HEAD}
         migrations.AddField("task", "planted", models.IntegerField(null=True)),
-        AddConstraintNotValid(
-            "task",
-            models.CheckConstraint(
-                condition=Q(finish_time=None) | Q(planted__isnull=False), name="planted_when_finished"
-            ),
-        ),
+        AddConstraintNotValid("task", models.CheckConstraint(
+            condition=Q(finish_time=None) | Q(planted__isnull=False), name="planted_when_finished")),
     ]
 """

@@ -61,12 +61,11 @@ def migrate(url: str, new: Release) -> tuple[Probe, float]:
     with psycopg.connect(url, autocommit=True) as connection, ThreadPoolExecutor(2) as pool:
         pid = connection.info.backend_pid
         threads = pool.submit(probe.work, connection, ended), pool.submit(probe.look, url, pid, ended)
+        began = monotonic()
         try:
-            began = monotonic()
             new.manage(url, "migrate", "--verbosity", "0")
-            took = monotonic() - began
+            return probe, monotonic() - began
         finally:
             ended.set()
-        for thread in threads:
-            thread.result()
-    return probe, took
+            for thread in threads:
+                thread.result()
