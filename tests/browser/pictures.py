@@ -24,9 +24,6 @@ from tests.templates import REPOSITORY
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 60_000
-WIDTHS_PX = {"": 1440, "-phone": 390}
-MAX_HEIGHT_PX = 1400
-QUALITY = 80  # of WebP, of 100
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
@@ -169,9 +166,9 @@ def open_page(page: Any, admin: str, name: str) -> bool:
 
 def shoot(page: Any, file: Path) -> None:
     """Write what the page shows, as WebP, which ``page.screenshot`` cannot."""
-    height = min(page.evaluate("document.documentElement.scrollHeight"), MAX_HEIGHT_PX)
+    height = min(page.evaluate("document.documentElement.scrollHeight"), 1400)
     clip = {"x": 0, "y": 0, "width": page.viewport_size["width"], "height": height, "scale": 1}
-    options = {"format": "webp", "quality": QUALITY, "clip": clip, "captureBeyondViewport": True}
+    options = {"format": "webp", "quality": 80, "clip": clip, "captureBeyondViewport": True}
     found = page.context.new_cdp_session(page).send("Page.captureScreenshot", options)
     file.write_bytes(base64.b64decode(found["data"]))
 
@@ -193,7 +190,7 @@ def main() -> None:
             act(page, admin)
 
         def take(admin: str, pages: Iterable[str]) -> None:
-            for theme, (mark, width) in product(("light", "dark"), WIDTHS_PX.items()):
+            for theme, (mark, width) in product(("light", "dark"), {"": 1440, "-phone": 390}.items()):
                 names = [name for name in pages if given.all or f"{name}-{theme}{mark}" in (given.names or DOCS)]
                 with logged_in(browser, admin, password, width, theme) if names else nullcontext() as page:
                     for name in names:

@@ -21,7 +21,6 @@ from tests.contrib.bridging.server import PEM, lossy, serving
 from tests.patience import PATIENCE
 
 SECRET = "whsec_" + b64encode(b"k" * 32).decode()
-LOST_SHARE = 0.2  # of the requests, and of the answers of those that arrive
 ODD_PAYLOADS = ("null", "1.10", '{"b": 1, "a": [1e3, -0.5]}', '"\\u00e9\\n"', "123456789012345678901234567890")
 # As SQL, because Python has no number that is written 1.10. The jsonb of the last column is NULL.
 INSERT_ODD = """
@@ -45,7 +44,7 @@ def test_each_task_arrives_once_though_messages_are_lost(
         with connection.cursor() as cursor:
             cursor.execute(INSERT_ODD, [list(ODD_PAYLOADS)])
         port: Future[int] = Future()
-        with serving(lossy(port, LOST_SHARE, lost)) as proxy:
+        with serving(lossy(port, 0.2, lost)) as proxy:
             peer = {
                 "url": f"https://127.0.0.1:{proxy.port}/bridge/here/", "secrets": [SECRET], "ca_file": PEM,
                 "allow_private": True, "queue_names": {"outbox": "inbox"},

@@ -19,13 +19,9 @@ LEGAL = {(str(source), edge.target and str(edge.target)) for edge in USED for so
 ENDED = {str(status) for status in TERMINAL}
 LIVE = {"CREATED", "PROCESSING"}
 RETURN_S = 3.0  # from the return of the database to the next checkout
-DRAINED_S = 20.0  # from the last fault until all is done
-RESTART_S = 1.2 * LEASE_S  # from the death of a process until half of its tasks run again
-MAX_END_RATIO = 1.5  # of the time until half of them end, to the time that they must take
 WARM_S, LIVED_S = 30.0, 60.0  # of a process whose needs are compared: not counted, and at least
-SLOPE_S = 120.0  # the time over which memory is compared, at least
 SPREAD = 2  # threads or files by which a process may grow
-SLOPE = 0.5 * 2**20  # bytes a minute
+SLOPE, SLOPE_S = 0.5 * 2**20, 120.0  # bytes of memory a minute, over so many seconds at least
 CLOCK_S = 0.05  # a ledger's clock and the database's may differ by so much
 CANCELLED = "Cancelled while the poller was stopping"
 # Errors of a connection. A processor that does not touch the database cannot have caused one.
@@ -326,34 +322,6 @@ def first_checkouts(evidence: Evidence) -> dict[float, float]:
     return {moment: clocks[place] - moment for moment, place in places.items() if place < len(clocks)}
 
 
-# What may not take longer than so many seconds, or times as long as it must, on a machine without other work.
-SLOW: dict[str, tuple[float, Callable[[Evidence], float], str]] = {
-    "slow drain": (DRAINED_S, lambda one: one.drained, "all was done {:.1f} s after the last fault, over {:.1f} s"),
-    # Half of the tasks of killed processes run again within little more than a lease, outages not counted,
-    "slow restart": (
-        RESTART_S,
-        lambda one: middle(restarts(one)),
-        "half of them waited {:.1f} s or more, over {:.1f} s",
-    ),
-    # and end in 1.5 times a lease and their own run time: none waits for others.
-    "slow end": (
-        MAX_END_RATIO,
-        lambda one: middle(end_ratios(one)),
-        "half took {:.1f} times the least or more, over {:.1f}",
-    ),
-}
-
-
-def too_slow(evidence: Evidence, promise: str) -> Iterator[str]:
-    most, measure, words = SLOW[promise]
-    limit, took = most * evidence.slowness, measure(evidence)
-    if took > limit:
-        yield words.format(took, limit)
-
-
-CHECKERS |= {name: partial(too_slow, promise=name) for name in SLOW}
-
-
 def middle(values: Sequence[float]) -> float:
     return median_high(values) if values else 0.0
 
@@ -413,3 +381,23 @@ def _seconds(evidence: Evidence, began: float, ended: float) -> float:
     """Return the seconds between two times in which all had a database."""
     away = sum(max(0.0, min(back, ended) - max(gone, began)) for gone, back in evidence.outages)
     return ended - began - away
+
+
+# What may not take longer than so many seconds, or times as long as it must, on a machine without other work.
+SLOW: dict[str, tuple[float, Callable[[Evidence], list[float]], str]] = {
+    "slow drain": (20.0, lambda one: [one.drained], "all was done {:.1f} s after the last fault, more than {:.1f} s"),
+    # Half of the tasks of killed processes run again within little more than a lease, outages not counted,
+    "slow restart": (1.2 * LEASE_S, restarts, "half of them waited {:.1f} s or more, more than {:.1f} s"),
+    # and end in little more than a lease and their own run time: none waits for others.
+    "slow end": (1.5, end_ratios, "half of them took {:.1f} times as long as they must, or more; {:.1f} is allowed"),
+}
+
+
+def too_slow(evidence: Evidence, promise: str) -> Iterator[str]:
+    most, measure, words = SLOW[promise]
+    limit, took = most * evidence.slowness, middle(measure(evidence))
+    if took > limit:
+        yield words.format(took, limit)
+
+
+CHECKERS |= {name: partial(too_slow, promise=name) for name in SLOW}

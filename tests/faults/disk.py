@@ -10,7 +10,6 @@ import psycopg
 
 SIZE_BYTES = 2**31  # at most; a file system in memory takes what is used
 TABLESPACE = "faults"
-TRIES = 50  # to make it full while others write to it
 
 
 class Disk:
@@ -22,7 +21,7 @@ class Disk:
 
     def fill(self) -> None:
         """Leave no room: what is written now is the size from now on."""
-        for _ in range(TRIES):
+        for _ in range(50):  # while others write to it
             facts = os.statvfs(self._mount)
             if self._resize((facts.f_blocks - facts.f_bfree) * facts.f_frsize):
                 return

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from django.db import connection
 
-BATCH_ROWS = 20_000  # of the history, per read
 DUE = """
 CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time ELSE greatest(OLD.ready_time, OLD.next_process_time) END
 """
@@ -96,7 +95,7 @@ def install() -> None:
 def read() -> Iterator[Change]:
     columns = ("seq", "clock", *WRITTEN)
     names = [f"extract(epoch FROM {name})::float8" if name in ("clock", "due") else name for name in columns]
-    sql = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT {BATCH_ROWS}"
+    sql = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT 20000"
     last = 0
     with connection.cursor() as cursor:
         while True:

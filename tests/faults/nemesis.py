@@ -19,12 +19,8 @@ from tests.faults.sizes import LEASE_S, Size
 from tests.faults.standby import Standby
 from tests.proxy import Proxy
 
-PAUSE_S = LEASE_S * 1.4  # of a process, longer than its lease
 STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire
 SHORT_S, LONG_S = 1.0, 4.0  # of a lock, a spell; of a black hole
-TERMINATIONS = 15  # backends per stroke, at most
-PIN_S = 20.0  # of a snapshot, while other faults go on
-CALM_TRIES = 10  # of five seconds each
 # A fifth of the statements fail.
 BREAK = """
 CREATE OR REPLACE FUNCTION faults_break() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -118,7 +114,7 @@ class Nemesis:
         for victims in self._one_of(self.families()):
             self._send(victims, signal.SIGSTOP)
             self.counts["pause beyond the lease"] += 1
-            threading.Timer(PAUSE_S, self._send, [victims, signal.SIGCONT]).start()
+            threading.Timer(1.4 * LEASE_S, self._send, [victims, signal.SIGCONT]).start()
 
     def _one_of(self, candidates: Sequence[T]) -> list[T]:
         """Return one of them by chance; none if there is none."""
@@ -169,14 +165,14 @@ class Nemesis:
         """Hold a snapshot, so that no dead row can be removed meanwhile."""
         connection = psycopg.connect(self._url, options="-c default_transaction_isolation=repeatable\\ read")
         connection.execute("SELECT 1")  # no lock: the spells that lock the table would wait for it
-        timer = threading.Timer(PIN_S, connection.close)
+        timer = threading.Timer(20, connection.close)  # while other faults go on
         timer.daemon = True
         timer.start()
         self.counts["snapshots pinned"] += 1
 
     def terminate(self) -> None:
         with self.control() as control:
-            self.counts["backends terminated"] += self._cut(control, self.random.randint(1, TERMINATIONS))
+            self.counts["backends terminated"] += self._cut(control, self.random.randint(1, 15))
 
     def stall(self) -> None:
         """Forward nothing for longer than a lease. What was said before arrives late, from a former holder."""
@@ -226,7 +222,7 @@ class Nemesis:
             self.disk.free()
         self.proxy.stall(on=False)
         self.proxy.black_hole(on=False)
-        for _ in range(CALM_TRIES):
+        for _ in range(10):  # for five seconds each
             with suppress(psycopg.Error), self.control() as control:
                 control.execute(MEND)
                 break

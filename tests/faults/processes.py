@@ -12,7 +12,6 @@ import psutil
 from tests.faults.checkers import Needs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-END_S = 60.0
 
 
 class Process:
@@ -47,7 +46,7 @@ class Process:
         for member in self.family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
-        self.popen.wait(END_S)
+        self.popen.wait(60)
 
 
 def needs(processes: Sequence[Process], clock: float) -> list[Needs]:

@@ -30,16 +30,10 @@ THREADS = 2
 GROUPS = 5  # of one thread
 SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; half of the greatest go through enqueue_many
 BULK = 20  # from how many tasks on
-BULK_SHARE = 0.5  # of the transactions with so many, that go through enqueue_many
 KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "gone", "gone", "gone", "poison", "slow", "late")
 # A slow task shows whether the next of its group waits. One that went back into the queue would go behind its group.
 GROUPED_KINDS = ("ok",) * 12 + ("retry", "slow")
 QUEUES = ("plain",) * 6 + ("effects", "effects", "evented", "evented", "grouped")
-FULL_SHARE = 0.1  # of the transactions that go to the queue with a capacity
-ROLLBACK_SHARE = 0.03
-SAVEPOINT_SHARE = 0.05
-OVERFULL = 4  # each so many-th transaction of a thread, at the start, has one task more than the queue "small" takes
-OVERFULL_TIMES = 4
 
 
 class RolledBack(Exception):
@@ -63,9 +57,9 @@ class Producer(threading.Thread):
 
     def _transaction(self, number: int) -> int:
         name, size = f"{self.name}-{number}", self._random.choice(SIZES)
-        full = size < BULK and self._random.random() < FULL_SHARE
-        if number % OVERFULL == 0 and number < OVERFULL * OVERFULL_TIMES:
-            size, full = CAPACITY + 1, True
+        full = size < BULK and self._random.random() < 0.1
+        if number in (0, 4, 8, 12):
+            size, full = CAPACITY + 1, True  # one task more than the queue takes
         queue = "small" if full else self._random.choice(QUEUES)
         kinds = GROUPED_KINDS if queue == "grouped" else KINDS
         references = [f"{self._random.choice(kinds)}-{name}-{index}" for index in range(size)]
@@ -86,22 +80,19 @@ class Producer(threading.Thread):
             Booking.objects.create(reference=name)
             if queue == "effects":
                 Booking.objects.bulk_create([Booking(reference=reference) for reference in references])
-            if self._random.random() < SAVEPOINT_SHARE:
-                self._undone(queue, references[0])
+            if self._random.random() < 0.05:
+                with suppress(RolledBack), transaction.atomic():
+                    enqueue(queue, f"undone-{references[0]}")
+                    raise RolledBack
             payload = {"of": name}
             items = [{"reference": one, "payload": payload, "group": self._group(queue)} for one in references]
-            if len(items) >= BULK and self._random.random() < BULK_SHARE:
+            if len(items) >= BULK and self._random.random() < 0.5:
                 enqueue_many(queue, items)
             else:
                 for item in items:
                     enqueue(queue, **item)
-            if self._random.random() < ROLLBACK_SHARE:
+            if self._random.random() < 0.03:
                 raise RolledBack
-
-    def _undone(self, queue: str, reference: str) -> None:
-        with suppress(RolledBack), transaction.atomic():
-            enqueue(queue, f"undone-{reference}")
-            raise RolledBack
 
     def _group(self, queue: str) -> str | None:
         return f"{self.name}-{self._random.randrange(GROUPS)}" if queue == "grouped" else None

@@ -37,12 +37,8 @@ SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in 
 BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner waits before it says what it waits for
 ASKED_S = 40.0  # within which a poller ends that was asked to, on a quiet machine
 ASKED_CODES = (0, 1, -signal.SIGTERM)  # 1: something was left running; the signal: it came before the handlers
-SAMPLE_S = 5.0  # between two looks at what processes need
 LAST, LAST_TIMES = 24, 8  # tasks with one attempt, and how often they come: at each kill some run, and one is orphaned
-PRODUCER_END_S = 5.0
 CHILDREN = 2  # of a supervisor
-POOL = 10  # connections of the pooler to the server
-LONGEST = 3  # times its seconds a run may take to reach its number of tasks
 LOOK_S = 0.2
 SHOWN = 5  # violations of one promise in the report
 
@@ -105,7 +101,7 @@ class Run:
             self._prepare(server, url, disks[0])
             self._pooled = None  # where there is no pooler
             if program := pgbouncer_program():
-                port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=POOL))
+                port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=10))
                 self._pooled = urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
             standby = None
             if self.size.promotions:
@@ -144,7 +140,7 @@ class Run:
             producer.popen.send_signal(signal.SIGTERM)
         for producer in self.producers:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                producer.popen.wait(PRODUCER_END_S)
+                producer.popen.wait(5)
             producer.kill()  # it may wait for an answer that a black hole swallowed
         nemesis.calm()
         drained = self._drain(nemesis, "queue_name <> 'lethal' AND", stopped)
@@ -206,7 +202,7 @@ class Run:
         while missing := [
             *[nemesis.kill] * (nemesis.counts["SIGKILL"] < self.size.kills),
             *[nemesis.terminate] * (nemesis.counts["backends terminated"] < self.size.terminations),
-            *script * (time.monotonic() < began + LONGEST * self.size.seconds and enqueued() < self.size.tasks),
+            *script * (time.monotonic() < began + 3 * self.size.seconds and enqueued() < self.size.tasks),
         ]:
             with contextlib.suppress(psycopg.Error, OSError):
                 nemesis.random.choice(missing)()
@@ -230,7 +226,7 @@ class Run:
             elif not died and "alone" not in poller.name:
                 self.problems.append(f"poller {poller.name} ended with {code} ({poller.tail()})")
             poller.start()
-        if not self._needs or time.time() > self._needs[-1].clock + SAMPLE_S:
+        if not self._needs or time.time() > self._needs[-1].clock + 5:
             self._needs += needs(self.pollers, time.time())
             self._slowness = max(self._slowness, slowness())
         for producer in self.producers if produce else ():

@@ -42,7 +42,6 @@ from tests.faults.sizes import LEASE_S
 from tests.testapp.models import Booking
 
 SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
-RETRIED_STARTS = 2
 DEADLY: dict[str, Callable[[], Any]] = {
     "segfault": lambda: ctypes.string_at(0),
     "overflow": overflow,
@@ -69,7 +68,7 @@ def _started(task: Lease) -> str:
 def _outcome(task: Lease, kind: str) -> Any:
     """Return the outcome of a task, and write its end."""
     outcome: Any = Complete(task.total_attempt)
-    if kind in ("retry", "late") and task.total_attempt <= RETRIED_STARTS:
+    if kind in ("retry", "late") and task.total_attempt <= 2:
         outcome = Fail("asked to fail")
     elif kind == "again" and task.reenqueue_attempt == 0:
         outcome = Reenqueue(timedelta(milliseconds=100))

@@ -27,8 +27,6 @@ import django
 from django.conf import settings
 
 STAGE = sys.argv[1]
-MAX_LINKED_PAGES = 60  # that one user opens by following links
-MAX_FAULTS = 25  # that are printed
 LINK = re.compile(r"""(?:href|src|action)="([^"]*)\"""")
 MIGRATE = "manage.py migrate"
 faults: list[str] = []
@@ -118,7 +116,7 @@ def main() -> int:
     for name, user in users().items():
         visit_pages(name, user)
         visit_api(name, user)
-    print(*faults[:MAX_FAULTS], f"{len(faults)} faults in {Browser.requests} requests", sep="\n\n")
+    print(*faults[:25], f"{len(faults)} faults in {Browser.requests} requests", sep="\n\n")
     return 1 if faults else 0
 
 
@@ -166,7 +164,7 @@ class Browser:
 def visit_pages(name: str, user: User | None) -> None:
     """Open every address of the admin for our models, and every page of them that those pages lead to."""
     browser, waiting, static, opened = Browser(name, user), dict.fromkeys(admin_addresses()), set[str](), 0
-    seen, most = [], len(waiting) + MAX_LINKED_PAGES
+    seen, most = [], len(waiting) + 60
     while len(seen) < min(most, len(waiting)):  # which grows, and keeps its order
         seen.append(address := list(waiting)[len(seen)])
         response = browser.send("get", address)

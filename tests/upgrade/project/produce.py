@@ -15,15 +15,13 @@ from load.tasks import RELEASE  # noqa: E402 -- Django must be set up first
 
 from django_dbtaskqueue import enqueue, enqueue_many  # noqa: E402 -- Django must be set up first
 
-PACE_S = 0.05  # between two orders
 GROUPS = 3
-BATCH = 10
 
 number = 0
 while not Path("stop").exists():
     number += 1
     reference = f"{RELEASE}-{number}"
-    batch = [f"{reference}-{item}" for item in range(BATCH)]
+    batch = [f"{reference}-{item}" for item in range(10)]
     with transaction.atomic():
         for queue in QUEUES:
             if queue != "many":
@@ -33,5 +31,5 @@ while not Path("stop").exists():
         with connection.cursor() as cursor:
             named = [(queue, reference) for queue in QUEUES if queue != "many"] + [("many", name) for name in batch]
             cursor.executemany("INSERT INTO ordered (queue, reference) VALUES (%s, %s)", named)
-    threading.Event().wait(PACE_S)
+    threading.Event().wait(0.05)
 print(f"{number} orders")
