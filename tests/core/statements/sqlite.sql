@@ -1386,21 +1386,21 @@ WITH g AS MATERIALIZED (
         WHERE p.ready
         AND p.kind > 0
         AND p.g = ANY(ARRAY(
-            SELECT x.g
-            FROM placed AS x
-            WHERE x.ready
-            AND NOT x.chosen
-            AND x.kind > 0
+            SELECT p.g
+            FROM placed AS p
+            WHERE p.ready
+            AND NOT p.chosen
+            AND p.kind > 0
         ))
     ))
     FOR NO KEY UPDATE
 ), ranked AS (
-    SELECT p.*, row_number() OVER (PARTITION BY p.g ORDER BY p.id <> ALL(ARRAY(
+    SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.id <> ALL(ARRAY(
         SELECT l.id
         FROM locked AS l
         WHERE l.status = 'PROCESSING'
-    )), p.kind, p.wait, p.priority, p.id) <= %(number)s::int AS stays
-    FROM placed AS p
+    )), m.kind, m.wait, m.priority, m.id) <= %(number)s::int AS stays
+    FROM placed AS m
 ) UPDATE "dbtaskqueue_task"
 SET parked_by = CASE WHEN parked_by IS NULL THEN 'group' END, ready_time = CASE WHEN parked_by IS NOT NULL
     THEN max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time) END
