@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from functools import wraps
-from typing import Any
 
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.urls import path, re_path
 
 from django_dbtaskqueue.api import monitoring, views
-from django_dbtaskqueue.api.auth import entry_of, not_found
+from django_dbtaskqueue.api.auth import Entry, entry_of, not_found
 from django_dbtaskqueue.api.openapi import document_of
 from django_dbtaskqueue.api.routing import (
     ANY_KIND,
@@ -143,17 +142,17 @@ ROUTES = (
 )  # fmt: skip
 
 
-def _view_of(route: Route) -> Callable[..., Any]:
+def _view_of(route: Route) -> Entry:
     """Return the view of a route. A name with a slash may look like another route: that of the right method answers."""
     entry = entry_of(route)
 
     @wraps(entry)
-    def view(request: HttpRequest, **parts: Any) -> Any:
+    def view(request: HttpRequest, **parts: str) -> HttpResponseBase:
         if request.method != route.method:
             place = re.sub(r"<\w+:(\w+)>", lambda part: str(parts[part[1]]), route.path)
             for other in ROUTES:
                 if other.method == request.method and (found := path(other.path, entry_of(other)).resolve(place)):
-                    answer = found.func(request, **found.kwargs)
+                    answer: HttpResponseBase = found.func(request, **found.kwargs)
                     if answer.status_code != 404:
                         return answer
         return entry(request, **parts)

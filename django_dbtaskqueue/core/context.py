@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
 from types import MappingProxyType, coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.json import short_repr
@@ -105,7 +105,7 @@ def in_copy(function: Callable[[S], Awaitable[T]], given: S) -> Generator[object
         return await function(given)
 
     run, awaited = copy_context().run, call()
-    step: Callable[[Any], object] = awaited.send
+    step: Callable[..., object] = awaited.send
     value: object = None
     while True:
         try:

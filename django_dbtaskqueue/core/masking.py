@@ -38,14 +38,14 @@ CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
 WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
 REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
 OPENING = r"[bBrRuU]{0,2}\\*[\"']"
-QUOTED = (
+QUOTED_TEXT = (
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
     r"""|(?<=[^\\]")(?:\\.|[^"\\])*|(?<=[^\\]')(?:\\.|[^'\\])*)"""
 )
 # What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
 # a header, with the line, because its real end is not known: too much masked is better than too little.
-FORMS = (
-    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|\\*["'],GAP*|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED}""",
+SECRET_FORMS = (
+    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|\\*["'],GAP*|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
     r"""((?:\\*["']GAP*:|GAP*=>?)GAP*)[^ \t\n\r\f\v,;&)}\]"']+""",
     rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*)INK[^\n]*",
     r"(\t+)[^ \t\n\r\f\v=:]INK*",
@@ -53,7 +53,7 @@ FORMS = (
     r"(\)GAP*=GAP*\()[^)]+",  # Key (token)=(x), as PostgreSQL says
 )
 OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
-SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(FORMS)})|{OPTION}".replace("GAP", GAP).replace("INK", INK)
+SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(SECRET_FORMS)})|{OPTION}".replace("GAP", GAP).replace("INK", INK)
 PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
 CREDENTIALS = (
     rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
@@ -72,7 +72,7 @@ class Patterns(NamedTuple):
     @property
     def replaced(self) -> list[tuple[str, str]]:
         """What is replaced in a text, in turn, and by what, as PostgreSQL writes it."""
-        groups = "".join(f"\\{number + 1}" for number in range(len(FORMS) + 2))
+        groups = "".join(f"\\{number + 1}" for number in range(len(SECRET_FORMS) + 2))
         rest = [(PASSWORD_IN_URL, rf"\1:{MASKED}@"), (CREDENTIALS, rf"\1\2{MASKED}")]
         return [(self.text, groups + MASKED), *rest]
 

@@ -319,7 +319,7 @@ async def aenqueue(
     return await sync_to_async(enqueue)(queue, reference, payload, **options)
 
 
-YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
+RUN_AT_YEARS = range(2, 9001)  # the time zones of a first or last day lead out of what Python can say
 MAX_KEY_LENGTH = 200  # characters of a reference, group or tag
 MAX_ROUNDS = 6  # of the two statements of an insert, until another row in the way is given up
 TEXT_COLUMNS = tuple((column.option, column.db) for column in ENQUEUED if column.option and column.type == "text")
@@ -351,8 +351,10 @@ def row_of(options: Mapping[str, Any], settings: conf.QueueSettings) -> Row:
         raise refused("lease", lease, "must be at least 100 ms. Leave it out to have the queue's lease.")
     if type(row["priority"]) is not int or not -32768 <= row["priority"] <= 32767:
         raise refused("priority", row["priority"], "must be a whole number from -32768 to 32767, lower first.")
-    if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year in YEARS):
-        raise refused("run_at", row["run_at"], f"must be a datetime from the year {YEARS[0]} to {YEARS[-1]}.")
+    if row["run_at"] is not None and not (isinstance(row["run_at"], datetime) and row["run_at"].year in RUN_AT_YEARS):
+        raise refused(
+            "run_at", row["run_at"], f"must be a datetime of the years {RUN_AT_YEARS[0]} to {RUN_AT_YEARS[-1]}."
+        )
     return row
 
 

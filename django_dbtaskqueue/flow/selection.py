@@ -81,7 +81,7 @@ def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> N
         rows.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)._raw_delete(alias)
 
 
-def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:
+def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> None:
     """Take the signals back that tasks have got: what was approved has changed, so they wait again."""
     of = {"location": model._meta.label_lower, "task_id__in": ids}
     Step._base_manager.using(alias).filter(kind=RECEIVED, **of)._raw_delete(alias)

@@ -22,7 +22,7 @@ MAX_LISTED_TOKENS = 500
 def make(output: Output, options: dict[str, Any]) -> int:
     """Make a token, store its hash, and write the token this one time."""
     user, queues, life = options["user"], options["queue"], options["expires"]
-    users: Any = get_user_model()
+    users = get_user_model()
     owner = users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()
     if owner is None:
         raise CommandError(f"There is no user {user!r}. Make it first: a token has the permissions of its user.")
@@ -48,7 +48,7 @@ def make(output: Output, options: dict[str, Any]) -> int:
 
 def show(output: Output, options: dict[str, Any]) -> int:
     """List the tokens, or end one."""
-    tokens: Any = ApiToken.objects.using(alias_for("", options["database"]))
+    tokens = ApiToken.objects.using(alias_for("", options["database"]))
     if number := options["revoke"]:
         if not tokens.filter(pk=number).delete()[0]:
             raise CommandError(f"There is no token {number}; taskqueue tokens lists them.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
@@ -13,6 +14,10 @@ from django_dbtaskqueue.core.json import read
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
+    from django.db.models.sql.compiler import SQLCompiler
+
+    Deconstructed = tuple[str, str, Sequence[object], dict[str, object]]
+    Sql = tuple[str, tuple[str | int, ...]]
 
 NO_ITEMS, NO_ENTRIES = models.Value([], models.JSONField()), models.Value({}, models.JSONField())
 # A day of the calendar: with a modifier, ``date`` makes 2026-03-03 of 2026-02-31.
@@ -35,12 +40,12 @@ class JsonField(models.JSONField):
         super().__init__(*args, **options)
         self.shape, self.of = shape, of
 
-    def deconstruct(self) -> tuple[str, str, Any, Any]:
+    def deconstruct(self) -> Deconstructed:
         """Return what Django's field does: migrations need not know this one."""
         name, _path, args, options = super().deconstruct()
         return name, "django.db.models.JSONField", args, options
 
-    def from_db_value(self, value: Any, expression: Any, connection: BaseDatabaseWrapper) -> Any:
+    def from_db_value(self, value: str | None, expression: Any, connection: BaseDatabaseWrapper) -> object:
         """Return the value of a row."""
         if value is None or isinstance(expression, KeyTransform):
             return super().from_db_value(value, expression, connection)
@@ -56,12 +61,12 @@ class JsonField(models.JSONField):
 class TimeField(models.DateTimeField):  # type: ignore[type-arg]
     """A time. The database itself gives the nearest one that Python can read: the driver would fail for all rows."""
 
-    def deconstruct(self) -> tuple[str, str, Any, Any]:
+    def deconstruct(self) -> Deconstructed:
         """Return what Django's field does: migrations need not know this one."""
         name, _path, args, options = super().deconstruct()
         return name, "django.db.models.DateTimeField", args, options
 
-    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+    def select_format(self, compiler: SQLCompiler, sql: str, params: tuple[str | int, ...]) -> Sql:
         """Return the expression of a SELECT."""
         first, last = (f"'{time:%Y-%m-%d %H:%M:%S}{{}}'" for time in READABLE_TIMES)
         if compiler.connection.vendor == "postgresql":
@@ -77,6 +82,6 @@ class ReadableTime(models.Func):
 
     arity = 1
 
-    def as_sql(self, compiler: Any, connection: BaseDatabaseWrapper, *_: Any, **_options: Any) -> tuple[str, Any]:
+    def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **_options: Any) -> Sql:
         sql, params = compiler.compile(self.get_source_expressions()[0])
         return self.output_field.select_format(compiler, sql, params)

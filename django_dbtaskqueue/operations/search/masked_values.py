@@ -18,11 +18,12 @@ from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, F, Func
+from django.db.models.sql.compiler import SQLCompiler
 
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match
 
-Sql = tuple[str, list[Any]]
+Sql = tuple[str, list[object]]
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 INDEX = re.compile("0|[1-9][0-9]{0,8}")  # of a list
 WORDS = {"true": True, "false": False, "null": None}
@@ -45,11 +46,11 @@ class ErrorHolds(Func):
         super().__init__(F("process_result"))
         self.parts = [part.translate(LOWER) for part in parts]
 
-    def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper, **_: Any) -> Any:
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Any:
         """Call ``_error_holds``."""
         return _called("dbtaskqueue_error_holds", _error_holds, self, compiler, connection, [json.dumps(self.parts)])
 
-    def as_postgresql(self, compiler: Any, connection: BaseDatabaseWrapper, **_: Any) -> Sql:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Sql:
         """Look at the whole text first, because masking is slower."""
         column, _params = compiler.compile(self.source_expressions[0])
         shown, params = _masked_sql(column)
@@ -69,13 +70,13 @@ class JsonFits(Func):
         # A value that does not fit is not masked, because that is slow and could only make it fit if this says so.
         self.gains = any(MASKED in one.value or one.op in ORDERS for one in matches)
 
-    def as_sqlite(self, compiler: Any, connection: BaseDatabaseWrapper, **_: Any) -> Any:
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Any:
         """Call ``_fits``."""
         matches = [(one.op, one.value, one.high) for one in self.matches]
         params = [json.dumps(self.path), json.dumps(matches), self.gains]
         return _called("dbtaskqueue_fits", _fits, self, compiler, connection, params)
 
-    def as_postgresql(self, compiler: Any, connection: BaseDatabaseWrapper, **_: Any) -> Sql:
+    def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Sql:
         """Ask first what an index of the column answers."""
         column, _params = compiler.compile(self.source_expressions[0])
         value, value_params = _value_sql(column, self.path)
@@ -120,7 +121,12 @@ def number_text(number: Decimal) -> str:
 
 
 def _called(
-    name: str, function: Callable[..., bool], of: Func, compiler: Any, connection: BaseDatabaseWrapper, given: list[Any]
+    name: str,
+    function: Callable[..., bool],
+    of: Func,
+    compiler: SQLCompiler,
+    connection: BaseDatabaseWrapper,
+    given: list[object],
 ) -> Sql:
     """Return a call of a Python function with a column and what is given, and let the connection know it."""
     connection.ensure_connection()
@@ -134,15 +140,15 @@ def _error_holds(text: str | None, parts: str) -> bool:
     return bool(wanted) and any(part in masked_text(text or "").translate(LOWER) for part in wanted)
 
 
-def _fits(document: str | None, path: str, matches: str, gains: bool) -> bool:
+def _fits(document: str | None, path: str, matches: str, gains: int) -> bool:
     try:
         value: Any = json.loads(document or "", parse_int=Decimal, parse_float=Decimal)
     except (ValueError, RecursionError):  # written by others
         return False
-    return (gains or _any_matches(value, path, matches)) and _any_matches(masked(value), path, matches)
+    return bool(gains or _any_matches(value, path, matches)) and _any_matches(masked(value), path, matches)
 
 
-def _any_matches(value: Any, path: str, matches: str) -> bool:
+def _any_matches(value: object, path: str, matches: str) -> bool:
     for step in _read(path):
         if isinstance(value, list) and INDEX.fullmatch(step) and int(step) < len(value):
             value = value[int(step)]
@@ -189,7 +195,7 @@ def _masked_sql(text: str) -> Sql:
 
 def _value_sql(column: str, path: Sequence[str]) -> Sql:
     """Return the value at a path: the mask in the place of one beside the name of a secret, and nothing inside it."""
-    at, params, hidden = column, list[Any](), list[Sql]()
+    at, params, hidden = column, list[object](), list[Sql]()
     for step in path:
         hidden.append(_hidden_sql(at, params, step))
         is_index = INDEX.fullmatch(step)  # also a key of an object
@@ -200,7 +206,7 @@ def _value_sql(column: str, path: Sequence[str]) -> Sql:
     return sql, [*(param for _, some in hidden for param in some), MASKED, *params]
 
 
-def _hidden_sql(parent: str, params: Sequence[Any], step: str) -> Sql:
+def _hidden_sql(parent: str, params: Sequence[object], step: str) -> Sql:
     """Return the condition that what stands beside a value names a secret, as ``masked`` finds it."""
     name = sql_patterns().name
     if step in VALUE_KEYS:
