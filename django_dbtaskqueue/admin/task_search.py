@@ -19,6 +19,7 @@ from django.utils.translation import gettext_lazy
 from django_dbtaskqueue.admin.list_pages import SORT_KEY
 from django_dbtaskqueue.admin.read_only import id_of, viewer
 from django_dbtaskqueue.core.columns import LONG
+from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import SavedSearch
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 MAX_QUEUES_TO_PICK = 200
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
-MAX_SAVED_SEARCHES = 100  # on a page
+MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page
 MAX_SEARCH_NAME_LENGTH = 100
 SEARCH_EXAMPLES = (
     "status:ERROR",
@@ -151,7 +152,7 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
 def saved_searches(actor: Actor, alias: str) -> list[dict[str, Any]]:
     """Return the searches the user saved, then those shared by others, each by name."""
     saved = SavedSearch.objects.using(alias).order_by("name", "pk")
-    own = list(saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES])
+    own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
     shared = narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
     return [
         {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
@@ -166,9 +167,15 @@ def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseR
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
         return HttpResponseRedirect(request.get_full_path())
     name = request.POST.get("view_name", "").replace("\0", "").strip()[:MAX_SEARCH_NAME_LENGTH]
-    search = page.search_of(request)
+    try:
+        search = page.search_of(request)
+    except SearchError as error:
+        return page.reply(request, str(error), messages.ERROR)
     if not name or not search:
         return page.reply(request, _("Give a search and a name for it."), messages.ERROR)
+    if mine.count() >= MAX_SAVED_SEARCHES and not mine.filter(name=name).exists():
+        words = _("You have %(most)s saved searches. Delete one first.")
+        return page.reply(request, words % {"most": MAX_SAVED_SEARCHES}, messages.ERROR)
     shared = request.POST.get("view_shared") == "1"
     mine.update_or_create(
         owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}

@@ -22,6 +22,7 @@ import django_dbtaskqueue
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.overview_pages import ended
+from django_dbtaskqueue.admin.task_search import MAX_SAVED_SEARCHES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import class_of
@@ -229,6 +230,17 @@ def test_a_search_can_be_kept_under_a_name_and_shared(op: Client) -> None:
     assert models.SavedSearch.objects.exists(), "it belongs to somebody else"
     op.post(TASKS, {"forget_view": saved.pk})
     assert not models.SavedSearch.objects.exists()
+
+
+def test_a_search_that_cannot_be_kept_says_why(op: Client) -> None:
+    broken = op.post(f"{TASKS}?q=stauts:ERROR", {"save_view": "1", "view_name": "Broken"}, follow=True)
+    assert "is not a qualifier" in text(broken)
+    for number in range(MAX_SAVED_SEARCHES + 1):
+        last = op.post(f"{TASKS}?q=id:{number}", {"save_view": "1", "view_name": str(number)}, follow=True)
+    assert "You have 100 saved searches. Delete one first." in text(last)
+    op.post(f"{TASKS}?q=id:7", {"save_view": "1", "view_name": "3"})
+    assert models.SavedSearch.objects.count() == MAX_SAVED_SEARCHES
+    assert models.SavedSearch.objects.get(name="3").query == "id:7", "a saved one can still change"
 
 
 def test_a_task_can_be_enqueued_again_as_new(op: Client) -> None:
