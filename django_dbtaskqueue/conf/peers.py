@@ -152,7 +152,11 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
 def _keys(given: object, known: Sequence[str], where: str) -> dict[str, Any]:
     if not isinstance(given, Mapping):
         raise ImproperlyConfigured(f"{where} must be a dict of settings, not {type(given).__name__}.")
-    for key in given:
+    for key, value in given.items():
+        if SECRET_PREFIX in repr((key, None if key in ("secrets", "peers") else value)):
+            raise ImproperlyConfigured(
+                f'{where} has a secret in a wrong place: secrets stand in "secrets" of a peer only.'
+            )
         if key not in known:
             raise ImproperlyConfigured(f"{where} has no setting {key!r}.{near_match(str(key), known)}")
     return dict(given)

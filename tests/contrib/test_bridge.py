@@ -22,6 +22,7 @@ from standardwebhooks import Webhook
 
 from django_dbtaskqueue import enqueue, processor
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.peers import bridge_of
 from django_dbtaskqueue.contrib import bridge
 from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.models import ReceivedTransfer, Task, UsedReference
@@ -118,6 +119,16 @@ def test_both_live_keys_are_accepted_and_the_answer_is_signed_with_both(site: Ca
         assert answer.headers["webhook-id"] == headers["webhook-id"]
         for key in (SECRET, OTHER):
             assert_genuine(answer, key)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rate": SECRET}, {"queues": [SECRET]}, {SECRET: 1}, {"url": f"https://x/?k={SECRET}"}]
+)
+def test_a_misplaced_secret_is_refused_and_not_printed(wrong: dict[str, Any]) -> None:
+    for given in ({"peers": {"shop": {"secrets": [OTHER], **wrong}}}, {"remember": SECRET}):
+        with pytest.raises(ImproperlyConfigured, match='secrets stand in "secrets" of a peer only') as error:
+            bridge_of(given)
+        assert SECRET not in str(error.value)
 
 
 def test_it_is_closed_without_a_secret(site: Callable[..., None], settings: Any) -> None:
