@@ -142,22 +142,20 @@ def with_secrets_of(stored: Any, edited: Any) -> Any:
 
 
 def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
-    again: Any
+    if shown == MASKED != stored:
+        if edited != MASKED:  # told alike for the right value: each guess would be an answer
+            raise _is_masked(path)
+        return stored
     if isinstance(edited, dict):
         held, seen = (stored, shown) if isinstance(shown, dict) else ({}, {})
         secrets: dict[str, Any] = {key: value for key, value in held.items() if seen[key] == MASKED != value}
-        found = dict(secrets)
-        for key, value in edited.items():
-            at = f"{path}.{key}" if path else key
-            if key not in secrets:
-                found[key] = _with_secrets(held.get(key), seen.get(key), value, at)
-            elif value not in (MASKED, secrets[key]):
-                raise _is_masked(at)
-        merged = {key: found[key] for key in [*edited, *(key for key in secrets if key not in edited)]}
+        ways = {key: f"{path}.{key}" if path else key for key in (*edited, *secrets)}
+        merged = {key: _with_secrets(held.get(key), seen.get(key), value, ways[key]) for key, value in edited.items()}
+        merged |= {key: value for key, value in secrets.items() if key not in edited}
         # The key beside a secret can say that it is one: {"name": "Authorization", "value": "•••"}.
-        again = masked(merged) if secrets else {}
+        again: Any = masked(merged) if secrets else {}
         if bared := [key for key in secrets if again[key] != MASKED]:
-            raise _is_masked(f"{path}.{bared[0]}" if path else bared[0])
+            raise _is_masked(ways[bared[0]])
         return merged
     if isinstance(edited, list):
         was, parts = (stored, shown) if isinstance(shown, list) else ([], [])

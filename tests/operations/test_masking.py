@@ -1,5 +1,6 @@
 """Secrets do not leave: not by a key of JSON, not by a line of a traceback, however they are written."""
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -171,10 +172,29 @@ def test_no_edit_of_a_payload_bares_or_changes_a_secret() -> None:
         (["password", "s3cr3t"], ["word", MASKED]),
         ({"deep": [{"password": "s3cr3t"}]}, {"deep": [{"word": MASKED}]}),
         ({"password": "s3cr3t"}, {"password": "other"}),
+        (["password", "s3cr3t"], ["password", "other"]),
     ]
     for stored, edited in edits:
         with pytest.raises(OperationRefused):
             with_secrets_of(stored, edited)
+
+
+def test_no_edit_tells_whether_a_guess_of_a_secret_is_right() -> None:
+    """Each answer would be a guess less; so the true value is refused as a wrong one is."""
+    stored: list[Any] = [
+        {"pin": 4821},
+        ["password", "4821"],
+        {"name": "token", "value": "4821"},
+        {"a": [{"pin": "4821"}]},
+    ]
+    for one in stored:
+        told = set()
+        for guess in ("4821", "4822", 4821, 4822, None):
+            edited = json.loads(json.dumps(masked(one)).replace(json.dumps(MASKED), json.dumps(guess)))
+            with pytest.raises(OperationRefused) as error:
+                with_secrets_of(one, edited)
+            told.add(str(error.value))
+        assert len(told) == 1 and "is masked and cannot be changed here" in told.pop()
 
 
 def test_an_edit_of_a_payload_keeps_what_was_masked() -> None:
