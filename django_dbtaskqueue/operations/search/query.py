@@ -6,7 +6,8 @@ answers. Times are compared with the database's clock. Nothing here counts, sort
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_, or_
@@ -15,7 +16,7 @@ from typing import Any
 import django_filters
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db.models import F, Q
+from django.db.models import BooleanField, F, Func, Q, Value
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -103,12 +104,12 @@ def _condition(term: Term, alias: str) -> Q:
         condition = MAY_HAVE_ERROR & Q(ErrorHolds(*values))
     elif term.name == "fingerprint" and not term.negated:
         condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
-        condition &= _any(_compared("fingerprint", match, str) for match in term.matches)
+        condition &= _any(_text("fingerprint", match, alias) for match in term.matches)
     elif term.name in TEXTS:
-        condition = _any(_compared(TEXTS[term.name], match, str) for match in term.matches)
+        condition = _any(_text(TEXTS[term.name], match, alias) for match in term.matches)
         condition &= ALL_TASKS if term.name == "queue" and not term.negated else Q()
     elif term.name in NUMBERS:
-        condition = _any(_compared(NUMBERS[term.name], match, int) for match in term.matches)
+        condition = _any(_number(NUMBERS[term.name], match) for match in term.matches)
     else:
         condition = _any(_time(TIMES[term.name], match, alias) for match in term.matches)
     return ~condition if term.negated else condition
@@ -119,10 +120,21 @@ def _any(conditions: Iterable[Q]) -> Q:
     return found
 
 
-def _compared(column: str, match: Match, value: Callable[[str], str | int]) -> Q:
+def _text(column: str, match: Match, alias: str) -> Q:
+    condition = Q(**{f"{column}__{LOOKUPS[match.op]}": match.value})
+    if match.op == "=" or Session.on(alias).postgresql:
+        return condition
+    # SQLite's LIKE takes a to z in any case.
+    literal = re.sub(r"[*?[]", r"[\g<0>]", match.value)
+    pattern = Value("*" * (match.op in "$~") + literal + "*" * (match.op in "^~"))
+    glob = Func(F(column), pattern, template="%(expressions)s", arg_joiner=" GLOB ", output_field=BooleanField())
+    return condition & Q(glob)
+
+
+def _number(column: str, match: Match) -> Q:
     if match.op == "..":
-        return Q(**{f"{column}__gte": value(match.value), f"{column}__lte": value(match.high)})
-    return Q(**{f"{column}__{LOOKUPS[match.op]}": value(match.value)})
+        return Q(**{f"{column}__range": (int(match.value), int(match.high))})
+    return Q(**{f"{column}__{LOOKUPS[match.op]}": int(match.value)})
 
 
 # -- times -------------------------------------------------------------------------------------------------------------
