@@ -179,3 +179,16 @@ def test_what_is_nearly_a_number_is_not_compared_as_a_text() -> None:
     for text in (">.5", ">=5.", "<+5", ">1e99999", "<=٣"):
         refused("is not a number as JSON has it. Write 0.5 or 1e-7", parse, f"payload.n:{text}", error=SearchError)
     assert parse('payload.n:>"+5"').terms[0].text == 'payload.n:>"+5"'
+
+
+@on_both
+def test_a_search_runs_beside_rows_that_are_still_read() -> None:
+    for number in range(3):
+        make_task(using="sqlite", payload={"n": number})
+    tasks: Any = Task.objects.using("sqlite")
+    both = [
+        (one.pk, other.pk)
+        for one in select("payload.n:>0", tasks).iterator(1)
+        for other in select("payload.n:2", tasks)
+    ]
+    assert len(both) == 2

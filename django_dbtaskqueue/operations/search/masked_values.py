@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import BooleanField, F, Func
+from django.db.models import BooleanField, F, Func, Value
 from django.db.models.sql.compiler import SQLCompiler
 
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
@@ -26,9 +26,8 @@ from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match
 Sql = tuple[str, list[object]]
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 INDEX = re.compile("0|[1-9][0-9]{0,8}")  # of a list
-WORDS = {"true": True, "false": False, "null": None}
-ORDERS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
-COMPARED = {"=": operator.eq, **ORDERS}
+WORDS = ("true", "false", "null")
+COMPARED = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
 IN_TEXT = {"^": str.startswith, "$": str.endswith, "~": str.__contains__}
 IN_TEXT_SQL = {
     "^": "starts_with(shown, %s::text)",
@@ -37,18 +36,29 @@ IN_TEXT_SQL = {
 }
 
 
-class ErrorHolds(Func):
-    """Whether the last error has any of these parts, in any case."""
+class _Shown(Func):
+    """A comparison: SQLite calls ``function`` with the column and what follows it."""
 
     output_field = BooleanField()
 
-    def __init__(self, *parts: str) -> None:
-        super().__init__(F("process_result"))
-        self.parts = [part.translate(LOWER) for part in parts]
+    def as_sqlite(self, compiler: Any, connection: Any, **given: Any) -> Any:
+        """Call the function; a new connection learns it first."""
+        connection.ensure_connection()
+        if getattr(connection, "dbtaskqueue_taught", None) is not connection.connection:
+            connection.connection.create_function("dbtaskqueue_fits", 4, _fits)
+            connection.connection.create_function("dbtaskqueue_holds", 2, _holds)
+            connection.dbtaskqueue_taught = connection.connection
+        return super().as_sql(compiler, connection, **given)
 
-    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Any:
-        """Call ``_error_holds``."""
-        return _called("dbtaskqueue_error_holds", _error_holds, self, compiler, connection, [json.dumps(self.parts)])
+
+class ErrorHolds(_Shown):
+    """Whether the last error has any of these parts, in any case."""
+
+    function = "dbtaskqueue_holds"
+
+    def __init__(self, *parts: str) -> None:
+        self.parts = [part.translate(LOWER) for part in parts]
+        super().__init__(F("process_result"), Value(json.dumps(self.parts)))
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Sql:
         """Look at the whole text first, because masking is slower."""
@@ -59,22 +69,17 @@ class ErrorHolds(Func):
         return sql, [one for part in self.parts for one in (part, *params, part)]
 
 
-class JsonFits(Func):
+class JsonFits(_Shown):
     """Whether the value at a path of a JSON column fits any of the matches. A missing value fits none."""
 
-    output_field = BooleanField()
+    function = "dbtaskqueue_fits"
 
     def __init__(self, column: str, path: tuple[str, ...], matches: tuple[Match, ...]) -> None:
-        super().__init__(F(column))
         self.path, self.matches = path, matches
         # A value that does not fit is not masked, because that is slow and could only make it fit if this says so.
-        self.gains = any(MASKED in one.value or one.op in ORDERS for one in matches)
-
-    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Any:
-        """Call ``_fits``."""
-        matches = [(one.op, one.value, one.high) for one in self.matches]
-        params = [json.dumps(self.path), json.dumps(matches), self.gains]
-        return _called("dbtaskqueue_fits", _fits, self, compiler, connection, params)
+        self.gains = any(MASKED in one.value or one.op in COMPARED for one in matches)
+        given = json.dumps(path), json.dumps([(one.op, one.value, one.high) for one in matches]), self.gains
+        super().__init__(F(column), *map(Value, given))
 
     def as_postgresql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **_: object) -> Sql:
         """Ask first what an index of the column answers."""
@@ -101,11 +106,11 @@ coalesce((WITH found AS MATERIALIZED (SELECT {value} AS value), stored AS MATERI
         if any(one.op != "=" or MASKED in one.value for one in self.matches) or any(map(INDEX.fullmatch, self.path)):
             return []
         before, after = "".join(f"{{{json.dumps(step)}:" for step in self.path), "}" * len(self.path)
-        return [f"{before}{value}{after}" for match in self.matches for value in _json_of(match.value)]
+        return [f"{before}{value}{after}" for match in self.matches for value in _meant(match.value)]
 
 
-def _json_of(text: str) -> list[str]:
-    """Return what a word can mean: the text itself, and a number, true, false or null."""
+def _meant(text: str) -> list[str]:
+    """Return as JSON what a word can mean: the text itself, and a number, true, false or null."""
     number = [number_text(Decimal(text))] if JSON_NUMBER.fullmatch(text) else []
     return [json.dumps(text), *number, *([text] if text in WORDS else [])]
 
@@ -120,29 +125,18 @@ def number_text(number: Decimal) -> str:
 # -- SQLite ------------------------------------------------------------------------------------------------------------
 
 
-def _called(
-    name: str,
-    function: Callable[..., bool],
-    of: Func,
-    compiler: SQLCompiler,
-    connection: BaseDatabaseWrapper,
-    given: list[object],
-) -> Sql:
-    """Return a call of a Python function with a column and what is given, and let the connection know it."""
-    connection.ensure_connection()
-    connection.connection.create_function(name, len(given) + 1, function)
-    column, _params = compiler.compile(of.source_expressions[0])
-    return f"{name}({', '.join([column, *['%s'] * len(given)])})", given
+_read = lru_cache(maxsize=64)(json.loads)
+_exactly = partial(json.loads, parse_int=Decimal, parse_float=Decimal)
 
 
-def _error_holds(text: str | None, parts: str) -> bool:
+def _holds(text: str | None, parts: str) -> bool:
     wanted = [part for part in _read(parts) if part in (text or "").translate(LOWER)]
     return bool(wanted) and any(part in masked_text(text or "").translate(LOWER) for part in wanted)
 
 
 def _fits(document: str | None, path: str, matches: str, gains: int) -> bool:
     try:
-        value: Any = json.loads(document or "", parse_int=Decimal, parse_float=Decimal)
+        value: Any = _exactly(document or "")
     except (ValueError, RecursionError):  # written by others
         return False
     return bool(gains or _any_matches(value, path, matches)) and _any_matches(masked(value), path, matches)
@@ -159,22 +153,16 @@ def _any_matches(value: object, path: str, matches: str) -> bool:
     return any(_matches(value, *match) for match in _read(matches))
 
 
-_read = lru_cache(maxsize=64)(json.loads)
-
-
 def _matches(value: Any, op: str, wanted: str, high: str) -> bool:
+    number = isinstance(value, Decimal)
+    if op == "=":
+        return any(type(value) is type(one) and value == one for one in map(_exactly, _meant(wanted)))
     if op == "^" and not wanted:
         return True
-    if op == "=" and wanted in WORDS and value is WORDS[wanted]:
-        return True
-    number = isinstance(value, Decimal)
-    if not (number or isinstance(value, str)):
-        return False
     if op in IN_TEXT:
-        return bool(IN_TEXT[op](number_text(value) if number else value, wanted))
-    if op == "=" and not number:
-        return bool(value == wanted)
-    if number != bool(JSON_NUMBER.fullmatch(wanted)):
+        text = number_text(value) if number else value
+        return isinstance(text, str) and bool(IN_TEXT[op](text, wanted))
+    if not (number or isinstance(value, str)) or number != bool(JSON_NUMBER.fullmatch(wanted)):
         return False
     if op == "..":
         return bool(Decimal(wanted) <= value <= Decimal(high))
@@ -227,17 +215,11 @@ def _match_sql(match: Match) -> Sql:
     if op in IN_TEXT_SQL:
         sql = "kind IS NOT NULL" if op == "^" and not wanted else IN_TEXT_SQL[op]
         return sql, [wanted] * sql.count("%s")
-    number = JSON_NUMBER.fullmatch(wanted)
     if op == "=":
-        sql, params = "kind = 'string' AND shown = %s::text", [wanted]
-        if number:
-            sql, params = f"{sql} OR kind = 'number' AND shown = %s::text", [*params, number_text(Decimal(wanted))]
-        return f"({sql} OR value = %s::jsonb)" if wanted in WORDS else f"({sql})", [*params, *WORDS.keys() & {wanted}]
-    if op == "..":
-        return "CASE kind WHEN 'number' THEN shown::numeric BETWEEN %s::numeric AND %s::numeric END", [
-            wanted,
-            match.high,
-        ]
-    if number:
-        return f"CASE kind WHEN 'number' THEN shown::numeric {op} %s::numeric END", [wanted]
-    return f"""CASE kind WHEN 'string' THEN shown COLLATE "C" {op} %s::text END""", [wanted]
+        meant = _meant(wanted)
+        value = "CASE kind WHEN 'string' THEN to_jsonb(shown) ELSE value END"
+        return f"{value} IN ({', '.join(['%s::jsonb'] * len(meant))})", meant
+    if op != ".." and not JSON_NUMBER.fullmatch(wanted):
+        return f"""CASE kind WHEN 'string' THEN shown COLLATE "C" {op} %s::text END""", [wanted]
+    within, params = ("BETWEEN %s::numeric AND", [wanted, match.high]) if op == ".." else (op, [wanted])
+    return f"CASE kind WHEN 'number' THEN shown::numeric {within} %s::numeric END", params
