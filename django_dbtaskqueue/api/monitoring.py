@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db.models import Model, QuerySet
 from django.http import Http404
 from django.utils import timezone
 
@@ -30,13 +31,9 @@ from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, add_s
 from django_dbtaskqueue.operations.schedule_control import act_on_schedule as act
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
-from django_dbtaskqueue.operations.visibility import (
-    check_queue,
-    narrow,
-    visible_names,
-    visible_queues,
-)
+from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names, visible_queues
 
+M = TypeVar("M", bound=Model)
 MAX_LISTED_ROWS = 500  # pollers, pauses
 
 
@@ -156,13 +153,7 @@ def trend(call: Call) -> Series:
 def doctor(call: Call) -> Findings:
     """Examine queues, pollers, settings and the database."""
     may_view(call.actor, Queue)
-    return {
-        "findings": [
-            documents.document(documents.FindingDocument, one)
-            for one in examine()
-            if all(map(call.actor.sees, one.queues))
-        ]
-    }
+    return {"findings": [documents.finding_document(one) for one in examine() if all(map(call.actor.sees, one.queues))]}
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -280,8 +271,7 @@ def _fields(call: Call) -> dict[str, object]:
 
 def pollers(call: Call) -> PollerList:
     """Return the pollers as they last reported."""
-    may_view(call.actor, Poller)
-    rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _rows(call, Poller)
     living = alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
     return {
@@ -310,8 +300,7 @@ def command_poller(call: Call, poller: str, command: str) -> Commanded:
 
 def failures(call: Call) -> FailureList:
     """Return failure groups."""
-    may_view(call.actor, FailureGroup)
-    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _rows(call, FailureGroup)
     if call.given["queue"]:
         rows = rows.filter(queue=call.given["queue"])
     with statement_timeout(rows.db):
@@ -322,8 +311,7 @@ def failures(call: Call) -> FailureList:
 
 def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
     """Return one failure group."""
-    may_view(call.actor, FailureGroup)
-    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _rows(call, FailureGroup)
     row = rows.filter(pk=fingerprint).first()
     if row is None:
         raise Http404(f"There is no failure group {fingerprint}.")
@@ -333,8 +321,7 @@ def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
 
 def audit(call: Call) -> AuditPage:
     """Return who did what."""
-    may_view(call.actor, AuditEntry)
-    rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _rows(call, AuditEntry)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
     return {"entries": [documents.audit_document(row) for row in found], "before": before}
@@ -346,6 +333,10 @@ def _overview(call: Call) -> Overview:
 
 
 def _pauses(call: Call) -> Mapping[str, documents.PauseDocument]:
-    may_view(call.actor, Queue)
-    rows: Any = narrow(Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT), call.actor)
-    return {row.name: documents.pause_document(row) for row in rows[:MAX_LISTED_ROWS]}
+    rows = _rows(call, Queue).filter(IN_EFFECT)[:MAX_LISTED_ROWS]
+    return {row.name: documents.pause_document(row) for row in rows}
+
+
+def _rows(call: Call, model: type[M]) -> QuerySet[M]:
+    may_view(call.actor, model)
+    return narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)

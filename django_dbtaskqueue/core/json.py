@@ -18,6 +18,7 @@ from json import encoder as json_encoder
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from django_dbtaskqueue.core.exceptions import PayloadError
+from django_dbtaskqueue.core.masking import Unreadable
 
 try:
     import orjson
@@ -272,21 +273,6 @@ def _finite(text: str) -> float:
 
 def _refuse_number(text: str) -> NoReturn:
     raise ValueError(f"the number {text} is not finite")
-
-
-class Unreadable:
-    """What a row has in place of a value that Python cannot read. It can be shown; ``dumps`` refuses to store it."""
-
-    def __init__(self, words: str) -> None:
-        self._words = words
-
-    def __repr__(self) -> str:
-        return self._words
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unreadable) and repr(other) == self._words
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 def read(text: str | bytes, words: str = "%(reason)s") -> JSON | Unreadable:

@@ -13,8 +13,6 @@ from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from django_dbtaskqueue.core.json import Unreadable
-
 MASKED = "•••"
 # From Django's SafeExceptionReporterFilter and the denylist of sentry-sdk. Both also hide words that are common in
 # tasks ("key", "api", "remote_addr"): those are left out here.
@@ -79,6 +77,21 @@ class Patterns(NamedTuple):
 
 class Sensitive:
     """Marks a field of a payload type, as in ``iban: Annotated[str, Sensitive]``: its values are masked everywhere."""
+
+
+class Unreadable:
+    """What a row has in place of a value that Python cannot read. It can be shown; as JSON it is refused."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __str__(self) -> str:
+        return self.words
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and other.words == self.words
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 _sensitive: frozenset[str] = frozenset()  # names of marked fields, as ``_plain`` writes them

@@ -66,13 +66,8 @@ def show(output: Output, options: dict[str, Any]) -> int:
 
 
 def _facts(row: ApiToken) -> dict[str, object]:
-    facts = {name: getattr(row, name) for name in ("user", "scope", "note")}
-    return facts | {
-        "queues": row.queue_names,
-        "created": row.create_time,
-        "expires": row.expire_time,
-        "last_used": row.last_used_time,
-    }
+    facts = {"user": row.user, "scope": row.scope, "queues": row.queue_names, "note": row.note}
+    return facts | {"created": row.create_time, "expires": row.expire_time, "last_used": row.last_used_time}
 
 
 def _row(row: Any) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField
+from django_dbtaskqueue.models.readable import JsonField, TimeField
 
 BATCH_STATES = [("open", _("open")), ("deleted", _("deleted")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
 STILL_OPEN = ["open", "deleted"]
@@ -32,11 +32,11 @@ class ArchiveBatch(models.Model):
     first_id = models.BigIntegerField(_("first id"))
     last_id = models.BigIntegerField(_("last id"))
     cutoff = TimeField(_("finished before"))
-    statuses = JsonField(_("statuses"), shape=list, of=str, db_default=NO_ITEMS)
-    queues = JsonField(_("queues"), shape=list, of=str, db_default=NO_ITEMS, blank=True)
+    statuses = JsonField(_("statuses"), shape=list, of=str)
+    queues = JsonField(_("queues"), shape=list, of=str, blank=True)
     tasks = models.BigIntegerField(_("tasks archived"), db_default=0)
     attempts = models.BigIntegerField(_("failed attempts archived"), db_default=0)
-    withdrawn = JsonField(_("withdrawn"), shape=list, of=int, db_default=NO_ITEMS, blank=True)
+    withdrawn = JsonField(_("withdrawn"), shape=list, of=int, blank=True)
     size = models.BigIntegerField(_("bytes"), db_default=0)
     note = models.TextField(_("note"), blank=True, db_default="")
     create_time = TimeField(_("created"), db_default=Now())
@@ -132,7 +132,7 @@ class PipelineReport(models.Model):
     since = TimeField(_("from"), null=True, blank=True)
     until = TimeField(_("to"), null=True, blank=True)
     summary = models.TextField(_("summary"), db_default="", blank=True)
-    data = JsonField(_("figures"), shape=dict, db_default=NO_ENTRIES, blank=True)
+    data = JsonField(_("figures"), shape=dict, blank=True)
     location = models.TextField(_("files"), db_default="", blank=True)
 
     class Meta:

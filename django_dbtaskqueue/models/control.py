@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
-from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField, as_list
+from django_dbtaskqueue.models.readable import JsonField, TimeField, as_list
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
@@ -28,7 +28,7 @@ class Queue(models.Model):
     """A queue's runtime control: what an operator changed, and whether it is paused."""
 
     name = models.CharField(_("name"), max_length=200, primary_key=True)
-    overrides = JsonField(_("runtime overrides"), db_default=NO_ENTRIES, blank=True)
+    overrides = JsonField(_("runtime overrides"), db_default=models.Value({}, models.JSONField()), blank=True)
     create_time = TimeField(_("created"), db_default=Now())
     paused_time = TimeField(_("paused since"), null=True, blank=True)
     paused_until = TimeField(_("paused until"), null=True, blank=True)
@@ -112,7 +112,7 @@ class Poller(models.Model):
     host = models.CharField(_("host"), max_length=200, db_default="")
     pid = models.IntegerField(_("process"), db_default=0)
     version = models.CharField(_("version"), max_length=50, db_default="")
-    queues = JsonField(_("queues"), shape=list, db_default=NO_ITEMS)
+    queues = JsonField(_("queues"), shape=list)
     state = models.CharField(_("state"), max_length=30, db_default="INIT")
     start_time = TimeField(_("started"), db_default=Now())
     heartbeat_time = TimeField(_("heartbeat"), db_default=Now())
@@ -120,7 +120,7 @@ class Poller(models.Model):
     held = models.IntegerField(_("leases held"), db_default=0)
     finished = models.BigIntegerField(_("tasks finished"), db_default=0)
     failed = models.BigIntegerField(_("attempts failed"), db_default=0)
-    running = JsonField(_("running"), shape=list, of=dict, db_default=NO_ITEMS)
+    running = JsonField(_("running"), shape=list, of=dict)
     applied_settings = models.TextField(_("applied settings"), db_default="")
     requested_command = models.CharField(_("requested command"), max_length=30, blank=True, db_default="")
 
@@ -178,7 +178,7 @@ class Schedule(models.Model):
     paused = models.BooleanField(_("paused"), db_default=False)
     source = models.CharField(_("source"), max_length=30, choices=SCHEDULE_SOURCES, db_default=PERSON)
     code = JsonField(_("the code says"), shape=dict, null=True, blank=True)
-    edited = JsonField(_("changed by hand"), shape=list, of=str, db_default=NO_ITEMS, blank=True)
+    edited = JsonField(_("changed by hand"), shape=list, of=str, blank=True)
     next_time = TimeField(_("next tick"), null=True, blank=True)
     last_time = TimeField(_("last tick"), null=True, blank=True)
     last_task = models.BigIntegerField(_("last task"), null=True, blank=True)
@@ -249,8 +249,8 @@ class Metric(models.Model):
     count = models.BigIntegerField(_("count"))
     run_seconds = models.FloatField(_("seconds of work"), db_default=0.0)
     wait_seconds = models.FloatField(_("seconds waited"), db_default=0.0)
-    runs = JsonField(_("histogram of run times"), shape=dict, of=int, db_default=NO_ENTRIES)
-    waits = JsonField(_("histogram of waits"), shape=dict, of=int, db_default=NO_ENTRIES)
+    runs = JsonField(_("histogram of run times"), shape=dict, of=int)
+    waits = JsonField(_("histogram of waits"), shape=dict, of=int)
 
     class Meta:
         verbose_name = _("metric")

@@ -11,7 +11,7 @@ from django.db import models
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.models.readable import NO_ENTRIES, NO_ITEMS, JsonField, TimeField
+from django_dbtaskqueue.models.readable import JsonField, TimeField
 
 WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "WAITING", "RUNNING", "FINISHED", "CANCELLED", "FAILED"
 STATES = (
@@ -35,7 +35,7 @@ class BulkOperation(models.Model):
     verb = models.CharField(_("verb"), max_length=50)
     query = models.TextField(_("search"))
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
-    options = JsonField(_("options"), shape=dict, db_default=NO_ENTRIES, blank=True)
+    options = JsonField(_("options"), shape=dict, blank=True)
     max_tasks = models.BigIntegerField(_("max tasks"), null=True, blank=True)
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     actor = models.CharField(_("actor"), max_length=200, db_default="")
@@ -51,7 +51,7 @@ class BulkOperation(models.Model):
     estimate_more = models.BooleanField(_("or more"), db_default=False)
     changed = models.BigIntegerField(_("changed"), db_default=0)
     skipped = models.BigIntegerField(_("skipped"), db_default=0)
-    skips = JsonField(_("skipped, by reason"), shape=dict, of=int, db_default=NO_ENTRIES, blank=True)
+    skips = JsonField(_("skipped, by reason"), shape=dict, of=int, blank=True)
     create_time = TimeField(_("ordered"), db_default=Now())
     start_time = TimeField(_("started"), null=True, blank=True)
     update_time = TimeField(_("last step"), db_default=Now())
@@ -89,7 +89,7 @@ class BulkSkip(models.Model):
     )
     reason = models.CharField(_("reason"), max_length=500)
     count = models.IntegerField(_("tasks"))
-    task_ids = JsonField(_("task ids"), shape=list, of=int)
+    task_ids = JsonField(_("task ids"), shape=list, of=int, db_default=models.NOT_PROVIDED)
 
     class Meta:
         verbose_name = _("skipped tasks")
@@ -113,7 +113,7 @@ class AuditEntry(models.Model):
     reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     changed = models.BigIntegerField(_("changed"), db_default=0)
     skipped = models.BigIntegerField(_("skipped"), db_default=0)
-    details = JsonField(_("details"), shape=dict, db_default=NO_ENTRIES, blank=True)
+    details = JsonField(_("details"), shape=dict, blank=True)
     operation = models.ForeignKey(
         BulkOperation,
         models.SET_NULL,
@@ -159,7 +159,7 @@ class TaskChange(models.Model):
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
     first_task_id = models.BigIntegerField(_("first task"))
     last_task_id = models.BigIntegerField(_("last task"))
-    task_ids = JsonField(_("task ids"), shape=list, of=int)
+    task_ids = JsonField(_("task ids"), shape=list, of=int, db_default=models.NOT_PROVIDED)
     # By column, in the order of ``task_ids``; a column of equal values holds one. Null: it cannot be put back.
     before = JsonField(_("before"), shape=dict, null=True, blank=True)
     after_time = TimeField(_("last update by the action"), null=True, blank=True)
@@ -206,7 +206,7 @@ class ApiToken(models.Model):
     digest = models.CharField(_("hash"), max_length=64, unique=True)
     note = models.CharField(_("note"), max_length=200, blank=True, db_default="")
     scope = models.CharField(_("scope"), max_length=30, choices=SCOPES, db_default=OPERATE_SCOPE)
-    queues = JsonField(_("queues"), db_default=NO_ITEMS, blank=True)
+    queues = JsonField(_("queues"), db_default=models.Value([], models.JSONField()), blank=True)
     create_time = TimeField(_("created"), db_default=Now())
     expire_time = TimeField(_("expires"), null=True, blank=True)
     last_used_time = TimeField(_("last used"), null=True, blank=True)

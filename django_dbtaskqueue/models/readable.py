@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
@@ -16,10 +15,8 @@ if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
     from django.db.models.sql.compiler import SQLCompiler
 
-    Deconstructed = tuple[str, str, Sequence[object], dict[str, object]]
     Sql = tuple[str, tuple[str | int, ...]]
 
-NO_ITEMS, NO_ENTRIES = models.Value([], models.JSONField()), models.Value({}, models.JSONField())
 # A day of the calendar: with a modifier, ``date`` makes 2026-03-03 of 2026-02-31.
 SQLITE_TIME = "date({0}, '+0 days') = substr({0}, 1, 10) AND date({0}) BETWEEN '1900-01-01' AND '9900-01-01'"
 
@@ -29,21 +26,26 @@ def as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-class JsonField(models.JSONField):
+class AsInDjango(models.Field if TYPE_CHECKING else object):  # type: ignore[misc]
+    """A field that migrations know as the field of Django that it is made of."""
+
+    def deconstruct(self) -> tuple[str, str, Any, Any]:
+        name, _path, args, options = super().deconstruct()
+        return name, f"django.db.models.{self.get_internal_type()}", args, options
+
+
+class JsonField(AsInDjango, models.JSONField):
     """JSON. What Python cannot read becomes an ``Unreadable``, which can be shown and not stored.
 
     With ``shape``, list or dict, another value is read as an empty one, and what is in it and not ``of`` this type is
-    left out.
+    left out. The default is an empty one, too, if there is one.
     """
 
     def __init__(self, *args: Any, shape: type | None = None, of: type = object, **options: Any) -> None:
+        if shape is not None and not options.get("null"):
+            options.setdefault("db_default", models.Value(shape(), models.JSONField()))
         super().__init__(*args, **options)
         self.shape, self.of = shape, of
-
-    def deconstruct(self) -> Deconstructed:
-        """Return what Django's field does: migrations need not know this one."""
-        name, _path, args, options = super().deconstruct()
-        return name, "django.db.models.JSONField", args, options
 
     def from_db_value(self, value: str | None, expression: Any, connection: BaseDatabaseWrapper) -> object:
         """Return the value of a row."""
@@ -58,22 +60,17 @@ class JsonField(models.JSONField):
         return {name: one for name, one in pairs if isinstance(one, self.of)}
 
 
-class TimeField(models.DateTimeField):  # type: ignore[type-arg]
+class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
     """A time. The database itself gives the nearest one that Python can read: the driver would fail for all rows."""
-
-    def deconstruct(self) -> Deconstructed:
-        """Return what Django's field does: migrations need not know this one."""
-        name, _path, args, options = super().deconstruct()
-        return name, "django.db.models.DateTimeField", args, options
 
     def select_format(self, compiler: SQLCompiler, sql: str, params: tuple[str | int, ...]) -> Sql:
         """Return the expression of a SELECT."""
-        first, last = (f"'{time:%Y-%m-%d %H:%M:%S}{{}}'" for time in READABLE_TIMES)
+        low, high = (f"'{time:%Y-%m-%d %H:%M:%S}" for time in READABLE_TIMES)
         if compiler.connection.vendor == "postgresql":
-            first, last = (f"TIMESTAMPTZ {time.format('+00')}" for time in (first, last))
-            sql = f"CASE WHEN {sql} < {first} THEN {first} WHEN {sql} > {last} THEN {last} ELSE {sql} END"
+            low, high = f"TIMESTAMPTZ {low}+00'", f"TIMESTAMPTZ {high}+00'"
+            sql = f"CASE WHEN {sql} < {low} THEN {low} WHEN {sql} > {high} THEN {high} ELSE {sql} END"
         else:
-            sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {first.format('')} END"
+            sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {low}' END"
         return sql, params * 3
 
 

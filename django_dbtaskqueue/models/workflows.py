@@ -9,7 +9,7 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
-from django_dbtaskqueue.models.readable import NO_ITEMS, JsonField, TimeField
+from django_dbtaskqueue.models.readable import JsonField, TimeField
 
 ON_PARENT_FAILURE = (
     ("hold", _("wait until the parent completes after all")),
@@ -72,7 +72,7 @@ class Batch(models.Model):
     name = models.CharField(_("name"), max_length=200)
     create_time = TimeField(_("created"), db_default=Now())
     total = models.IntegerField(_("tasks"), db_default=0)
-    queues = JsonField(_("queues"), shape=list, of=str, db_default=NO_ITEMS)  # names, of its tasks
+    queues = JsonField(_("queues"), shape=list, of=str)  # names, of its tasks
     callback_location = models.CharField(_("location of the last task"), max_length=200, blank=True, db_default="")
     callback_id = models.BigIntegerField(_("last task"), null=True, blank=True)
 

@@ -32,7 +32,7 @@ from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.task_changes import record_changes, restore
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, bulk_verb
 from django_dbtaskqueue.operations.visibility import check_cancel, check_queue, narrow, queues_of
 
 __all__ = ["cancel", "preview", "start", "turn"]
@@ -48,7 +48,7 @@ def request_of(
     verb: str | TaskVerb, q: str | Search, *, reason: str = "", options: VerbOptions | None = None
 ) -> tuple[ActionRequest, Search]:
     """Return a request and its search, read and checked. Raises ``SearchError`` and ``OperationRefused``."""
-    known = _verb(verb if isinstance(verb, str) else verb.name)
+    known = bulk_verb(verb if isinstance(verb, str) else verb.name)
     search = parse(q) if isinstance(q, str) else q
     if not search:
         words = _(
@@ -185,14 +185,7 @@ def put_back(
 
 def verb_of(operation: BulkOperation) -> TaskVerb:
     """Return the verb whose permission an operation needs: its own, or the one that it puts back."""
-    return _verb(str(operation.options.get("verb", operation.verb)))
-
-
-def _verb(name: str) -> TaskVerb:
-    if name not in BULK_VERBS:
-        words = _("There is no verb %(verb)s for tasks; they are %(names)s.")
-        raise OperationRefused(words % {"verb": repr(name), "names": ", ".join(BULK_VERBS)})
-    return BULK_VERBS[name]
+    return bulk_verb(str(operation.options.get("verb", operation.verb)))
 
 
 def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:

@@ -134,7 +134,7 @@ class _Case:
         return [
             _Server(instance, state, slots, held, _names(one, "types"), _names(one, "tags"))
             for instance, state, slots, held, reported in found
-            for one in (reported if isinstance(reported, list) else ())
+            for one in reported
             if (one.get("queue") if isinstance(one, dict) else one) == self.task.queue
         ]
 

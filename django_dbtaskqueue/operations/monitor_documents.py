@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TypedDict, TypeVar, cast
+from typing import TypedDict
 
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.doctor import Finding
 from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
+from django_dbtaskqueue.operations.serializers import filled
 from django_dbtaskqueue.operations.trends import FailureStats, Point
-
-D = TypeVar("D")
-
-
-def document(kind: type[D], value: object, **given: object) -> D:
-    """Return a value as a document of a kind: each key is given, or is the attribute of that name."""
-    return cast(D, {name: given[name] if name in given else getattr(value, name) for name in kind.__annotations__})
 
 
 class CountDocument(TypedDict):
@@ -111,50 +106,35 @@ class OverviewDocument(TypedDict):
 def overview_document(view: Overview, rows: Sequence[QueueStats]) -> OverviewDocument:
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
     limits = limits_by_queue(row.queue for row in rows)
-    return {
-        "as_of": view.as_of,
-        "health": health_document(view),
-        "pollers": view.pollers,
-        "queues": [queue_stats_document(row, limits.get(row.queue, ())) for row in rows],
-    }
+    queues = [queue_stats_document(row, limits.get(row.queue, ())) for row in rows]
+    return filled(OverviewDocument, view, health=health_document(view), queues=queues)
 
 
 def health_document(view: Overview) -> HealthDocument:
     """Return the judgement of all queues."""
-    return document(HealthDocument, health(view))
+    return filled(HealthDocument, health(view))
 
 
 def limits_document(use: LimitUse) -> LimitsDocument:
     """Return the limits of a queue in one database."""
     limits = use.settings
-    return document(
-        LimitsDocument,
-        limits,
-        database=use.database,
-        running=None if limits.max_running is None else use.running,
-        rate=None if limits.rate is None else str(limits.rate),
-        tokens=use.tokens if limits.rate else None,
-        next_seconds=use.next_seconds,
-        reached=use.reached,
-        held_back=_count(use.held_back),
+    return filled(
+        LimitsDocument, limits, database=use.database, running=None if limits.max_running is None else use.running,
+        rate=None if limits.rate is None else str(limits.rate), tokens=use.tokens if limits.rate else None,
+        next_seconds=use.next_seconds, reached=use.reached, held_back=_count(use.held_back),
         rate_per_group=None if limits.rate_per_group is None else str(limits.rate_per_group),
-    )
+    )  # fmt: skip
 
 
 def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueStatsDocument:
     """Return the figures of one queue."""
-    return document(
-        QueueStatsDocument,
-        row,
-        pause=None if row.pause is None else document(CurrentPauseDocument, row.pause),
-        oldest_seconds=_seconds(row.oldest),
-        failed_last_hour=row.failed,
-        drain_seconds=_seconds(row.drain),
-        run_seconds=document(QuantilesDocument, row.run),
-        wait_seconds=document(QuantilesDocument, row.wait),
+    return filled(
+        QueueStatsDocument, row, pause=None if row.pause is None else filled(CurrentPauseDocument, row.pause),
+        oldest_seconds=_seconds(row.oldest), failed_last_hour=row.failed, drain_seconds=_seconds(row.drain),
+        run_seconds=filled(QuantilesDocument, row.run), wait_seconds=filled(QuantilesDocument, row.wait),
         tasks={name: _count(one) for name, one in row.statuses.items()},
         limits=[limits_document(use) for use in limits],
-    )
+    )  # fmt: skip
 
 
 class PauseDocument(TypedDict):
@@ -192,8 +172,10 @@ class PollerDocument(TypedDict):
 
 def poller_document(row: Poller, *, alive: bool, queues: Sequence[str]) -> PollerDocument:
     """Return a poller, with those of its queues that are shown."""
-    own = {"poller": row.instance, "started": row.start_time, "heartbeat": row.heartbeat_time}
-    return document(PollerDocument, row, alive=alive, queues=list(queues), **own)
+    return filled(
+        PollerDocument, row, poller=row.instance, alive=alive, queues=list(queues), started=row.start_time,
+        heartbeat=row.heartbeat_time,
+    )  # fmt: skip
 
 
 class FailureDocument(TypedDict):
@@ -217,9 +199,10 @@ class FailureDocument(TypedDict):
 
 def failure_document(group: FailureGroup, stats: FailureStats) -> FailureDocument:
     """Return a failure group, secrets masked."""
-    open_tasks = {"open": stats.open.number, "open_more": stats.open.more}
-    message = masked_text(group.message)
-    return document(FailureDocument, group, place=group.frame, message=message, failed=dict(stats.counts), **open_tasks)
+    return filled(
+        FailureDocument, group, place=group.frame, message=masked_text(group.message), failed=dict(stats.counts),
+        open=stats.open.number, open_more=stats.open.more,
+    )  # fmt: skip
 
 
 class AuditDocument(TypedDict):
@@ -241,9 +224,7 @@ class AuditDocument(TypedDict):
 
 def audit_document(entry: AuditEntry) -> AuditDocument:
     """Return an audit entry, secrets masked."""
-    details = masked(entry.details)
-    known = details if isinstance(details, dict) else {}
-    return document(AuditDocument, entry, id=entry.pk, details=known, operation=entry.operation_id)
+    return filled(AuditDocument, entry, details=masked(entry.details), operation=entry.operation_id)
 
 
 class PointDocument(TypedDict):
@@ -260,8 +241,10 @@ class PointDocument(TypedDict):
 
 def point_document(point: Point) -> PointDocument:
     """Return one step of a series."""
-    times = {f"{name}_p{share}": getattr(point, name)(share / 100) for name in ("run", "wait") for share in (50, 95)}
-    return document(PointDocument, point, outcomes=dict(point.outcomes), **times)
+    quantiles = {
+        f"{kind}_p{share}": getattr(point, kind)(share / 100) for kind in ("run", "wait") for share in (50, 95)
+    }
+    return filled(PointDocument, point, outcomes=dict(point.outcomes), **quantiles)
 
 
 class FindingDocument(TypedDict):
@@ -271,6 +254,11 @@ class FindingDocument(TypedDict):
     id: str
     words: str
     remedy: str
+
+
+def finding_document(finding: Finding) -> FindingDocument:
+    """Return a finding."""
+    return filled(FindingDocument, finding)
 
 
 def _count(value: ApproxCount) -> CountDocument:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import TypedDict
+from typing import TypedDict, TypeVar, cast
 
 from django.db.models import QuerySet
 from django.utils.timezone import localtime
@@ -25,6 +25,12 @@ MAX_ERROR_WIDTH = 80  # characters
 FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
 FRAME = '  File "'  # how a line of a traceback begins
 Document = dict[str, object]
+D = TypeVar("D")
+
+
+def filled(document: type[D], row: object, **others: object) -> D:
+    """Return a document of this class: its fields are those of ``row``, except for the ``others``."""
+    return cast(D, {name: others[name] if name in others else getattr(row, name) for name in document.__annotations__})
 
 
 def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
@@ -150,24 +156,11 @@ class OperationDocument(TypedDict):
 
 def operation_document(operation: BulkOperation) -> OperationDocument:
     """Return a bulk operation as data."""
-    return {
-        "operation": operation.pk,
-        "verb": operation.verb,
-        "query": operation.query,
-        "actor": operation.actor,
-        "reason": operation.reason,
-        "state": operation.state,
-        "progress": round(operation.progress, 4),
-        "expected": operation.estimate,
-        "expected_more": operation.estimate_more,
-        "changed": operation.changed,
-        "skipped": operation.skipped,
-        "skips": operation.skips,
-        "note": operation.note,
-        "created": operation.create_time,
-        "started": operation.start_time,
-        "ended": operation.finish_time,
-    }
+    return filled(
+        OperationDocument, operation, operation=operation.pk, progress=round(operation.progress, 4),
+        expected=operation.estimate, expected_more=operation.estimate_more, created=operation.create_time,
+        started=operation.start_time, ended=operation.finish_time,
+    )  # fmt: skip
 
 
 def uniqueness_note(reference: str | None) -> str:

@@ -392,3 +392,11 @@ ID_VERBS: Mapping[str, TaskVerb] = {**BULK_VERBS, **ONE_TASK_VERBS}
 VERBS: Mapping[str, Verb] = {
     verb.name: verb for verb in (*ID_VERBS.values(), PAUSE, RESUME, CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)
 }
+
+
+def bulk_verb(name: str) -> TaskVerb:
+    """Return a verb over all tasks that match a search. Raises ``OperationRefused``."""
+    if name not in BULK_VERBS:
+        words = gettext("There is no verb %(verb)s for tasks; they are %(names)s.")
+        raise OperationRefused(words % {"verb": repr(name), "names": ", ".join(BULK_VERBS)})
+    return BULK_VERBS[name]

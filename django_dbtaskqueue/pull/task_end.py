@@ -22,7 +22,7 @@ from django.db import connections, transaction
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import PayloadError, TaskFailed, TaskGone, TaskQueueError
-from django_dbtaskqueue.core.json import Unreadable
+from django_dbtaskqueue.core.masking import Unreadable
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
