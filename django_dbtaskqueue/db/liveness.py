@@ -21,7 +21,7 @@ from typing import Any
 from weakref import WeakSet
 
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.utils import DatabaseError, DataError, Error, IntegrityError, InterfaceError, OperationalError
+from django.db.utils import DataError, Error, IntegrityError, InterfaceError, OperationalError
 
 from django_dbtaskqueue.core.durations import format_seconds
 
@@ -220,7 +220,7 @@ def note_failure(error: BaseException, alias: str) -> None:
     After each other error of a database its connection is doubtful: a setting may be the reason.
     """
     call = _present()
-    call.doubtful = call.doubtful or isinstance(error, DatabaseError)
+    call.doubtful = call.doubtful or (isinstance(error, Exception) and not is_about_data(error))
     ours = call.dead is None and isinstance(error, OperationalError | InterfaceError)
     trace = error.__traceback__ if ours else None
     while trace is not None:

@@ -28,6 +28,7 @@ SUPPORTED_VENDORS = ("postgresql", "sqlite")
 # Backends that can be recognised without their driver.
 REFUSED_ENGINES = {"mysql": "MySQL and MariaDB", "oracle": "Oracle"}
 PERMISSION_DENIED_SQLSTATE = "42501"
+POOLED_BY_HELPERS = 3  # of a poller: its heartbeat, its maintenance, and Django's thread for async processors
 STRICT_LEVELS = {3: "REPEATABLE READ", 4: "SERIALIZABLE"}  # isolation levels, as psycopg numbers them
 
 
@@ -174,7 +175,7 @@ def _middleware(processors: Iterable[Processor]) -> Iterator[CheckMessage]:
 def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
     """W001: settings of a queue contradict each other. W002: an isolation level that makes checkouts fail.
 
-    W003: wake-ups would be lost in a transaction pooler.
+    W003: wake-ups would be lost in a transaction pooler. W006: a pool is smaller than what a poller takes from it.
     """
     for name, queue in queues.items():
         for words, hint in contradictions(queue):
@@ -187,12 +188,27 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
                 id="dbtaskqueue.W002",
             )
     settings = conf.settings()
+    for alias, size in pool_sizes().items():
+        if size < (wanted := settings.threads + POOLED_BY_HELPERS):
+            yield Warning(
+                f"A poller with {settings.threads} threads uses up to {wanted} connections of the pool of {alias!r}, "
+                f"which has {size}. A task that gets none within the pool's timeout is given back.",
+                hint=f'Set "max_size" of "pool" to {wanted} or more, or DBTASKQUEUE["THREADS"] to fewer.',
+                id="dbtaskqueue.W006",
+            )
     if settings.notify and not settings.prepare and not settings.listen:
         yield Warning(
             "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN.",
             hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
             id="dbtaskqueue.W003",
         )
+
+
+def pool_sizes() -> dict[str, int]:
+    """Return how many connections the pools of Django have at the most, by alias."""
+    pools = {alias: (one.get("OPTIONS") or {}).get("pool") for alias, one in django_settings.DATABASES.items()}
+    given = {alias: pool if isinstance(pool, dict) else {} for alias, pool in pools.items() if pool}
+    return {alias: pool.get("max_size") or pool.get("min_size", 4) for alias, pool in given.items()}
 
 
 def _bridge(queues: Container[str]) -> Iterator[CheckMessage]:

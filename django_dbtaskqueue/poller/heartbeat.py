@@ -31,7 +31,6 @@ from django_dbtaskqueue.flow import dependencies, observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
-from django_dbtaskqueue.poller.executors.thread_connections import tidy
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, ScheduleJob, background_jobs
 from django_dbtaskqueue.poller.queue_state import QueueState, unpark
@@ -79,7 +78,6 @@ class Heartbeat:
             ],
             retry=HEARTBEAT_RETRY_SECONDS,
             timeout=ANSWER_TIMEOUT_S,
-            after_each_round=tidy,
         )
         self._timeouts = WatchedThread(target=self._enforce_timeouts, name="dbtaskqueue-timeouts", daemon=True)
 

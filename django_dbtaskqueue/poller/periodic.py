@@ -23,6 +23,7 @@ from django_dbtaskqueue.flow.schedule import FAILED_SCHEDULE_S, Definition, decl
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
+from django_dbtaskqueue.poller.executors.thread_connections import tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -89,7 +90,6 @@ class PeriodicThread:
         last: Iterable[Periodic],
         retry: tuple[float, float],
         timeout: float,
-        after_each_round: Callable[[], None] = lambda: None,
     ) -> None:
         """``last``: jobs to run once at the end. ``retry``: the first and the longest pause after failures in a row.
 
@@ -103,7 +103,6 @@ class PeriodicThread:
         self._retry = retry
         self._timeout = timeout
         self._deadlines: dict[str, liveness.Deadline] = {}  # by alias
-        self._after_each_round = after_each_round
         self.thread = WatchedThread(target=self._run, name=thread_name, daemon=True)
 
     def start(self) -> None:
@@ -120,7 +119,7 @@ class PeriodicThread:
             for job in self._jobs:
                 if clock.monotonic() >= job.due and not self.ended.is_set():
                     job.due = clock.monotonic() + self._attempt(job)
-            self._after_each_round()
+            tidy()  # a connection of a pool goes back
             self.busy_since = None
             clock.wait(self.ended, max(0.0, min([job.due for job in self._jobs]) - clock.monotonic()))
         for job in self._last:

@@ -156,6 +156,8 @@ class AsyncExecutor(Executor):
             if await self._run(task, job) >= turn:
                 await asyncio.sleep(0)
                 turn = clock.monotonic() + MAX_TURN_SECONDS
+        if not self._runs and any(one["OPTIONS"].get("pool") for one in connections.settings.values()):
+            await tidy_async(doubtful=False)  # no coroutine reads from a connection now: it goes back
 
     def _connections_are_doubtful(self) -> bool:
         """Whether Django's async ORM thread may have lost its connection since the last job; true once."""
