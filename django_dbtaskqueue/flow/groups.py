@@ -99,10 +99,7 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 def run_and_regroup(
     session: Session, queue: str, batch: Sequence[Statement], rules: Rules, *, every: bool = False
 ) -> list[list[Row]]:
-    """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows.
-
-    ``every``: as for ``placing``.
-    """
+    """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows."""
     if session.postgresql:
         locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
         placed = [placing(session, queue, groups, hold_retries=hold, every=every) for groups, hold in rules]

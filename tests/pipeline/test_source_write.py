@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from pyspark.sql.types import DataType, DoubleType, IntegerType, StringType, StructField, StructType
 
 from django_dbtaskqueue import enqueue, enqueue_many
@@ -21,6 +21,7 @@ from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, check_schema
 from tests.patience import PATIENCE
 from tests.pipeline.executors import ThisProcess
+from tests.support import actors, blocked, until
 
 TEXT, TIME, LENGTH = pa.string(), pa.timestamp("us", "UTC"), pa.duration("us")
 COLUMNS: dict[str, pa.DataType] = {
@@ -162,6 +163,19 @@ def test_heads_of_groups_after_a_write_beside_tasks_that_are_there(database: Dat
     write_tasks(frame(in_json(after)), database, queue="other", max_attempts=3)
     assert tasks("other") == tasks("work")
     assert [ref for ref, task in tasks("other").items() if task["in_line"]] == ["busy0", "free1"]
+
+
+def test_a_task_does_not_replace_a_head_that_is_just_being_taken(pg: Database) -> None:
+    """It goes before that head in the order. It waits all the same, because the head runs."""
+    enqueue("other", group="a")
+    urgent = frame([{"payload": "{}", "group": "a", "priority": -1}])
+    with actors(1) as (other,):
+        with transaction.atomic():
+            assert Task.objects.checkout("other", poller_instance="p")
+            written = other.do(write_tasks, urgent, pg, queue="other")
+            until(blocked)
+        assert written.result(PATIENCE).enqueued == 1
+    assert Task.objects.checkout("other", poller_instance="p") == []
 
 
 def test_a_write_with_a_name_is_done_once(database: Database) -> None:

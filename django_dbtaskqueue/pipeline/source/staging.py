@@ -352,6 +352,7 @@ def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> 
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
+            moves = link.run(sql.misplaced(plan.table), params) if ready else []  # a checkout may have taken a head
 
 
 def _duplicate(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> TaskQueueError:
