@@ -8,18 +8,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Reading = Mapping[str, float]
+Case = Callable[[], Reading]  # one thing measured: it takes one reading, the same names of figures each time
 
 
 class NotRun(Exception):
     """Why a case cannot run here, in words for its row of the table."""
-
-
-@dataclass(frozen=True)
-class Case:
-    """One thing measured: ``run()`` takes one reading, the same names of figures each time."""
-
-    name: str
-    run: Callable[[], Reading]
 
 
 @dataclass(frozen=True)
@@ -43,11 +36,11 @@ class Verdict(NamedTuple):
 
 @dataclass(frozen=True)
 class Scenario:
-    """Cases that are run in turns, so that a noisy minute hits all of them."""
+    """Cases by their names, which are run in turns, so that a noisy minute hits all of them."""
 
     name: str
     title: str
-    cases: Sequence[Case]
+    cases: Mapping[str, Case]
     targets: Sequence[Target] = ()
     picture: Sequence[str] = ()  # cases that ``--picture`` draws
 
@@ -85,18 +78,18 @@ def take(scenario: Scenario, runs: int) -> Result:
     """Run each case ``runs`` times, in turns. A case that cannot run is left out of all turns."""
     result = Result(scenario)
     for number in range(runs):
-        for case in scenario.cases:
-            if case.name in result.missing:
+        for case, read in scenario.cases.items():
+            if case in result.missing:
                 continue
             try:
-                reading = case.run()
+                reading = read()
             except NotRun as reason:
-                result.missing[case.name] = said = str(reason)
+                result.missing[case] = said = str(reason)
             except Exception as error:  # the others' figures took long enough to be kept
-                result.missing[case.name], said = f"failed: {error}", traceback.format_exc()
+                result.missing[case], said = f"failed: {error}", traceback.format_exc()
                 result.failed = True
             else:
-                result.readings.setdefault(case.name, []).append(reading)
+                result.readings.setdefault(case, []).append(reading)
                 said = ", ".join(f"{name} {value:,.4g}" for name, value in reading.items())
-            print(f"{scenario.name} {number + 1}/{runs}: {case.name}: {said}", file=sys.stderr, flush=True)
+            print(f"{scenario.name} {number + 1}/{runs}: {case}: {said}", file=sys.stderr, flush=True)
     return result

@@ -24,8 +24,8 @@ def _tables(result: Result) -> Iterable[str]:
     """Yield a table for the cases whose first figure is the same."""
     groups: dict[str, list[str]] = {}
     for case in result.scenario.cases:
-        if names := result.figures(case.name):
-            groups.setdefault(names[0], []).append(case.name)
+        if names := result.figures(case):
+            groups.setdefault(names[0], []).append(case)
     for cases in groups.values():
         names = tuple(dict.fromkeys(name for case in cases for name in result.figures(case)))
         yield table(["", *names], [[case, *[spread(result.values(case, name)) for name in names]] for case in cases])

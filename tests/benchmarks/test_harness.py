@@ -16,14 +16,13 @@ from tests.conftest import REPOSITORY
 SMALL = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers", "tuning")
 
 
-def readings(*values: float, name: str = "ours") -> Case:
+def readings(*values: float) -> Case:
     """A case that gives these in turn."""
-    left = iter(values)
-    return Case(name, lambda: {"tasks/s": next(left)})
+    return ({"tasks/s": value} for value in values).__next__
 
 
 def test_a_figure_is_compared_run_by_run() -> None:
-    cases = [readings(10, 20, 5, name="raw"), readings(11, 24, 4)]
+    cases = {"raw": readings(10, 20, 5), "ours": readings(11, 24, 4)}
     scenario = Scenario("drain", "Drain", cases, [Target("more", "ours", "tasks/s", 1.2, "raw")])
     (verdict,) = take(scenario, 3).verdicts()
     assert sorted(verdict.values) == [0.8, 1.1, 1.2]
@@ -35,7 +34,7 @@ def test_a_figure_is_compared_run_by_run() -> None:
     [(False, 5, "met"), (False, 20, "missed by 50%"), (True, 5, "missed by 100%"), (True, 10, "met")],
 )
 def test_a_limit_is_a_least_or_a_most(most: bool, limit: float, words: str) -> None:
-    scenario = Scenario("x", "X", [readings(10)], [Target("limit", "ours", "tasks/s", limit, most=most)])
+    scenario = Scenario("x", "X", {"ours": readings(10)}, [Target("limit", "ours", "tasks/s", limit, most=most)])
     assert [verdict.words for verdict in take(scenario, 1).verdicts()] == [words]
 
 
@@ -43,7 +42,7 @@ def test_what_cannot_run_says_why_and_stops_nothing() -> None:
     def refuse() -> Reading:
         raise NotRun("node is not installed")
 
-    cases = [Case("pg-boss", refuse), readings(1000, 1200, 1100)]
+    cases = {"pg-boss": refuse, "ours": readings(1000, 1200, 1100)}
     text = markdown([take(Scenario("x", "Title", cases, [Target("t", "pg-boss", "tasks/s", 1)]), 3)], "Here.")
     assert "| ours | 1,100 (1,000 to 1,200) |" in text
     assert "pg-boss: node is not installed." in text
@@ -64,7 +63,7 @@ def test_the_time_lost_at_the_start_is_what_the_first_tenth_took_longer() -> Non
 
 
 def test_a_picture_shows_the_rate_and_the_memory_of_each_case() -> None:
-    cases = [Case(name, lambda: {"tasks/s": 4321.0, "MiB worker": 72.0}) for name in ("few", "many")]
+    cases = dict.fromkeys(("few", "many"), lambda: {"tasks/s": 4321.0, "MiB worker": 72.0})
     text = picture(take(Scenario("x", "X", cases, picture=["few", "many"]), 1))
     assert text.count(">4,321/s, 72 MiB<") == 2
     assert ">few<" in text

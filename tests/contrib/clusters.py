@@ -1,7 +1,6 @@
 """A Spark cluster of daemons on this machine, for tests and benchmarks."""
 
 import os
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -10,6 +9,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 from django_dbtaskqueue.pipeline.spark import find_java, scratch
 from tests.support import eventually
 
@@ -23,7 +23,7 @@ class Cluster:
 
     def __init__(self, stack: ExitStack, folder: Path, workers: int = 2) -> None:
         self._stack, self._folder = stack, folder
-        port = _free_port()
+        port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._run("master.Master", "--port", str(port))
         self._await("daemon-0", "I have been elected leader")
@@ -34,22 +34,13 @@ class Cluster:
 
     def executors(self) -> list[psutil.Process]:
         """Return the Java processes that run tasks: they have Python workers."""
-        return [
-            child
-            for worker in self._workers
-            for child in psutil.Process(worker.pid).children()
-            if child.children(recursive=True)
-        ]
+        children = [child for worker in self._workers for child in psutil.Process(worker.pid).children()]
+        return [child for child in children if child.children(recursive=True)]
 
     def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         log = self._folder / f"daemon-{len(list(self._folder.glob('daemon-*')))}"
-        env = {
-            **os.environ,
-            "JAVA_HOME": str(find_java(scratch())),
-            "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,
-        }
+        env = os.environ | {"JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
+        env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         command = [str(program), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
         with log.open("wb") as file:
@@ -64,9 +55,3 @@ class Cluster:
             assert ready in said, said
 
         eventually(is_ready, timeout=LONG_S)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -10,7 +10,7 @@ from time import monotonic
 
 from tests.benchmarks.children import memory, tree_cpu
 from tests.benchmarks.drains import TABLE, Around, Drain, empty, running
-from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.measure import Reading, Scenario, Target
 from tests.benchmarks.scenarios.drain import altered
 from tests.benchmarks.server import Server
 
@@ -76,10 +76,10 @@ def under_load(server: Server, tasks: int) -> Reading:
 
 
 def cost(server: Server, size: float) -> Scenario:
-    cases = [
-        Case(IDLE, lambda: idle(server, 30 * max(size, 0.2))),
-        Case(BATCHES, lambda: under_load(server, int(100_000 * size))),
-    ]
+    cases = {
+        IDLE: lambda: idle(server, 30 * max(size, 0.2)),
+        BATCHES: lambda: under_load(server, int(100_000 * size)),
+    }
     targets = [
         Target(TWO, BATCHES, "statements/batch", 2.1, most=True),
         Target("idle poller ≤ 80 MiB", IDLE, "MiB", 80, most=True),
@@ -116,5 +116,5 @@ def rows(server: Server, size: float) -> Scenario:
         "without CHECK constraints": partial(altered, f"{table} {drop}", f"{table} {add}"),
         "without the indexes that a plain task is not in": partial(altered, f"DROP INDEX {names}", definitions),
     }
-    cases = [Case(name, partial(one_by_one, server, int(5_000 * size), around)) for name, around in ways.items()]
+    cases = {name: partial(one_by_one, server, int(5_000 * size), around) for name, around in ways.items()}
     return Scenario("rows", "One task in each statement, CPU of PostgreSQL", cases)

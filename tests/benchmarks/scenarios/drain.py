@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.benchmarks.children import Worker, manage, python, together
 from tests.benchmarks.drains import TABLE, Drain, raw_drain
-from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.measure import Reading, Scenario, Target
 from tests.benchmarks.server import REPOSITORY, Server
 
 RATE = "tasks/s"
@@ -66,27 +66,27 @@ def drain(server: Server, size: float) -> Scenario:
     loop_each, loop_insert = "simplest loop, a commit per task, 4 threads", "the same with an INSERT"
     ours_short, ours_2 = "ours, 20,000 tasks", "ours, 2 processes"
     ours_atomic, ours_insert = "ours, atomic", "ours, atomic, an ORM INSERT"
-    cases = [
-        Case(loop, lambda: raw(tasks)),
-        Case("ours", ours(tasks)),
-        Case("loop with our promises, 500", lambda: raw(tasks, "same")),
-        Case("loop of one transaction a batch, which deletes, 500", lambda: raw(tasks, "bare")),
-        Case(loop_short, lambda: raw(short)),
-        Case(ours_short, ours(short)),
-        Case(loop_2, lambda: raw(tasks, processes=2)),
-        Case(ours_2, ours(tasks, processes=2)),
-        Case("loop with our promises, 2 processes", lambda: raw(tasks, "same", processes=2)),
-        Case("simplest loop, 100", lambda: raw(tasks, batch=100)),
-        Case("simplest loop, 10", lambda: raw(some, batch=10)),
-        Case("simplest loop, 1", lambda: raw(few, batch=1)),
-        Case("ours, async", ours(tasks, queues=["nothing-async"])),
-        Case("ours, 20 µs processor", ours(tasks, queues=["busy"])),
-        Case("ours, atomic, batch=100", ours(tasks, queues=["nothing-atomic-100"])),
-        Case(loop_each, lambda: raw(some, way="each")),
-        Case(ours_atomic, ours(some, queues=["nothing-atomic"])),
-        Case(loop_insert, raw_insert),
-        Case(ours_insert, ours(few, queues=["insert"], prepare=no_groups)),
-    ]
+    cases = {
+        loop: lambda: raw(tasks),
+        "ours": ours(tasks),
+        "loop with our promises, 500": lambda: raw(tasks, "same"),
+        "loop of one transaction a batch, which deletes, 500": lambda: raw(tasks, "bare"),
+        loop_short: lambda: raw(short),
+        ours_short: ours(short),
+        loop_2: lambda: raw(tasks, processes=2),
+        ours_2: ours(tasks, processes=2),
+        "loop with our promises, 2 processes": lambda: raw(tasks, "same", processes=2),
+        "simplest loop, 100": lambda: raw(tasks, batch=100),
+        "simplest loop, 10": lambda: raw(some, batch=10),
+        "simplest loop, 1": lambda: raw(few, batch=1),
+        "ours, async": ours(tasks, queues=["nothing-async"]),
+        "ours, 20 µs processor": ours(tasks, queues=["busy"]),
+        "ours, atomic, batch=100": ours(tasks, queues=["nothing-atomic-100"]),
+        loop_each: lambda: raw(some, way="each"),
+        ours_atomic: ours(some, queues=["nothing-atomic"]),
+        loop_insert: raw_insert,
+        ours_insert: ours(few, queues=["insert"], prepare=no_groups),
+    }
     targets = [
         Target("drain ≥ 1.4 times the simplest loop", "ours", RATE, 1.4, loop),
         Target("drain of 20,000 ≥ 1 times the simplest loop", ours_short, RATE, 1, loop_short),
@@ -103,7 +103,7 @@ def drain(server: Server, size: float) -> Scenario:
 
 def sqlite(server: Server, size: float) -> Scenario:
     """Where the database is a file."""
-    cases = [Case("ours", lambda: sqlite_drain(server, int(20_000 * size)))]
+    cases = {"ours": lambda: sqlite_drain(server, int(20_000 * size))}
     return Scenario("sqlite", "SQLite, drain", cases, [Target("SQLite ≥ 5,000/s", "ours", RATE, 5000)])
 
 
@@ -166,7 +166,7 @@ def volume(server: Server, size: float) -> Scenario:
     ]
     title = f"Growth: drains of {tasks:,} tasks, unless the row says otherwise, beside other rows (times {size:g})"
     growth = [alone, *backlogs, spread, groups, "50 pollers"]
-    return Scenario("volume", title, [Case(*one) for one in drains.items()], targets, picture=growth)
+    return Scenario("volume", title, drains, targets, picture=growth)
 
 
 def limits(server: Server, size: float) -> Scenario:
@@ -177,14 +177,14 @@ def limits(server: Server, size: float) -> Scenario:
         return replace(plain, keys=keys, settings={"QUEUES": {"nothing": limits}})
 
     both, unlimited, ten = "max_running and rate", "10,000 keys, no limit", "10,000 keys, ten of each at a time"
-    cases = [
-        Case("no limit", plain),
-        Case("max_running", limited(max_running=5000)),
-        Case(both, limited(max_running=5000, rate="1000000/s")),
-        Case(unlimited, replace(plain, keys=10_000, keyed=False)),
-        Case("10,000 keys, one of each at a time", replace(plain, keys=10_000)),
-        Case(ten, limited(10_000, max_running_per_group=10)),
-    ]
+    cases = {
+        "no limit": plain,
+        "max_running": limited(max_running=5000),
+        both: limited(max_running=5000, rate="1000000/s"),
+        unlimited: replace(plain, keys=10_000, keyed=False),
+        "10,000 keys, one of each at a time": replace(plain, keys=10_000),
+        ten: limited(10_000, max_running_per_group=10),
+    }
     targets = [
         Target("a number and a rate over all pollers ≥ 0.9 times no limit", both, RATE, 0.9, "no limit"),
         Target("ten at a time of each of 10,000 keys ≥ 0.9 times no limit", ten, RATE, 0.9, unlimited),
@@ -228,20 +228,20 @@ def tuning(server: Server, size: float) -> Scenario:
                 drain.resume()
 
     old = replace(stored("autovacuum_enabled=off"), prepare=churn)
-    cases = [
-        Case("as it is", plain),
-        *[Case(f"batch_size={number}", having(batch_size=number)) for number in (10, 50, 100, 1000)],
-        Case('settle="each"', having(int(5_000 * size), settle="each")),
-        Case('keep="history"', having(keep="history")),
-        Case('keep="delete"', having(keep="delete")),
-        *[Case(f"{number} processes", replace(plain, processes=number)) for number in (2, 4)],
-        Case("1 thread", replace(plain, options=("--threads", "1"))),
-        *[Case(f"fillfactor={percent}", stored(f"fillfactor={percent}")) for percent in (100, 85, 70)],
-        Case("after four times as many, vacuumed", old),
-        Case("after four times as many, never vacuumed", replace(old, vacuum=False)),
-        *[Case(f"without {name}", after(f"DROP INDEX {name}", sql)) for name, sql in server.run(INDEXES, [TABLE])],
-        *[Case(f"with an index on ({column})", more(column)) for column in ("status", "finish_time")],
-        Case("without orjson", replace(plain, env={"BENCHMARK_WITHOUT_ORJSON": "1"})),
-        Case("PREPARE: False", replace(plain, settings={"PREPARE": False})),
-    ]
+    cases = {
+        "as it is": plain,
+        **{f"batch_size={number}": having(batch_size=number) for number in (10, 50, 100, 1000)},
+        'settle="each"': having(int(5_000 * size), settle="each"),
+        'keep="history"': having(keep="history"),
+        'keep="delete"': having(keep="delete"),
+        **{f"{number} processes": replace(plain, processes=number) for number in (2, 4)},
+        "1 thread": replace(plain, options=("--threads", "1")),
+        **{f"fillfactor={percent}": stored(f"fillfactor={percent}") for percent in (100, 85, 70)},
+        "after four times as many, vacuumed": old,
+        "after four times as many, never vacuumed": replace(old, vacuum=False),
+        **{f"without {name}": after(f"DROP INDEX {name}", sql) for name, sql in server.run(INDEXES, [TABLE])},
+        **{f"with an index on ({column})": more(column) for column in ("status", "finish_time")},
+        "without orjson": replace(plain, env={"BENCHMARK_WITHOUT_ORJSON": "1"}),
+        "PREPARE: False": replace(plain, settings={"PREPARE": False}),
+    }
     return Scenario("tuning", "What one can turn", cases)

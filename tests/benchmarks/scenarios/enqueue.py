@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from tests.benchmarks.children import Worker, python, together
 from tests.benchmarks.drains import empty, raw_table
-from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.measure import Reading, Scenario, Target
 from tests.benchmarks.raw import SAME, SIMPLE
 from tests.benchmarks.server import Server
 
@@ -38,14 +38,14 @@ def produced(server: Server, way: str, number: int = 1, env: Mapping[str, str] |
 def enqueue(server: Server, size: float) -> Scenario:
     """One task in a transaction of its own, and what an enqueue adds to a view's transaction."""
     quiet = {"BENCHMARK_TASKQUEUE": '{"NOTIFY": false}'}
-    cases = [
-        Case(RAW, lambda: produced(server, "raw")),
-        Case(OURS, lambda: produced(server, "single")),
-        Case("ORM create()", lambda: produced(server, "create")),
-        Case(VIEW, lambda: produced(server, "view")),
-        Case(QUIET, lambda: produced(server, "single", 8, quiet)),
-        Case(LOUD, lambda: produced(server, "single", 8)),
-    ]
+    cases = {
+        RAW: lambda: produced(server, "raw"),
+        OURS: lambda: produced(server, "single"),
+        "ORM create()": lambda: produced(server, "create"),
+        VIEW: lambda: produced(server, "view"),
+        QUIET: lambda: produced(server, "single", 8, quiet),
+        LOUD: lambda: produced(server, "single", 8),
+    }
     targets = [
         Target("enqueue ≥ 0.8 times a prepared INSERT", OURS, "tasks/s", 0.8, RAW),
         Target("≤ 0.4 ms added to a view's transaction", VIEW, "ms added, p50", 0.4, most=True),
@@ -80,14 +80,14 @@ def raw_many(server: Server, tasks: int, *, references: bool = False) -> Reading
 def bulk(server: Server, size: float) -> Scenario:
     """Many tasks in one transaction, from an iterator."""
     tasks = int(50_000 * min(1, 2 * size))
-    cases = [
-        Case(COPY, lambda: raw_many(server, tasks)),
-        Case(COPY_REFERENCES, lambda: raw_many(server, tasks, references=True)),
-        Case(PLAIN, lambda: many(server, "many-plain", tasks)),
-        Case(REFERENCES, lambda: many(server, "many", tasks)),
-        Case(IGNORE, lambda: many(server, "many-ignore", tasks)),
-        Case(LONG, lambda: many(server, "many", 10 * tasks)),
-    ]
+    cases = {
+        COPY: lambda: raw_many(server, tasks),
+        COPY_REFERENCES: lambda: raw_many(server, tasks, references=True),
+        PLAIN: lambda: many(server, "many-plain", tasks),
+        REFERENCES: lambda: many(server, "many", tasks),
+        IGNORE: lambda: many(server, "many-ignore", tasks),
+        LONG: lambda: many(server, "many", 10 * tasks),
+    }
     targets = [
         Target("enqueue_many without references ≥ 200,000/s", PLAIN, "tasks/s", 200_000),
         Target("enqueue_many with references ≥ 120,000/s", REFERENCES, "tasks/s", 120_000),

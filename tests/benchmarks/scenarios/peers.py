@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.benchmarks.children import Worker, drained, python, together
 from tests.benchmarks.drains import Drain, raw_drain
-from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target
+from tests.benchmarks.measure import NotRun, Reading, Scenario, Target
 from tests.benchmarks.scenarios.enqueue import many, produced, raw_many
 from tests.benchmarks.server import Server
 
@@ -77,13 +77,13 @@ def peers(server: Server, size: float) -> Scenario:
     share = min(1, 2 * size)
     tasks, items = int(TASKS * share), int(BULK * share)
     counts = {name: int(number * share) for name, number in PEERS.items()}
-    cases = [
-        Case("simplest loop, 500", partial(both, server, tasks, items, ours=False)),
-        Case("ours", partial(both, server, tasks, items, ours=True)),
-        *[Case(name, partial(peer, server, name, number)) for name, number in counts.items()],
-        Case(OURS_SHARED, lambda: figures(Drain(server, tasks, processes=2)())),
-        Case(GRAPHILE_SHARED, partial(shared, server, GRAPHILE, counts[GRAPHILE])),
-    ]
+    cases = {
+        "simplest loop, 500": partial(both, server, tasks, items, ours=False),
+        "ours": partial(both, server, tasks, items, ours=True),
+        **{name: partial(peer, server, name, number) for name, number in counts.items()},
+        OURS_SHARED: lambda: figures(Drain(server, tasks, processes=2)()),
+        GRAPHILE_SHARED: partial(shared, server, GRAPHILE, counts[GRAPHILE]),
+    }
     targets = [
         Target("one process ≥ 2 times graphile-worker batched", "ours", "drain/s", 2, GRAPHILE),
         Target("two processes ≥ 1.5 times two of it", OURS_SHARED, "drain/s", 1.5, GRAPHILE_SHARED),

@@ -16,7 +16,7 @@ from time import monotonic
 from tests.benchmarks import raw
 from tests.benchmarks.children import Worker, python
 from tests.benchmarks.drains import TABLE, Around, Drain, empty, raw_table, running
-from tests.benchmarks.measure import Case, Reading, Scenario, Target
+from tests.benchmarks.measure import Reading, Scenario, Target
 from tests.benchmarks.server import Server, Span
 from tests.patience import until
 
@@ -114,11 +114,11 @@ def pickup(server: Server, size: float) -> Scenario:
         server.calm(TABLE)
         return warm_pick_ups(server, number, *options)
 
-    cases = [
-        Case(RAW, lambda: raw_pick_ups(server, number)),
-        Case(OURS, lambda: idle(number)),
-        Case(DEAF, lambda: idle(max(8, int(20 * size)), 0.73, '{"NOTIFY": false}')),
-    ]
+    cases = {
+        RAW: lambda: raw_pick_ups(server, number),
+        OURS: lambda: idle(number),
+        DEAF: lambda: idle(max(8, int(20 * size)), 0.73, '{"NOTIFY": false}'),
+    }
     targets = [
         Target("pick-up p50 ≤ 1.2 ms", OURS, "ms p50", 1.2, most=True),
         Target("pick-up p99 ≤ 4 ms", OURS, "ms p99", 4, most=True),
@@ -193,12 +193,16 @@ def pinned(server: Server, size: float) -> Scenario:
     tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
     free = Pinned(server, tasks, churn, nullcontext)
     pinned = replace(free, around=snapshot)
-    cases = [
-        *(Case(DRAIN, free.drain), Case(DRAIN_PINNED, pinned.drain)),
-        *(Case(FIVE, partial(free.drain, 5)), Case(FIVE_PINNED, partial(pinned.drain, 5))),
-        *(Case("pick-up", partial(free.pick_up, picks)), Case(PICK_PINNED, partial(pinned.pick_up, picks))),
-        *(Case(BEHIND, free.behind), Case(BEHIND_PINNED, pinned.behind)),
-    ]
+    cases = {
+        DRAIN: free.drain,
+        DRAIN_PINNED: pinned.drain,
+        FIVE: partial(free.drain, 5),
+        FIVE_PINNED: partial(pinned.drain, 5),
+        "pick-up": partial(free.pick_up, picks),
+        PICK_PINNED: partial(pinned.pick_up, picks),
+        BEHIND: free.behind,
+        BEHIND_PINNED: pinned.behind,
+    }
     targets = [
         Target("pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),
         Target("pinned drain ≥ 0.8 times unpinned, five priorities", FIVE_PINNED, "tasks/s", 0.8, FIVE),
