@@ -1,4 +1,4 @@
-"""The Pythons of this machine, and fresh environments with the wheel of this checkout."""
+"""The Pythons of this machine, and fresh environments with the wheel of this checkout. It needs only Python itself."""
 
 import os
 import shutil
@@ -12,22 +12,16 @@ from pathlib import Path
 from tests.patience import PATIENCE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-PROJECT = "django-dbtaskqueue"
 # Prints the version of a Python that can make an environment.
 USABLE = "import ensurepip, sqlite3, ssl, sys, venv; print(f'{sys.version_info[0]}.{sys.version_info[1]}')"
 # Which Django pip may take with a Python. Where there is no entry: the newest that pip finds.
 DJANGO = {"3.11": "Django~=5.2.0", "3.12": "Django~=6.0.0"}
-PATIENCE_S = PATIENCE
 
 
 @dataclass(frozen=True)
 class Python:
     version: str
     program: str
-
-    @property
-    def constraint(self) -> str:
-        return DJANGO.get(self.version, "Django>=6.0")
 
 
 @cache
@@ -55,7 +49,7 @@ def main() -> int:
 
 def _version(program: str) -> str:
     try:
-        done = subprocess.run([program, "-c", USABLE], capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        done = subprocess.run([program, "-c", USABLE], capture_output=True, text=True, timeout=PATIENCE, check=False)
     except OSError:
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
@@ -75,7 +69,8 @@ def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str
     """
     execute([python.program, "-m", "venv", str(folder)])
     constraints = folder / "constraints.txt"
-    constraints.write_text(f"{PROJECT}=={wheel.name.split('-')[1]}\n{python.constraint}\n")
+    wanted = DJANGO.get(python.version, "Django>=6.0")
+    constraints.write_text(f"django-dbtaskqueue=={wheel.name.split('-')[1]}\n{wanted}\n")
     hidden = {"PYTHONPATH", "PYTHONHOME", "DJANGO_SETTINGS_MODULE", "DATABASE_URL", "PYTEST_ADDOPTS"}
     return {
         **{name: value for name, value in os.environ.items() if name not in hidden},
@@ -91,7 +86,7 @@ def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str
 
 def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
     done = subprocess.run(
-        command, env=env, cwd=cwd, text=True, timeout=PATIENCE_S,
+        command, env=env, cwd=cwd, text=True, timeout=PATIENCE,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}"

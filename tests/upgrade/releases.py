@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from example_project.database import database_from_url
-from tests.stranger.environments import PATIENCE_S, REPOSITORY, build_wheel, execute
+from tests.patience import PATIENCE
+from tests.stranger.environments import REPOSITORY, build_wheel, execute
 
 # The earlier state whose pollers and producers must work on today's schema. With each release: that release.
 PREVIOUS = "fff785106201ec6081f6f31d0e9df0da1492d40e"
@@ -50,7 +51,7 @@ class Release:
 
 def wheel_of(commit: str, folder: Path) -> Path:
     archive = subprocess.run(
-        ["git", "archive", commit], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE_S, check=False
+        ["git", "archive", commit], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE, check=False
     )
     assert archive.returncode == 0, (
         f"This clone has no commit {commit}, from which the earlier release is built. "
