@@ -1,6 +1,7 @@
-"""The pollers and producers of a run, and what each of their processes needs as time passes."""
+"""The pollers and producers of a run, their wrong clocks, and what each of their processes needs as time passes."""
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -47,6 +48,21 @@ class Process:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         self.popen.wait(60)
+
+
+def clock_library(folder: Path) -> Path | None:
+    """Build what shifts the time of day that a process reads, and leaves monotonic clocks alone."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    source, built = Path(__file__).with_name("clock.c"), folder / "clock.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", built, source, "-ldl"], check=True, capture_output=True)
+    return built
+
+
+def shifted(library: Path | None, seconds: float) -> dict[str, str]:
+    """Return the environment of a process whose clock, and that of what it starts, is wrong by so many seconds."""
+    return {} if library is None else {"LD_PRELOAD": str(library), "FAULTS_CLOCK_S": str(round(seconds))}
 
 
 def needs(processes: Sequence[Process], clock: float) -> list[Needs]:

@@ -21,11 +21,10 @@ import psutil
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from tests.faults import clock
 from tests.faults.checkers import Needs
 from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis
-from tests.faults.processes import REPOSITORY, Process, needs
+from tests.faults.processes import REPOSITORY, Process, clock_library, needs, shifted
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Standby
 from tests.patience import slowness
@@ -73,13 +72,13 @@ class Run:
         self.problems: list[str] = []  # pollers that ended or stood still
         self._needs: list[Needs] = []
         self._slowness = 1.0
-        self._clock = clock.library(self.folder)
+        self._clock = clock_library(self.folder)
 
     def environment(self, url: str, *, clock_s: float = 0.0) -> dict[str, str]:
         """Return the environment of a process that reaches the database by ``url``, and whose clock is wrong."""
         ours = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.faults.settings", "PYTHONPATH": str(REPOSITORY)}
         ours |= {"PYTHONUNBUFFERED": "1", "FAULTS_LEDGER": str(self.ledgers), "FAULTS_MUTATION": self.mutation or ""}
-        return os.environ | ours | (clock.shifted(self._clock, clock_s) if clock_s else {})
+        return os.environ | ours | (shifted(self._clock, clock_s) if clock_s else {})
 
     def _start(self, name: str, command: Sequence[str], url: str) -> Process:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
