@@ -23,7 +23,7 @@ from django.db.models.sql.compiler import SQLCompiler
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.operations.search.values import JSON_NUMBER, Match
 
-Sql = tuple[str, list[object]]
+Sql = tuple[str, Sequence[object]]
 LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 INDEX = re.compile("0|[1-9][0-9]{0,8}")  # of a list
 WORDS = ("true", "false", "null")
