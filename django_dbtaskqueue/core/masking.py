@@ -57,6 +57,7 @@ CREDENTIALS = (
     rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
     rf"|([bB][aA][sS][iI][cC]{GAP}+)(?=[A-Za-z+/]*[0-9=])[A-Za-z0-9+/]{{4,}}={{0,2}})"
 )
+SIGNS = ("://", "bearer", "basic")  # of what has no key
 NOTHING = "(?!.)."
 
 
@@ -175,30 +176,11 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
 
 
 def _masked_text(text: str, rules: Rules) -> str:
-    found, end, pattern = [], 0, _compiled(_patterns(rules).text)
-    for begin in _places_of_keys(text, rules):
-        match = pattern.match(text, begin) if begin >= end else None
-        if match:
-            found += [text[end:begin], *match.groups(""), MASKED]
-            end = match.end()
-    text = "".join(found) + text[end:] if found else text
-    if "://" in text:
-        text = _compiled(PASSWORD_IN_URL).sub(rf"\1:{MASKED}@", text)
-    return _compiled(CREDENTIALS).sub(rf"\1\2{MASKED}", text)
-
-
-def _places_of_keys(text: str, rules: Rules) -> list[int]:
-    """Return where the key of a secret may begin. Quick, because most texts have none and the pattern is slow."""
-    parts, words, names = rules
     plain = text.translate(PLAIN_ASCII)
-    places: set[int] = set()
-    if wanted := [one for one in (*parts, *words, *names) if one in plain]:
-        kept = [place for place, char in enumerate(text) if char not in JOINTS]
-        for one in wanted:
-            places |= {kept[found.start()] for found in re.finditer(re.escape(one), plain)}
-    # An option of a command line begins with its dashes.
-    options = {place - dashes for place in places for dashes in (1, 2) if text[place - dashes : place] == "-" * dashes}
-    return sorted(places | options)
+    if any(one in plain for keys in (*rules, SIGNS) for one in keys):  # most texts have nothing; the patterns are slow
+        for pattern, by in _patterns(rules).replaced:
+            text = _compiled(pattern).sub(by, text)
+    return text
 
 
 @lru_cache(maxsize=4096)

@@ -136,7 +136,7 @@ def _holds(text: str | None, parts: str) -> bool:
 
 def _fits(document: str | None, path: str, matches: str, gains: int) -> bool:
     try:
-        value: Any = _exactly(document or "")
+        value = _exactly(document or "")
     except (ValueError, RecursionError):  # written by others
         return False
     return bool(gains or _any_matches(value, path, matches)) and _any_matches(masked(value), path, matches)
