@@ -1,4 +1,6 @@
-"""How fast the pipeline is: ``python -m tests.benchmarks.pipeline source|archive|report --rows N``, on ``local[2]``.
+"""How fast Spark is with tasks: ``python -m tests.benchmarks.pipeline source|archive|report|cluster --rows N``.
+
+All but the last are on ``local[2]``.
 
 ``source``: the data source against Spark's own JDBC source, on the same table in the same run. Both read into the
 ``noop`` sink and write new tasks from the same two partitions, in turns. JDBC has a fetch size and a batch size of
@@ -12,15 +14,23 @@ queues and two days, one in fifty with a failed attempt on record. Below stands 
 ``report``: how long a whole report takes over a lake, with its page, its JSON and its tables, with 2 GiB for the
 driver. The lake is made up by Spark: ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. The
 first report sums up each day; with ``--runs 2`` the second one reads these summaries.
+
+``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
+worker and of two, each with a core of this machine, which also carries Spark's driver, its daemons, the poller and
+PostgreSQL. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor the
+last partition counts. With ``--nap MS`` the processors wait so long instead of working: whether two workers have tasks
+at the same time shows on a busier machine, too.
 """
 
 import argparse
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -38,8 +48,9 @@ from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
 from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 from django_dbtaskqueue.pipeline.spark import spark_session
+from tests.benchmarks.children import manage
 from tests.benchmarks.report import table
-from tests.benchmarks.server import Server, serving
+from tests.benchmarks.server import REPOSITORY, Server, serving
 
 JAR = Path("/usr/share/java/postgresql.jar")
 # Finished tasks as a queue leaves them, with payloads of some 150 bytes.
@@ -61,6 +72,16 @@ OLDER = """
 UPDATE dbtaskqueue_task SET start_time = start_time - interval '1 day', finish_time = finish_time - interval '1 day'
 WHERE id % 2 = 0
 """
+WORK = """
+INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
+SELECT %(queue)s, i::text, to_jsonb(%(work)s::int) FROM generate_series(1, %(tasks)s) AS i
+"""
+RATE = """
+SELECT count(*)::float8 / extract(epoch FROM max(finish_time) - min(finish_time)) FROM (
+    SELECT finish_time, ntile(10) OVER (ORDER BY finish_time) AS tenth
+    FROM dbtaskqueue_task WHERE status = 'COMPLETED'
+) AS finished WHERE tenth BETWEEN 2 AND 9
+"""
 SMALL = 2000  # tasks of the first archive
 PAYLOAD = "to_json(named_struct('flight', id, 'origin', 'JFK', 'text', md5(string(id)))) AS payload"
 DAYS, BEGAN = 90, 1_767_225_600  # of the lake, from 2026-01-01
@@ -69,11 +90,12 @@ Ways = dict[str, Callable[[], object]]  # the first one is JDBC's
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
-    parser.add_argument("what", choices=["source", "archive", "report"])
+    parser.add_argument("what", choices=["source", "archive", "report", "cluster"])
     parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks (%(default)s).")
     parser.add_argument(
         "--runs", type=int, default=3, help="Readings of each way of a source, or reports (%(default)s)."
     )
+    parser.add_argument("--nap", type=int, default=0, metavar="MS", help="Tasks of a cluster wait so long instead.")
     options = parser.parse_args()
     if options.what == "source" and not JAR.exists():
         parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
@@ -81,6 +103,10 @@ def main() -> None:
         report(options.rows, options.runs)
         return
     with serving() as server:
+        if options.what == "cluster":
+            one, two = (on_cluster(server, workers, options.rows, options.nap) for workers in (1, 2))
+            print(f"two workers: {two / one:.2f} x one")
+            return
         conf = {"spark.jars": str(JAR)} if options.what == "source" else {}
         spark = spark_session(master="local[2]", memory="2g", conf=conf)
         if options.what == "source":
@@ -166,6 +192,26 @@ def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
         "write: ours, atomic": ours,
         "write: ours, atomic, on_duplicate=ignore": partial(ours, on_duplicate="ignore"),
     }
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------------------
+
+
+def on_cluster(server: Server, workers: int, tasks: int, nap: int) -> float:
+    from tests.contrib.clusters import SETTINGS, Cluster  # its helpers need models
+
+    queue = "nap" if nap else "grind"
+    filled(server, 0)
+    server.run(WORK, {"tasks": tasks, "queue": queue, "work": nap or 1_000_000})
+    server.calm("dbtaskqueue_task")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cluster = Cluster(stack, Path(folder), workers)
+        poller = manage("runtaskpoller", "--queue", queue, "--drain", "--executor", "spark", "--master", cluster.url)
+        settings = [part for setting in SETTINGS for part in ("--conf", f"spark.{setting}")]
+        subprocess.run([*poller, "--worker-env", "DATABASE_URL", *settings], cwd=REPOSITORY, check=True)
+    rate = float(server.run(RATE)[0][0])
+    print(f"{workers} worker(s): {rate:.1f} tasks/s", flush=True)
+    return rate
 
 
 # -- the lake ----------------------------------------------------------------------------------------------------------
