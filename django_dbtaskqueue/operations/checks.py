@@ -188,8 +188,11 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
                 id="dbtaskqueue.W002",
             )
     settings = conf.settings()
-    for alias, size in pool_sizes().items():
-        if size < (wanted := settings.threads + POOLED_BY_HELPERS):
+    wanted = settings.threads + POOLED_BY_HELPERS
+    for alias, one in django_settings.DATABASES.items():
+        pool = (one.get("OPTIONS") or {}).get("pool")
+        options = pool if isinstance(pool, dict) else {}
+        if pool and (size := options.get("max_size") or options.get("min_size", 4)) < wanted:
             yield Warning(
                 f"A poller with {settings.threads} threads uses up to {wanted} connections of the pool of {alias!r}, "
                 f"which has {size}. A task that gets none within the pool's timeout is given back.",
@@ -202,13 +205,6 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
             hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
             id="dbtaskqueue.W003",
         )
-
-
-def pool_sizes() -> dict[str, int]:
-    """Return how many connections the pools of Django have at the most, by alias."""
-    pools = {alias: (one.get("OPTIONS") or {}).get("pool") for alias, one in django_settings.DATABASES.items()}
-    given = {alias: pool if isinstance(pool, dict) else {} for alias, pool in pools.items() if pool}
-    return {alias: pool.get("max_size") or pool.get("min_size", 4) for alias, pool in given.items()}
 
 
 def _bridge(queues: Container[str]) -> Iterator[CheckMessage]:

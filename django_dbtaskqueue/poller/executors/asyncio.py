@@ -11,7 +11,6 @@ import logging
 import sys
 import threading
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 
 from asgiref.sync import sync_to_async
@@ -22,8 +21,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.decide import decide
-from django_dbtaskqueue.flow.run import run_all_async, run_async
+from django_dbtaskqueue.flow.run import run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy_async, unless_dead_async
 
@@ -84,11 +82,13 @@ class AsyncExecutor(Executor):
         if not self._unanswered:
             self._loop.call_soon_threadsafe(self._answer)
         self._unanswered += 1
-        if self._unanswered < BLOCKED_AFTER_LOOKS:
-            return
-        if not self.blocked:
+        if self._unanswered >= BLOCKED_AFTER_LOOKS:
+            if not self.blocked:
+                self._name_what_blocks(self._thread)
             self.blocked = True
-            self._name_what_blocks(self._thread)
+            self._give_back()
+
+    def _give_back(self) -> None:
         waiting = self._limiter.withdraw(only_async=True)
         with suppress(IndexError):
             while job := self.todo.popleft():
@@ -153,7 +153,8 @@ class AsyncExecutor(Executor):
             except IndexError:  # it was given back
                 break
             self._start()  # the next consumer; it gets its turn if this job waits for something
-            if await self._run(task, job) >= turn:
+            await self._run(task, job)
+            if clock.monotonic() >= turn:
                 await asyncio.sleep(0)
                 turn = clock.monotonic() + MAX_TURN_SECONDS
         if not self._runs and any(one["OPTIONS"].get("pool") for one in connections.settings.values()):
@@ -165,32 +166,7 @@ class AsyncExecutor(Executor):
         outages, self._outages = self._outages, liveness.outages.seen
         return self._job_at - before > IDLE_SECONDS or outages != self._outages
 
-    async def _run(self, task: asyncio.Task[None], job: Job) -> float:
-        if not job.processor.plain:
-            await self._run_special(task, job)
-            return clock.monotonic()
-        lease = job.lease
-        started = clock.monotonic()
-        if started >= lease.deadline:
-            self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
-            return started
-        self._runs[task] = (job, started)
-        observe.started(lease, job.processor)
-        try:
-            settlement: Settlement | None = await run_async(lease, job.processor)
-            if liveness.ended_call().dead:
-                (settlement,) = await unless_dead_async([settlement])
-        except BaseException as error:
-            settlement = decide(lease, _ended_by(task, error))
-        del self._runs[task]
-        ended = clock.monotonic()
-        if not self._given_up or not self._is_late(Run(job, started)):
-            self._finish(Done(lease, settlement, ended - started), idle=not self.todo)
-        await self._tidy([settlement])
-        return ended
-
-    async def _run_special(self, task: asyncio.Task[None], job: Job) -> None:
-        """Run a batch, or a call of a processor with a concurrency limit."""
+    async def _run(self, task: asyncio.Task[None], job: Job) -> None:
         current = self._begin(job)
         if current is None:
             return
@@ -206,10 +182,6 @@ class AsyncExecutor(Executor):
             settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
         self._end(current, settlements, clock.monotonic() - started)
-        await self._tidy(settlements)
-
-    async def _tidy(self, settlements: Sequence[Settlement | None]) -> None:
-        """Close connections of Django's async ORM thread that a call may have harmed, or that were a reason to fail."""
         doubtful = liveness.ended_call().doubtful
         if doubtful or any(one is not None and one.facts.error is not None for one in settlements):
             await tidy_async(doubtful=doubtful)

@@ -46,11 +46,6 @@ def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
         liveness.watch_statements(connection)
 
 
-def must_check() -> bool:
-    """Whether this thread's connections may have died since its last task: it was idle, or there was an outage."""
-    return clock.monotonic() - _opened.tidied_at > IDLE_SECONDS or _opened.outages != liveness.outages.seen
-
-
 def check() -> None:
     """Before a task: watch the statements on each connection, and close those that died in an idle time."""
     _opened.runs_tasks = True
@@ -58,7 +53,8 @@ def check() -> None:
         _list_connections()
     if not _opened.connections:
         return
-    ask, _opened.outages = must_check(), liveness.outages.seen
+    idle = clock.monotonic() - _opened.tidied_at > IDLE_SECONDS  # or there was an outage: they may have died
+    ask, _opened.outages = idle or _opened.outages != liveness.outages.seen, liveness.outages.seen
     for connection in _opened.connections:
         liveness.watch_statements(connection)
         if ask and connection.connection is not None and connection.vendor != "sqlite":
