@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
+from django.db.models.expressions import Col
 from django.db.models.fields.json import KeyTransform
+from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
@@ -60,18 +62,33 @@ class JsonField(AsInDjango, models.JSONField):
         return {name: one for name, one in pairs if isinstance(one, self.of)}
 
 
-class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
-    """A time. The database itself gives the nearest one that Python can read: the driver would fail for all rows."""
+def _in_range(compiler: SQLCompiler, sql: str, params: Any) -> Sql:
+    """Return the nearest time that Python can read: for another one the driver would fail, and with it all rows."""
+    low, high = (f"'{time:%Y-%m-%d %H:%M:%S}" for time in READABLE_TIMES)
+    if compiler.connection.vendor == "postgresql":
+        low, high = f"TIMESTAMPTZ {low}+00'", f"TIMESTAMPTZ {high}+00'"
+        sql = f"CASE WHEN {sql} < {low} THEN {low} WHEN {sql} > {high} THEN {high} ELSE {sql} END"
+    else:
+        sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {low}' END"
+    return sql, params * 3
 
-    def select_format(self, compiler: SQLCompiler, sql: str, params: tuple[str | int, ...]) -> Sql:
-        """Return the expression of a SELECT."""
-        low, high = (f"'{time:%Y-%m-%d %H:%M:%S}" for time in READABLE_TIMES)
-        if compiler.connection.vendor == "postgresql":
-            low, high = f"TIMESTAMPTZ {low}+00'", f"TIMESTAMPTZ {high}+00'"
-            sql = f"CASE WHEN {sql} < {low} THEN {low} WHEN {sql} > {high} THEN {high} ELSE {sql} END"
-        else:
-            sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {low}' END"
-        return sql, params * 3
+
+class _TimeColumn(Col):
+    def select_format(self, compiler: SQLCompiler, sql: str, params: Any) -> Sql:
+        return _in_range(compiler, sql, params)
+
+
+class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
+    """A time. The database itself gives the nearest one that can be read."""
+
+    @cached_property
+    def plain(self) -> models.DateTimeField[Any, Any]:
+        """What expressions take it for: Django does not mix classes of fields, such as this and that of ``Now()``."""
+        return models.DateTimeField(null=self.null)
+
+    def get_col(self, alias: str, output_field: Any = None) -> Col:
+        """Return the column as a SELECT reads it."""
+        return _TimeColumn(alias, self, output_field or self.plain)
 
 
 class ReadableTime(models.Func):
@@ -80,5 +97,4 @@ class ReadableTime(models.Func):
     arity = 1
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **_options: Any) -> Sql:
-        sql, params = compiler.compile(self.get_source_expressions()[0])
-        return self.output_field.select_format(compiler, sql, params)
+        return _in_range(compiler, *compiler.compile(self.get_source_expressions()[0]))

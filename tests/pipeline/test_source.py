@@ -141,22 +141,22 @@ def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
 # -- the columns that Spark sees are the database's --------------------------------------------------------------------
 
 KINDS = {
-    models.CharField: "string",
-    models.TextField: "string",
-    models.JSONField: "string",
-    models.DateTimeField: "timestamp",
-    models.BigAutoField: "bigint",
-    models.BigIntegerField: "bigint",
-    models.IntegerField: "int",
-    models.SmallIntegerField: "smallint",
-    models.FloatField: "double",
-    models.BooleanField: "boolean",
+    "CharField": "string",
+    "TextField": "string",
+    "JSONField": "string",
+    "DateTimeField": "timestamp",
+    "BigAutoField": "bigint",
+    "BigIntegerField": "bigint",
+    "IntegerField": "int",
+    "SmallIntegerField": "smallint",
+    "FloatField": "double",
+    "BooleanField": "boolean",
 }
 
 
 @pytest.mark.parametrize(("table", "model"), [("task", Task), ("history", TaskHistory), ("attempt", Attempt)])
 def test_every_column_is_one_of_the_model_s_and_of_its_type(table: str, model: type[models.Model]) -> None:
-    columns = {field.column: KINDS[type(field)] for field in model._meta.concrete_fields}
+    columns = {field.column: KINDS[field.get_internal_type()] for field in model._meta.concrete_fields}
     for field in SCHEMAS[table]:
         assert field.dataType.simpleString() == columns[field.name], field.name
 
