@@ -7,12 +7,14 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Generic, TypeVar
 
+K = TypeVar("K", bound=Hashable)
 ZERO = timedelta(0)
 MICROSECOND = timedelta(microseconds=1)
 UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
@@ -175,28 +177,54 @@ def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
     return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
 
 
-class Pauses:
-    """Rows of a table that raised: each rests for a growing time, and its neighbours go on. One for each such loop."""
+class Pauses(Generic[K]):
+    """Rows of a table that raised: each rests for a growing time, and its neighbours go on. One for each such loop.
 
-    def __init__(self, first: float, longest: float) -> None:
-        self._bounds = first, longest
-        self._rests: dict[Hashable, tuple[float, float]] = {}  # until when, and how long this time
+    ``beyond``: errors that are of no row, such as a database that is away; they are raised.
+    """
 
-    def resting(self) -> list[Hashable]:
+    def __init__(self, first: float, longest: float, beyond: type[Exception] | tuple[()] = ()) -> None:
+        self._bounds, self._beyond = (first, longest), beyond
+        self._rests: dict[K, tuple[float, float]] = {}  # until when, and how long this time
+
+    def resting(self) -> list[K]:
         """Return the keys of the rows to pass over."""
         now = clock.monotonic()
         return [key for key, (until, _pause) in self._rests.items() if until > now]
 
+    def rest(self, key: K) -> None:
+        """Let a row rest, each time longer."""
+        pause = next_pause(self._rests.get(key, (0.0, 0.0))[1], *self._bounds)
+        self._rests[key] = clock.monotonic() + pause, pause
+
     @contextmanager
-    def around(self, key: Hashable, note: Callable[[Exception], object]) -> Iterator[None]:
+    def around(self, key: K, note: Callable[[Exception], object]) -> Iterator[None]:
         """Try a row for a ``with`` block. An exception is given to ``note``, which names the row to an operator."""
         try:
             yield
             self._rests.pop(key, None)
+        except self._beyond:
+            raise
         except Exception as error:
-            pause = next_pause(self._rests.get(key, (0.0, 0.0))[1], *self._bounds)
-            self._rests[key] = clock.monotonic() + pause, pause
+            self.rest(key)
             note(error)
+
+    def apart(
+        self, keys: Sequence[K], act: Callable[[Sequence[K]], object], note: Callable[[K, Exception], object]
+    ) -> None:
+        """Act on rows together. Where that raises, act on either half: only the rows that raise alone rest."""
+        if len(keys) == 1:
+            with self.around(keys[0], lambda error: note(keys[0], error)):
+                act(keys)
+        elif keys:
+            try:
+                act(keys)
+            except self._beyond:
+                raise
+            except Exception:
+                middle = len(keys) // 2
+                self.apart(keys[:middle], act, note)
+                self.apart(keys[middle:], act, note)
 
 
 class Clock:

@@ -6,28 +6,34 @@ roll-up makes one row of them, first for each minute, in the end for each hour o
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from django.conf import settings
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.models import Model
 from django.db.models.functions import Now
 from django.utils.timezone import make_naive
 
+from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import crowded_sql
 from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric, UsageCount
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
 
+logger = logging.getLogger("django_dbtaskqueue")
+
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
 METRICS = (Metric, FailureCount)  # what pollers count
 METRICS_MAX_AGE = timedelta(days=90)  # of metrics and groups of failures; usage counts are kept for ever
+FAILED_SPAN_S = 300.0, 3600.0  # before a span whose rows cannot be rolled up is tried again
 STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
 
@@ -139,6 +145,9 @@ ROLL_UP_RULES: dict[type[Model], tuple[tuple[str, ...], tuple[Level, ...]]] = {
 }
 
 
+_pauses = Pauses[tuple[str, type[Model], int, datetime]](*FAILED_SPAN_S, beyond=OperationalError)
+
+
 def roll_up(session: Session, *models: type[Model]) -> int:
     """Roll up what is due of these models on one database; return how many rows went.
 
@@ -149,7 +158,10 @@ def roll_up(session: Session, *models: type[Model]) -> int:
         keys, levels = ROLL_UP_RULES[model]
         for level in levels:
             for start in _crowded(session, model, keys, level):
-                gone += _merge(session, model, keys, start, timedelta(seconds=level.seconds))
+                span = session.connection.alias, model, level.seconds, start
+                if span not in _pauses.resting():
+                    with _pauses.around(span, partial(logger.warning, "Rows of %s are not rolled up: %s", span)):
+                        gone += _merge(session, model, keys, start, timedelta(seconds=level.seconds))
     return gone
 
 

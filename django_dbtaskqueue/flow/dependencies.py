@@ -19,6 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from django.db import OperationalError
+
+from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, statements_of
@@ -28,6 +31,7 @@ from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 logger = logging.getLogger(__name__)
 
 ENDED_PER_TRANSACTION = 1000  # tasks whose ends are told in one transaction
+FAILED_END_S = 5.0, 300.0  # before an end that could not be told is told again
 EDGES_PER_SWEEP = 50_000  # dependencies that one turn of ``sweep_missing`` looks at
 
 
@@ -216,14 +220,26 @@ def at(session: Session, location: str) -> Session:
 # -- what a dead process left ------------------------------------------------------------------------------------------
 
 
+_pauses = Pauses[TaskKey](*FAILED_END_S, beyond=OperationalError)
+
+
+def _log(key: TaskKey, error: Exception) -> None:
+    logger.warning("What waits for task %s of %s is not told of its end: %s", key.id, key.location, error)
+
+
 def sweep(session: Session) -> int:
     """Tell the ends of tasks of one table that no process has told; return how many."""
     number, after = 0, 0
+
+    def tell(keys: Sequence[TaskKey]) -> None:
+        ended(session, [key.id for key in keys])
+
     while True:
         params = {"after": after, "limit": ENDED_PER_TRANSACTION}
         ids = [row[0] for row in session.run(session.sql.ended_watched, params)]
         if ids:
-            ended(session, ids)
+            keys = {TaskKey(session.location, task_id) for task_id in ids}.difference(_pauses.resting())
+            _pauses.apart(sorted(keys), tell, _log)
             number, after = number + len(ids), ids[-1]
         if len(ids) < ENDED_PER_TRANSACTION:
             return number

@@ -149,12 +149,13 @@ def reschedule(row: Schedule, alias: str) -> None:
 def declare(alias: str, declared: Mapping[str, Definition]) -> None:
     """Write the schedules that the code declares to their rows. A field that a person changed stays."""
     rows = {row.name: row for row in rows_on(alias).filter(name__in=declared)}
+    pauses = Pauses[str](*FAILED_SCHEDULE_S)
     for name, definition in declared.items():
         said = asdict(definition)
-        if name not in rows:
-            _insert(alias, name, definition)
-        elif rows[name].code != said or rows[name].source != CODE:
-            with transaction.atomic(using=alias):
+        with pauses.around(name, partial(_note, alias, name)), transaction.atomic(using=alias):
+            if name not in rows:
+                _insert(alias, name, definition)
+            elif rows[name].code != said or rows[name].source != CODE:
                 row = locked(rows_on(alias).filter(name=name))
                 if row is not None:
                     _follow(row, said, alias)
@@ -186,14 +187,14 @@ def _follow(row: Schedule, said: dict[str, object], alias: str) -> None:
 # -- ticks -------------------------------------------------------------------------------------------------------------
 
 
-def enqueue_due(alias: str, declared: Collection[str], pauses: Pauses | None = None) -> tuple[float, list[str]]:
+def enqueue_due(alias: str, declared: Collection[str], pauses: Pauses[str] | None = None) -> tuple[float, list[str]]:
     """Enqueue the tasks of all due ticks; return the seconds until the next look, and the queues that got some.
 
     Schedules of the code are left to processes whose code declares them: without it they stop. One that raises, for
     whatever reason, says so in its note, and rests: its tick stays due.
     """
     ours = Schedule.objects.using(alias).filter(Q(source=PERSON) | Q(name__in=declared), paused=False)
-    pauses = pauses or Pauses(*FAILED_SCHEDULE_S)
+    pauses = pauses or Pauses[str](*FAILED_SCHEDULE_S)
     ours = ours.exclude(name__in=pauses.resting())
     due = ExpressionWrapper(Q(next_time__lte=Now()), output_field=BooleanField())
     rows = ours.exclude(next_time=None).annotate(due=due, now=Now()).order_by("next_time")
@@ -212,7 +213,9 @@ def enqueue_due(alias: str, declared: Collection[str], pauses: Pauses | None = N
 
 def _note(alias: str, name: str, error: Exception) -> None:
     text = str(error) if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: {error}"
-    if Schedule.objects.using(alias).filter(name=name).exclude(note=text[:500]).update(note=text[:500]):
+    rows = Schedule.objects.using(alias).filter(name=name)
+    if not rows.filter(note=text[:500]).exists():
+        rows.update(note=text[:500])
         logger.warning("Schedule %s: its task was refused, trying again: %s", name, text)
 
 

@@ -17,7 +17,7 @@ from django.db.models import F, Max, Min, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
@@ -41,6 +41,7 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 TASKS_PER_CHUNK = 500  # and so per transaction
 MAX_IDS_PER_WINDOW = 1_000_000  # that one statement reads
+FAILED_CHUNK_S = 5.0, 300.0  # in which others go before an operation whose chunk the database refused
 MAX_EMPTY_SEARCH_S = 1.0  # of one turn, spent on ids where nothing matches
 
 
@@ -229,6 +230,9 @@ def cancel(
     return True
 
 
+_pauses = Pauses[tuple[str, int]](*FAILED_CHUNK_S)
+
+
 def turn(using: str) -> bool:
     """Carry out one chunk of one unfinished operation; return whether there was one to carry out.
 
@@ -236,6 +240,8 @@ def turn(using: str) -> bool:
     connection or a deadlock is raised; the chunk is rolled back, and the next turn does it again.
     """
     waiting = BulkOperation.objects.using(using).filter(state__in=UNFINISHED).order_by("update_time", "pk")
+    if resting := [pk for alias, pk in _pauses.resting() if alias == using]:
+        waiting = others if (others := waiting.exclude(pk__in=resting)).exists() else waiting
     due = waiting.values_list("pk", flat=True).first()
     if due is None:
         return False
@@ -246,11 +252,14 @@ def turn(using: str) -> bool:
                 return False
             due = operation.pk
             step(operation)
-    except OperationalError:
+    except OperationalError as error:
+        _pauses.rest((using, due))  # others go first
+        logger.warning("Bulk operation %s is tried again: %s", due, error)
         raise
     except Exception as error:
         logger.exception("Bulk operation %s failed", due)
-        _failed(due, using, f"{type(error).__name__}: {error}")
+        rows, now = waiting.filter(pk=due), Now()
+        rows.update(state=FAILED, note=f"{type(error).__name__}: {error}", finish_time=now, update_time=now)
     return True
 
 
@@ -263,11 +272,6 @@ def _taken(waiting: QuerySet[BulkOperation], due: int) -> BulkOperation | None:
     if not waiting.filter(pk=due).update(update_time=Now()):
         return None
     return waiting.get(pk=due)
-
-
-def _failed(pk: int, using: str, words: str) -> None:
-    rows = BulkOperation.objects.using(using).filter(pk=pk, state__in=UNFINISHED)
-    rows.update(state=FAILED, note=words, finish_time=Now(), update_time=Now())
 
 
 # -- one chunk, inside the transaction that holds the operation's row --------------------------------------------------

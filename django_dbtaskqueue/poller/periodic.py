@@ -59,7 +59,7 @@ class ScheduleJob:
         self._wake = wake
         self._declared: dict[str, Definition] = {}
         self._declare_due = 0.0
-        self._pauses = Pauses(*FAILED_SCHEDULE_S)
+        self._pauses = Pauses[str](*FAILED_SCHEDULE_S)
 
     def run(self) -> float:
         """Enqueue what is due; return the seconds until the next tick, or until the next look."""

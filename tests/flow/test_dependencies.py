@@ -1,11 +1,12 @@
 """Tasks that wait for others: when they start, and what happens when a parent fails."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -17,6 +18,7 @@ from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.parents import rows_of
 from django_dbtaskqueue.flow.settle import settle
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
+from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 from tests.support import at_once
@@ -232,3 +234,41 @@ def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: 
     assert [state(child) for child in children] == [("CREATED", None)] * 2
     assert not Dependency.objects.using(alias).filter(outcome=None).exists()
     assert rows_of({TaskKey("nosuch.model", 1)}, alias) == {}
+
+
+@contextmanager
+def refusing(alias: str, reference: str) -> Iterator[None]:
+    """The database lets no task with this reference change."""
+    when = f"BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.reference_number = '{reference}')"
+    begin = [f"CREATE TRIGGER refuse {when} BEGIN SELECT RAISE(ABORT, 'refused'); END"]
+    end = ["DROP TRIGGER refuse"]
+    if alias == "default":
+        body = "BEGIN RAISE integrity_constraint_violation; END"
+        begin = [
+            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$",
+            f"CREATE TRIGGER refuse {when} EXECUTE FUNCTION refuse()",
+        ]
+        end = ["DROP TRIGGER refuse ON dbtaskqueue_task", "DROP FUNCTION refuse"]
+    with connections[alias].cursor() as cursor:
+        [cursor.execute(one) for one in begin]
+        try:
+            yield
+        finally:
+            [cursor.execute(one) for one in end]
+
+
+def test_an_end_that_cannot_be_told_delays_no_other(alias: str, put: Callable[..., Task], clock: SteppedClock) -> None:
+    """Given a child whose row the database does not let go, when ends are swept, then the other children start."""
+    parents = [put() for _ in range(5)]
+    children = [put("letters", f"child {number}", after=[parent]) for number, parent in enumerate(parents)]
+    clock.stop()
+    with refusing(alias, "child 2"):
+        for _ in parents:
+            finish(alias)
+        dependencies.sweep(Session.on(alias))
+        assert [state(child) for child in children] == [READY, READY, WAITS, READY, READY]
+    dependencies.sweep(Session.on(alias))
+    assert state(children[2]) == WAITS  # it rests
+    clock.advance(5)
+    dependencies.sweep(Session.on(alias))
+    assert state(children[2]) == READY

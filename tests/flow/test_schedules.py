@@ -292,3 +292,18 @@ def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: St
     clock.advance(300)
     enqueue_due(alias, (), pauses)
     assert len(references(alias)) == 2
+
+
+def test_a_declared_schedule_whose_row_cannot_be_written_stops_no_other(alias: str) -> None:
+    """Given a payload that a person changed and SQL made unreadable, when the code changes, then the others follow."""
+    names = ["bad", "good"]
+    declare(alias, dict.fromkeys(names, hourly()))
+    with connections[alias].cursor() as cursor:
+        deep = f"{'[' * 900}{']' * 900}"
+        cursor.execute(
+            "UPDATE dbtaskqueue_schedule SET payload = %s, edited = '[\"payload\"]' WHERE name = 'bad'", [deep]
+        )
+    declare(alias, dict.fromkeys(names, replace(hourly(), cron="5 * * * *")))
+    rows = dict(Schedule.objects.using(alias).values_list("name", "cron"))
+    assert (rows["good"], rows["bad"]) == ("5 * * * *", hourly().cron)
+    assert Schedule.objects.using(alias).exclude(note="").get().name == "bad"

@@ -3,7 +3,7 @@
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RU
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ONLY_PARCELS, held, refused, user
+from tests.operations.site import ONLY_PARCELS, held, refused, sql, user
 from tests.operations.site import work as run
 from tests.poller.processes import runtaskpoller
 from tests.support import PATIENCE, at_once, blocked, until
@@ -158,6 +158,20 @@ def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it_and_fails_no_ope
     assert Task.objects.filter(status="ERROR").count() == 3
     run()
     assert (of(operation).changed, AuditEntry.objects.get().changed) == (5, 5)
+
+
+def test_an_operation_that_the_database_does_not_carry_out_lets_others_go_first() -> None:
+    """Given a task on which each UPDATE takes too long, when two operations wait, then the other one goes on."""
+    failures(2)
+    slow, other = Task.objects.order_by("pk")
+    body = f"BEGIN IF OLD.id = {slow.pk} THEN RAISE query_canceled; END IF; RETURN NEW; END"
+    sql(f"CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")
+    sql("CREATE TRIGGER slow BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW EXECUTE FUNCTION slow()")
+    orders = [bulk.start("reprocess", f"id:{task.pk}", None) for task in (slow, other)]
+    for _turn in range(4):
+        with suppress(OperationalError):
+            bulk.turn("default")
+    assert [of(one).state for one in orders] == ["WAITING", FINISHED]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -117,6 +117,16 @@ def test_merging_changes_no_sum(alias: str) -> None:
     assert sum(point.total for point in series(alias, timedelta(days=4))) == before["count"]
 
 
+@both
+def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pytest.LogCaptureFixture) -> None:
+    minute, metrics = timezone.now() - timedelta(minutes=30), Metric.objects.using(alias)
+    for minutes, count in ((0, 2**63 - 1), (0, 1), (5, 1), (5, 1)):
+        metrics.create(queue="q", minute=minute + timedelta(minutes=minutes), outcome="completed", count=count)
+    assert roll_up(Session.on(alias), Metric) == 1
+    assert sorted(metrics.values_list("count", flat=True)) == [1, 2, 2**63 - 1]
+    assert "are not rolled up" in caplog.text
+
+
 def test_a_poller_stores_what_it_did_and_groups_failures_by_what_they_have_in_common(
     process_database: ProcessDatabase,
 ) -> None:
