@@ -153,11 +153,7 @@ class Executors:
         """Take back and return the jobs that have not started."""
         jobs = self.limiter.withdraw()
         for executor in self.all:
-            while executor.todo:
-                try:
-                    jobs.append(executor.todo.popleft())
-                except IndexError:
-                    break
+            jobs.extend(executor.withdraw())
         return jobs
 
 

@@ -9,6 +9,7 @@ import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -173,6 +174,12 @@ class Executor:
         """Run jobs in order, as slots become free. ``fast`` jobs end before a second slot could start one."""
         self.todo.extend(jobs)
         self.nudge()
+
+    def withdraw(self) -> Iterator[Job]:
+        """Take back and yield the jobs that wait for a slot."""
+        with suppress(IndexError):  # another thread was faster
+            while self.todo:
+                yield self.todo.popleft()
 
     @abstractmethod
     def nudge(self) -> None:

@@ -90,10 +90,9 @@ class AsyncExecutor(Executor):
 
     def _give_back(self) -> None:
         waiting = self._limiter.withdraw(only_async=True)
-        with suppress(IndexError):
-            while job := self.todo.popleft():
-                waiting.append(job)
-                self._put_first(self._limiter.release(job.processor, None))
+        for job in self.withdraw():
+            waiting.append(job)
+            self._put_first(self._limiter.release(job.processor, None))
         for lease in [lease for job in waiting for lease in job.leases]:
             self._finish(Done(lease, Release(), 0.0), idle=True)
 

@@ -93,14 +93,11 @@ async def unless_dead_async(outcomes: Sequence[Outcome | Settlement | None]) -> 
 
 def _spared(outcomes: Sequence[Outcome | Settlement | None]) -> tuple[list[Any], int]:
     """Release the tasks that failed by their dead connection; return what is to be written, and how many they are."""
-    lost = [_lost_database(one) for one in outcomes]
+    errors = [None if one is None else one.facts.error for one in outcomes]
+    lost = [isinstance(error, OperationalError | InterfaceError) for error in errors]
     if any(lost):
         liveness.outages.report()  # other threads may have such connections, too
     return [Release() if dead else one for one, dead in zip(outcomes, lost, strict=True)], sum(lost)
-
-
-def _lost_database(outcome: Outcome | Settlement | None) -> bool:
-    return outcome is not None and isinstance(outcome.facts.error, OperationalError | InterfaceError)
 
 
 def tidy(now: float | None = None, *, doubtful: bool = False) -> None:
