@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.__main__ import SCENARIOS
 from tests.benchmarks.drains import lost_at_the_start
 from tests.benchmarks.measure import Case, NotRun, Reading, Scenario, Target, take
 from tests.benchmarks.report import BEGIN, END, markdown, picture, put_into
 from tests.conftest import REPOSITORY
-
-SMALL = ("drain", "enqueue", "bulk", "pickup", "volume", "pinned", "cost", "sqlite", "peers", "tuning")
 
 
 def readings(*values: float) -> Case:
@@ -74,11 +73,12 @@ def test_a_picture_shows_the_rate_and_the_memory_of_each_case() -> None:
 def test_every_scenario_runs(tmp_path: Path) -> None:
     """With hardly any tasks: it says nothing about speed."""
     file = tmp_path / "all.json"
-    command = [sys.executable, "-m", "tests.benchmarks", *SMALL, "--runs", "1", "--size", "0.01", "--json", str(file)]
+    options = ["--runs", "1", "--size", "0.01", "--json", str(file)]
     env = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "DJANGO_SETTINGS_MODULE")}
+    command = [sys.executable, "-m", "tests.benchmarks", *SCENARIOS, *options]
     done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     results = json.loads(file.read_text())
-    assert list(results) == list(SMALL)
+    assert list(results) == list(SCENARIOS)
     ours = [case for name, one in results.items() for case in one["not run"] if "ours" in case or name != "peers"]
     assert not ours, done.stderr[-4000:]

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from time import monotonic
@@ -25,10 +24,6 @@ LISTENING = "SELECT 1 FROM pg_stat_activity WHERE query = 'LISTEN raw_simple' AN
 STARTED = "SELECT payload::float8 FROM raw_simple WHERE payload IS NOT NULL ORDER BY id"
 RAW, OURS, DEAF = "simplest loop, 20/s", "ours, 20/s", "ours, NOTIFY lost"
 CHURN = 200_000
-DRAIN, DRAIN_PINNED = "drain", "drain, pinned"
-FIVE, FIVE_PINNED = "drain, five priorities", "drain, five priorities, pinned"
-PICK_PINNED = "pick-up, pinned"
-BEHIND, BEHIND_PINNED = "behind the bound", "behind the bound, pinned"
 # Three ways to come to stand behind the bound: a late commit, a priority nobody had, a lease that ran out.
 LATE = f"""
 INSERT INTO {TABLE} (queue_name, reference_number, ready_time, next_process_time)
@@ -143,71 +138,57 @@ def churned(server: Server, tasks: int) -> None:
         drain.resume()
 
 
-@dataclass(frozen=True)
-class Pinned:
-    """The same with and without an open snapshot, after a churn."""
+def pinned(server: Server, size: float) -> Scenario:
+    tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
 
-    server: Server
-    tasks: int
-    churn: int
-    around: Around
+    def drain(around: Around, priorities: int = 1) -> Reading:
+        how = {"priorities": priorities, "around": around, "prepare": partial(churned, tasks=churn)}
+        return Drain(server, tasks, first=churn, **how)()
 
-    def drain(self, priorities: int = 1) -> Reading:
-        how = {"priorities": priorities, "around": self.around, "prepare": partial(churned, tasks=self.churn)}
-        return Drain(self.server, self.tasks, first=self.churn, **how)()
+    def pick_up(around: Around) -> Reading:
+        empty(server)
+        with around(server):
+            churned(server, churn)
+            server.calm(TABLE)
+            return warm_pick_ups(server, picks)
 
-    def pick_up(self, number: int) -> Reading:
-        empty(self.server)
-        with self.around(self.server):
-            churned(self.server, self.churn)
-            self.server.calm(TABLE)
-            return warm_pick_ups(self.server, number)
-
-    def behind(self) -> Reading:
+    def behind(around: Around) -> Reading:
         """While a drain goes on, put tasks where it has passed; return how long they waited."""
-        drain = Drain(self.server, 3 * self.tasks, first=self.churn)
-        empty(self.server)
-        with self.around(self.server):
-            churned(self.server, self.churn)
+        drain, over = Drain(server, 3 * tasks, first=churn), threading.Event()
+        empty(server)
+        with around(server):
+            churned(server, churn)
             drain.fill()
-            self.server.calm(TABLE)
-            over = threading.Event()
+            server.calm(TABLE)
             with drain.poller(), ThreadPoolExecutor(1) as pool:
-                putting = pool.submit(self._put_behind, over)
+                putting = pool.submit(put_behind, server, over)
                 drain.resume()
                 over.set()
                 putting.result()
-                until(lambda: not self.server.run(LEFT))
-        waited = [row[0] for row in self.server.run(WAITED)]
+                until(lambda: not server.run(LEFT))
+        waited = [row[0] for row in server.run(WAITED)]
         return {"ms p50": statistics.median(waited), "ms most": max(waited), "tasks": len(waited)}
 
-    def _put_behind(self, over: threading.Event) -> None:
-        with self.server.connect() as connection:
-            for number in count():
-                connection.execute((LATE, FIRST, ORPHAN)[number % 3], [f"behind-{number}"])
-                if over.wait(0.15):
-                    return
-
-
-def pinned(server: Server, size: float) -> Scenario:
-    tasks, churn, picks = int(100_000 * size), int(CHURN * size), max(40, int(300 * size))
-    free = Pinned(server, tasks, churn, nullcontext)
-    pinned = replace(free, around=snapshot)
+    acts = {"drain": drain, "drain, five priorities": partial(drain, priorities=5), "pick-up": pick_up}
     cases = {
-        DRAIN: free.drain,
-        DRAIN_PINNED: pinned.drain,
-        FIVE: partial(free.drain, 5),
-        FIVE_PINNED: partial(pinned.drain, 5),
-        "pick-up": partial(free.pick_up, picks),
-        PICK_PINNED: partial(pinned.pick_up, picks),
-        BEHIND: free.behind,
-        BEHIND_PINNED: pinned.behind,
+        f"{name}{mark}": partial(act, around)
+        for name, act in (acts | {"behind the bound": behind}).items()
+        for mark, around in (("", nullcontext), (", pinned", snapshot))
     }
+    five, five_pinned = "drain, five priorities", "drain, five priorities, pinned"
     targets = [
-        Target("pinned drain ≥ 0.8 times unpinned, one priority", DRAIN_PINNED, "tasks/s", 0.8, DRAIN),
-        Target("pinned drain ≥ 0.8 times unpinned, five priorities", FIVE_PINNED, "tasks/s", 0.8, FIVE),
-        Target("pinned pick-up p50 ≤ 2 ms", PICK_PINNED, "ms p50", 2, most=True),
-        Target("behind the bound ≤ 0.2 s unpinned", BEHIND, "ms most", 200, most=True),
-        Target("behind the bound ≤ 1.5 s pinned", BEHIND_PINNED, "ms most", 1500, most=True),
+        Target("pinned drain ≥ 0.8 times unpinned, one priority", "drain, pinned", "tasks/s", 0.8, "drain"),
+        Target("pinned drain ≥ 0.8 times unpinned, five priorities", five_pinned, "tasks/s", 0.8, five),
+        Target("pinned pick-up p50 ≤ 2 ms", "pick-up, pinned", "ms p50", 2, most=True),
+        Target("behind the bound ≤ 0.2 s unpinned", "behind the bound", "ms most", 200, most=True),
+        Target("behind the bound ≤ 1.5 s pinned", "behind the bound, pinned", "ms most", 1500, most=True),
     ]
     return Scenario("pinned", "Under an open snapshot, after a churn of 200,000", cases, targets)
+
+
+def put_behind(server: Server, over: threading.Event) -> None:
+    with server.connect() as connection:
+        for number in count():
+            connection.execute((LATE, FIRST, ORPHAN)[number % 3], [f"behind-{number}"])
+            if over.wait(0.15):
+                return
