@@ -1,24 +1,34 @@
 """Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
+from threading import Event
 from typing import Any
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.durations import Pauses
-from django_dbtaskqueue.flow.schedule import SCHEDULE_LOOK_S, Definition, declare, enqueue_due
+from django_dbtaskqueue.flow.schedule import (
+    LOCKED_SCHEDULE_S,
+    SCHEDULE_LOOK_S,
+    Definition,
+    declare,
+    enqueue_due,
+    locked,
+    rows_on,
+)
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.periodic import ScheduleJob
 from tests.clock import SteppedClock
-from tests.support import at_once, until
+from tests.support import PATIENCE, actors, at_once, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 MINUTELY = Definition("parcels", "* * * * *", "UTC")
@@ -266,6 +276,26 @@ def test_many_at_once_enqueue_each_tick_once() -> None:
     minutes = (row("default").last_time - before.next_time) // timedelta(minutes=1)
     ticks_of = [before.next_time + timedelta(minutes=number) for number in range(minutes + 1)]
     assert sorted(references("default")) == [f"s@{tick:%Y-%m-%dT%H:%M:00Z}" for tick in ticks_of]
+
+
+@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
+    """Where tasks are deleted when they are done, the reference of the tick keeps nobody from a second one."""
+    made("default", hourly(), ago=timedelta(hours=1))
+    begun, over = Event(), Event()
+
+    def begin() -> None:
+        with transaction.atomic():
+            assert locked(rows_on("default").filter(pk="s"))
+            begun.set()
+            over.wait(PATIENCE)
+
+    with actors(1) as [other], ExitStack() as stack:
+        other.do(begin)
+        stack.callback(over.set)
+        assert begun.wait(PATIENCE)
+        assert enqueue_due("default", ()) == (LOCKED_SCHEDULE_S, [])
+        assert not references("default")
 
 
 def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: SteppedClock) -> None:

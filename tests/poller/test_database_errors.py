@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf.settings import queue_settings
@@ -22,7 +22,7 @@ from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import Held, completed, cut_connections, polling, status_of
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, actors, until
 
 committed = pytest.mark.django_db(transaction=True)
 
@@ -72,6 +72,24 @@ def test_an_internal_error_for_a_while_makes_no_error_of_good_work(
             until(lambda: completed() == 30)
     assert set(Task.objects.values_list("total_attempt", flat=True)) == {1}
     assert not Attempt.objects.exists()
+
+
+@committed
+def test_an_outcome_whose_row_is_locked_is_stored_when_it_is_free() -> None:
+    held = Held()
+    registry.unregister("parcels")
+    registry.register("parcels", held)
+    task = enqueue("parcels")
+    with polling({"letters": 1, "parcels": 1}) as poller, actors(1) as [other]:
+        held.until_started()
+        with transaction.atomic():
+            Task.objects.select_for_update().get(pk=task.pk)
+            held.go_on.set()
+            until(lambda: not poller.running())
+            later = other.do(lambda: enqueue("letters")).result(PATIENCE)
+            until(lambda: status_of(later) == "COMPLETED")  # so the other outcome was tried
+            assert status_of(task) == "PROCESSING"
+        until(lambda: status_of(task) == "COMPLETED")
 
 
 @committed

@@ -1,15 +1,20 @@
 """Parts of a poller by themselves: free slots, the hand-over to an idle thread, periodic jobs, wake-ups."""
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import enqueue
+from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job, thread
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Job, thread
+from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
+from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread
 from django_dbtaskqueue.poller.queue_state import WOKEN_LOOK_SECONDS, Options, QueueState
@@ -22,6 +27,40 @@ pytestmark = pytest.mark.django_db
 def test_fetches_under_way_count_for_max_tasks() -> None:
     fetcher = Poller({"work": 1, "other": 1}, Options(max_tasks=5, threads=20)).fetcher
     assert sum(chosen[1] for chosen in iter(fetcher.choose, None)) == 5
+
+
+EXECUTORS: dict[str, Callable[..., Executor]] = {
+    "threads": lambda finish: thread.ThreadExecutor(1, finish, ConcurrencyLimiter()),
+    "the event loop": lambda finish: AsyncExecutor(1, finish, ConcurrencyLimiter()),
+    "another executor": lambda finish: PoolExecutor("tests.processing.pools.two_threads", finish, ConcurrencyLimiter()),
+}
+
+
+@pytest.mark.parametrize("where", EXECUTORS)
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_lease_that_ran_out_in_memory_does_not_start(where: str, batch: int | None) -> None:
+    """Another poller may hold its task by now."""
+    ended, ran = list[Done](), list[int]()
+
+    def run(given: Any) -> None:
+        ran.extend(lease.id for lease in (given if batch else [given]))
+
+    async def run_async(given: Any) -> None:
+        run(given)
+
+    enqueue_many("work", [{}] * 3)
+    good, *late = Task.objects.checkout("work", limit=3, poller_instance="poller")
+    for lease in late:
+        lease.deadline = clock.monotonic() - 1
+    is_async = where == "the event loop"
+    processor = Processor("work", run_async if is_async else run, is_async=is_async, batch=batch)
+    executor = EXECUTORS[where](lambda done, idle: ended.append(done))
+    jobs = [Job(good, processor, tuple(late))] if batch else [Job(lease, processor) for lease in (*late, good)]
+    executor.submit(jobs, fast=False)
+    until(lambda: len(ended) == 3)
+    executor.close()
+    assert ran == [good.id]
+    assert {done.lease.id for done in ended if done.settlement == Release()} == {lease.id for lease in late}
 
 
 def test_the_task_starts_before_the_thread_that_fetched_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
