@@ -13,14 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark.terminal import (
-    is_interrupt,
-    one_paragraph,
-    py4j_silenced,
-    shown_on,
-    sigterm_interrupts,
-    silence_spark_at_exit,
-)
+from django_dbtaskqueue.pipeline.spark import terminal
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -40,6 +33,18 @@ PROCESS_LIST_REASON = (
     "every user of this machine can read a password in the process list. Put the URL into the environment variable "
     "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
 )
+
+COMMON = (
+    jobs.Argument("lake", "the folder of the archive's tables: a path, or s3://BUCKET/FOLDER", metavar="PATH"),
+    jobs.Argument("master", "Spark's master, such as local[4] or spark://HOST:7077. Default: that of spark-submit or "
+                  "spark-defaults.conf, else this machine"),
+    jobs.Argument("memory", "memory of the Spark driver, such as 2g", metavar="SIZE"),
+    jobs.Argument("conf", "a Spark setting; repeatable", type=jobs.pair, many=True, metavar="KEY=VALUE"),
+    jobs.Argument("explain", "say what would be done, and do nothing", type=bool, default=False),
+    jobs.Argument("dry_run", "do everything but write", type=bool, default=False),
+    jobs.Argument("json", "write the result as JSON to a file, or to the output with -", metavar="FILE"),
+    jobs.Argument("quiet", "no progress", type=bool, default=False),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,14 @@ def database_of_url(url: str | None) -> Database | None:
 def perform(argv: Sequence[str], face: Face) -> int:
     """Run one command line and return its exit code. An error is one paragraph on ``face.err``, not a stack trace."""
     try:
-        with py4j_silenced(), sigterm_interrupts():
+        with terminal.py4j_silenced(), terminal.sigterm_interrupts():
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
-        if is_interrupt(error):
-            silence_spark_at_exit()
+        if terminal.is_interrupt(error):
+            terminal.silence_spark_at_exit()
             face.err.write(f"\n{INTERRUPTED_MESSAGE}\n")
             return EXIT_INTERRUPTED
-        face.err.write(f"{one_paragraph(error)}\n")
+        face.err.write(f"{terminal.one_paragraph(error)}\n")
         return EXIT_WRONG_OPTIONS if isinstance(error, JobOptionError) else EXIT_FAILED
 
 
@@ -117,16 +122,19 @@ def _summary(name: str) -> str:
 
 
 def _run(found: jobs.Job, words: list[str], face: Face) -> int:
-    asked = vars(parser(found, face).parse_args(words))
-    if asked["help"]:
-        face.out.write(parser(found, face).format_help())
+    made = parser(found, face)
+    given = {name: value for name, value in vars(made.parse_args(words)).items() if value is not None}
+    if given.pop("help"):
+        face.out.write(made.format_help())
         return EXIT_DONE
-    context = _context_of(found, asked, face)
+    own = {one.name: given.pop(one.name) for one in found.arguments if one.name in given}
+    asked = jobs.complete((*face.place, *COMMON), given)
+    context = _context_of(found, own, asked, face)
     if asked["explain"]:
         face.out.write(f"{found.explain(context.options)}\n")
         return EXIT_DONE
     try:
-        with shown_on(face.err, quiet=asked["quiet"]) as progress:
+        with terminal.shown_on(face.err, quiet=asked["quiet"]) as progress:
             context.progress = progress
             result = found.run(context)
         if context.damaged:
@@ -154,22 +162,8 @@ def parser(found: jobs.Job, face: Face) -> Parser:
         _add(made, argument)
     common = made.add_argument_group("every job")
     common.add_argument("-h", "--help", action="store_true", help="show this")
-    common.add_argument(
-        "--lake", metavar="PATH", help="the folder of the archive's tables: a path, or s3://BUCKET/FOLDER"
-    )
-    for argument in face.place:
+    for argument in (*face.place, *COMMON):
         _add(common, argument)
-    common.add_argument(
-        "--master",
-        help="Spark's master, such as local[4] or spark://HOST:7077. Default: that of "
-        "spark-submit or spark-defaults.conf, else this machine",
-    )
-    common.add_argument("--memory", metavar="SIZE", help="memory of the Spark driver, such as 2g")
-    common.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; repeatable")
-    common.add_argument("--explain", action="store_true", help="say what would be done, and do nothing")
-    common.add_argument("--dry-run", action="store_true", help="do everything but write")
-    common.add_argument("--json", metavar="FILE", help="write the result as JSON to a file, or to the output with -")
-    common.add_argument("--quiet", action="store_true", help="no progress")
     return made
 
 
@@ -184,18 +178,16 @@ def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
     group.add_argument(argument.flag, **options)
 
 
-def _context_of(found: jobs.Job, asked: jobs.Options, face: Face) -> jobs.Context:
-    own = {one.name: asked[one.name] for one in found.arguments if asked[one.name] is not None}
+def _context_of(found: jobs.Job, own: jobs.Options, asked: jobs.Options, face: Face) -> jobs.Context:
     place = {one.name: asked[one.name] for one in face.place}
-    session = {name: asked[name] for name in ("master", "memory") if asked[name]}
-    conf = dict(jobs.Argument("conf", "", type=jobs.pair, many=True).value(asked["conf"]))
+    session = {"master": asked["master"], "memory": asked["memory"], "conf": dict(asked["conf"])}
     return jobs.Context(
         options=jobs.complete(found.arguments, {**face.defaults(found.name, {**place, **own}), **own}),
         database=face.find_database(*place.values()),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
         render_page=face.render_page,
-        session={**session, **({"conf": conf} if conf else {})},
+        session={name: value for name, value in session.items() if value},
     )
 
 

@@ -6,11 +6,11 @@ A job can be started by ``manage.py runtaskpipeline JOB``, by ``python -m django
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import math
 import os
+import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
@@ -245,7 +245,6 @@ class Job:
         dry_run: bool = False,
         progress: Progress = silent,
         render_page: RenderPage | None = None,
-        session: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Context:
         """Return a context for this job, with defaults for the options not given. Raises JobOptionError."""
@@ -256,7 +255,6 @@ class Job:
             dry_run=dry_run,
             progress=progress,
             render_page=render_page,
-            session=session or {},
             started=spark,
         )
 
@@ -295,9 +293,8 @@ def job(name: str) -> Job:
     """Return the job of this name. Raises JobOptionError for an unknown name."""
     if name not in JOBS:
         raise JobOptionError(name, f"there is no such job.{near_match(name, JOBS)} Jobs: {', '.join(JOBS)}")
-    module, _, attribute = JOBS[name].partition(":")
     try:
-        found: type[Job] = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+        found: type[Job] = pkgutil.resolve_name(f"{__package__}.{JOBS[name]}")
     except ModuleNotFoundError as error:
         reason = f"The job {name} needs {error.name}, which is not installed: {INSTALL_COMMAND}."
         raise PipelineError(reason) from error
