@@ -177,7 +177,6 @@ class DatabaseTaskBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(task_result.id)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
-        """Return what is wrong with the settings of this backend."""
         where = f"TASKS[{self.alias!r}]"
         found: list[checks.CheckMessage] = []
         if not apps.is_installed("django_dbtaskqueue"):

@@ -117,7 +117,6 @@ class Instrumentation(signals.Listener):
         self._consumed.add(1, common)
 
     def executed(self, task: Lease, outcome: Outcome | None) -> None:
-        """The outcome is stored."""
         self._settled(task, "completed" if outcome is None else outcome.facts.counts_as or outcome.facts.verb)
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:

@@ -39,7 +39,6 @@ class Reporter(signals.Listener):
         self._lock = Lock()
 
     def started(self, task: Lease) -> None:
-        """Begin the check-in of a schedule's task."""
         found = _monitor(task)
         if found is not None:
             slug, config = found
@@ -50,7 +49,6 @@ class Reporter(signals.Listener):
                     self._open.popitem(last=False)
 
     def executed(self, task: Lease, outcome: Outcome) -> None:
-        """End the check-in well."""
         self._check_in(task, "ok")
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:

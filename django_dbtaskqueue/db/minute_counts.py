@@ -79,7 +79,6 @@ class MinuteCounter(Generic[K, V]):
             return {key.alias for key in self._pending}
 
     def pending(self) -> dict[K, V]:
-        """Return what is not stored yet."""
         with self._changed:
             return dict(self._pending)
 

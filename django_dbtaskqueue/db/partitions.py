@@ -109,7 +109,6 @@ def _children(connection: BaseDatabaseWrapper, table: str) -> list[str]:
 
 
 def _column(connection: BaseDatabaseWrapper, table: str) -> str:
-    """Return the column that a table is partitioned by."""
     with connection.cursor() as cursor:
         cursor.execute(COLUMN, [connection.ops.quote_name(table)])
         return str(cursor.fetchone()[0])
@@ -136,7 +135,6 @@ class PartitionByMonth(TableOperation):
         self.column = column
 
     def describe(self) -> str:
-        """Say what the operation does."""
         return f"Partition {self.model_name} by the month of {self.column}"
 
     def change(self, schema_editor: Any, model: Any, *, back: bool) -> None:

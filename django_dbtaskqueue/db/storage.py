@@ -32,13 +32,11 @@ class TableOperation(Operation, ABC):
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any, *, back: bool = False
     ) -> None:
-        """Change the table."""
         connection, model = schema_editor.connection, to_state.apps.get_model(app_label, self.model_name)
         if connection.vendor == "postgresql" and self.allow_migrate_model(connection.alias, model):
             self.change(schema_editor, model, back=back)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Take the change back."""
         self.database_forwards(app_label, schema_editor, to_state, from_state, back=True)
 
     @abstractmethod
@@ -73,5 +71,4 @@ class TuneTaskTable(TableOperation):
         schema_editor.execute(f"CREATE STATISTICS IF NOT EXISTS {name} (mcv) ON {columns} FROM {table}")
 
     def describe(self) -> str:
-        """Say what the operation does."""
         return f"Tune the storage of {self.model_name}"

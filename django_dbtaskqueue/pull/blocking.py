@@ -125,7 +125,6 @@ class NotifyListener:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen for the time of a ``with`` block."""
         with self._lock:
             self._users += 1
             if self._stopping is not None:

@@ -59,7 +59,6 @@ class ManualSettlePort(PullPort):
 
     @classmethod
     def of(cls, queue: str, alias: str) -> ManualSettlePort:
-        """Return the port of a queue on one database."""
         return port_of(cls, queue, alias, queue_settings(queue, alias))
 
     def release(self, lease: Lease) -> None:

@@ -92,7 +92,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
         raise AssertionError("Define run_tasks(): it runs your worker until nothing is due.")
 
     def setUp(self) -> None:
-        """Forget earlier calls."""
         super().setUp()
         calls.clear()
 

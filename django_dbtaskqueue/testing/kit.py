@@ -197,6 +197,5 @@ class TaskQueueTestCase(TaskQueueKit, TestCase):
     """Django's ``TestCase`` with the kit. Processors that a test registers are gone after it."""
 
     def setUp(self) -> None:
-        """Remember the processors."""
         super().setUp()
         self.addCleanup(registry.restore, registry.snapshot())

@@ -197,7 +197,6 @@ class _Exactly:
     rows: str
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take it, if it is due."""
         return session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": self.rows})
 
 

@@ -202,7 +202,6 @@ class CheckoutStatements(Group):
 
     @statement
     def priorities(self) -> str:
-        """The distinct priorities of ready tasks."""
         return self.distinct("priority", "queue_name = %(queue_name)s AND ready_time IS NOT NULL")
 
     @statement

@@ -191,7 +191,6 @@ class DependencyStatements(Group):
 
     @cached_property
     def drop_edges(self) -> str:
-        """Delete the dependencies of tasks that are gone."""
         return (
             f"DELETE FROM {self.tables.dependency} WHERE child_location = %(location)s"
             f" AND child_id IN ({self.dialect.each('ids')})"

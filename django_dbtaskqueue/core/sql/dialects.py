@@ -106,7 +106,6 @@ class Dialect:
         return f"SELECT value FROM json_each(%({param})s)"
 
     def array(self, values: Iterable[str | int]) -> list[str | int] | str:
-        """Return an array parameter."""
         return list(values) if self.vendor == "postgresql" else json.dumps(list(values))
 
     def text_array(self, values: Iterable[str]) -> str:

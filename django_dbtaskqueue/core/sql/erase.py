@@ -56,7 +56,6 @@ class EraseStatements(Group):
 
     @cached_property
     def count_history(self) -> str:
-        """Count the tasks in the history, which are about to be deleted."""
         return (
             f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT queue_name, count(*)"
             f" FROM {self.tables.history} WHERE {self._wanted} GROUP BY queue_name"
@@ -69,12 +68,10 @@ class EraseStatements(Group):
 
     @cached_property
     def delete_history(self) -> str:
-        """Delete the tasks of these references from the history."""
         return f"DELETE FROM {self.tables.history} WHERE {self._wanted}"
 
     @cached_property
     def delete_used_references(self) -> str:
-        """Free these references."""
         return f"DELETE FROM {self.tables.ledger} WHERE {self._wanted}"
 
     @property
@@ -89,7 +86,6 @@ class EraseStatements(Group):
 
     @cached_property
     def delete_about(self) -> str:
-        """Delete these rows."""
         return f"DELETE FROM {{table}} WHERE id IN (SELECT t.id {self._about})"
 
     @property
@@ -107,7 +103,6 @@ class EraseStatements(Group):
 
     @cached_property
     def clear_changes(self) -> str:
-        """Remove these values."""
         return f"UPDATE {CHANGES_TABLE} SET before = NULL, difference = NULL WHERE id IN (SELECT t.id {self._changed})"
 
     @property

@@ -109,7 +109,6 @@ class FinishEventStatements(Group):
         )
 
     def drop_trigger(self, schema: str) -> str:
-        """Drop the trigger with its function."""
         return f"DROP FUNCTION IF EXISTS {schema}.{self._function}() CASCADE"
 
     @property
@@ -175,7 +174,6 @@ class FinishEventStatements(Group):
 
     @cached_property
     def unregister(self) -> str:
-        """Remove a stream."""
         return f"DELETE FROM {POSITION_TABLE} WHERE location = %(location)s AND name = %(name)s"
 
     @cached_property

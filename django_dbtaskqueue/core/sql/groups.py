@@ -124,7 +124,6 @@ class GroupStatements(Group):
 
     @statement
     def make_ready(self) -> str:
-        """Make heads of groups ready."""
         ready = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
         return (
             f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {ready}"

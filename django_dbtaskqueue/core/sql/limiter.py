@@ -80,7 +80,6 @@ class LimitStatements(Group):
 
     @cached_property
     def charge_groups(self) -> str:
-        """Take tokens of groups."""
         rows = self.dialect.rows({"group_name": "text", "taken": "float8"})
         missing = "(%(burst)s - l.tokens + u.taken) / %(rate)s"
         return (

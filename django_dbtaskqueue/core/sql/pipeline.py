@@ -82,7 +82,6 @@ class StagingStatements(Group):
         return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
 
     def staged(self, table: str) -> str:
-        """The number of staged rows."""
         return f"SELECT count(*) FROM {self._counted(table)}"
 
     @renamed
@@ -238,7 +237,6 @@ class ArchiveStatements(Group):
 
     @cached_property
     def remove_exported_attempts(self) -> str:
-        """Delete all exported failed attempts."""
         return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
 
     @cached_property
@@ -251,7 +249,6 @@ class ArchiveStatements(Group):
 
     @cached_property
     def temporary(self) -> tuple[str, ...]:
-        """The temporary tables of one delete."""
         time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
         return (
             f"CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,"
@@ -291,7 +288,6 @@ class ArchiveStatements(Group):
 
     @cached_property
     def remove_attempts(self) -> str:
-        """Delete the exported failed attempts of the deleted tasks."""
         return (
             f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
             " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"

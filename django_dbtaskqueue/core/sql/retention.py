@@ -94,7 +94,6 @@ class RetentionStatements(Group):
 
     @statement
     def delete(self) -> str:
-        """Delete locked tasks."""
         return f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')}) RETURNING id"
 
     @cached_property

@@ -48,7 +48,6 @@ class SettleStatements(Group):
 
     @statement
     def complete(self) -> str:
-        """COMPLETED with results."""
         return self._complete(self.dialect.rows(COMPLETION_TYPES), "u.result_text", "u.result_value")
 
     def _complete(self, source: str, process_result: str, result: str) -> str:

@@ -20,7 +20,6 @@ class StatsStatements(Group):
 
     @statement
     def names(self) -> str:
-        """The names of the queues that have tasks."""
         if self.dialect.vendor != "postgresql":
             return f"SELECT DISTINCT queue_name FROM {self.tables.task} LIMIT {MAX_QUEUE_NAMES}"
         indexed = ("ready_time IS NOT NULL", "final_status IS NOT NULL", "parked_by IS NOT NULL")

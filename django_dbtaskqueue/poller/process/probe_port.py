@@ -237,7 +237,6 @@ class _Handler(BaseHTTPRequestHandler):
         return (503 if wrong else 200), f"{wrong or 'ok'}\n".encode(), plain
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log requests at DEBUG only."""
         logger.debug("Metrics port: " + format, *args)
 
 

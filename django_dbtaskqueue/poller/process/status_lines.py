@@ -43,7 +43,6 @@ class Snapshot:
 
     @classmethod
     def of(cls, poller: Poller) -> Snapshot:
-        """Return the figures of a poller."""
         counts = poller.counts
         return cls(poller.state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
 
