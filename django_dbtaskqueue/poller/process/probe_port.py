@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from time import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 from django.core.exceptions import ImproperlyConfigured
@@ -30,8 +30,6 @@ from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 
 if TYPE_CHECKING:
-    from prometheus_client.registry import Collector
-
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
     from django_dbtaskqueue.poller.loop import Poller
     from django_dbtaskqueue.poller.process.supervisor import Supervisor
@@ -63,24 +61,8 @@ def address(text: str) -> Address:
     return Address(host.strip("[]") if colon else LOOPBACK, int(port))
 
 
-class Probes(Protocol):
-    """What a port says of its process. A probe returns what is wrong, or nothing."""
-
-    def startup(self) -> str:
-        """Return why the process has not started yet."""
-
-    def ready(self) -> str:
-        """Return why the process does not fetch tasks now."""
-
-    def live(self, stuck_s: float) -> str:
-        """Return why the process should be replaced: a thread has ended, or has been busy for longer than this."""
-
-    def exposition(self) -> Exposition:
-        """Return the metrics."""
-
-
 class PollerProbes:
-    """The probes and metrics of one poller."""
+    """The probes and metrics of one poller. A probe returns what is wrong, or nothing."""
 
     def __init__(self, poller: Poller, heartbeat: Heartbeat) -> None:
         self._poller = poller
@@ -94,9 +76,11 @@ class PollerProbes:
             self._totals.setdefault((key.queue, key.outcome), Sums()).update(sums)
 
     def startup(self) -> str:
+        """Return why the process has not started yet."""
         return "" if self._poller.polled_at else "No poll has worked yet."
 
     def ready(self) -> str:
+        """Return why the process does not fetch tasks now."""
         poller, heartbeat = self._poller, conf.settings().heartbeat.total_seconds()
         if not poller.polled_at or poller.state not in FETCHING_STATES:
             return f"The poller is {poller.state}."
@@ -105,6 +89,7 @@ class PollerProbes:
         return f"The last heartbeat was {format_seconds(silence)} ago." if late else ""
 
     def live(self, stuck_s: float) -> str:
+        """Return why the process should be replaced: a thread has ended, or has been busy for longer than this."""
         poller, now = self._poller, clock.monotonic()
         ended = [one.name for one in (*poller.threads(), *self._heartbeat.threads()) if one.ended]
         if ended and not poller.stopping:
@@ -163,6 +148,9 @@ def _add_snapshot(found: Exposition, now: Snapshot) -> None:
     found.add("dbtaskqueue_poller_failed_total", now.failed)
 
 
+Probes = PollerProbes | SupervisorProbes
+
+
 @contextmanager
 def served(where: Address | None, probes: Probes | None) -> Iterator[None]:
     """Answer there inside the block; without an address do nothing."""
@@ -189,11 +177,8 @@ def _server(where: Address, probes: Probes) -> ThreadingHTTPServer:
         probes_of_port = probes
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True
         address_family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-
-        def server_bind(self) -> None:
-            TCPServer.server_bind(self)  # HTTPServer's asks the name server, too
+        server_bind = TCPServer.server_bind  # HTTPServer's asks the name server, too
 
     return Server(where, Handler)
 
@@ -221,7 +206,8 @@ class _Handler(BaseHTTPRequestHandler):
         plain = "text/plain; charset=utf-8"
         try:
             if asked.path == "/metrics":
-                return 200, *text_of(_collectors(self.probes_of_port), self.headers.get("Accept", ""))
+                collectors = self.probes_of_port.exposition(), client().REGISTRY  # the library's has the project's own
+                return 200, *text_of(collectors, self.headers.get("Accept", ""))
             checks: Mapping[str, Callable[[], str]] = {
                 "/healthz/startup": self.probes_of_port.startup,
                 "/healthz/ready": self.probes_of_port.ready,
@@ -238,11 +224,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         logger.debug("Metrics port: " + format, *args)
-
-
-def _collectors(probes: Probes) -> Iterable[Collector | Exposition]:
-    """Return this process's metrics, and those that the project registered with the library's own registry."""
-    return probes.exposition(), client().REGISTRY
 
 
 def _stuck_s(query: str) -> float:
