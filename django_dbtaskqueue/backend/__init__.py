@@ -23,18 +23,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.backend.compat import (
-    DEFAULT_TASK_BACKEND_ALIAS,
-    HAS_METADATA,
-    AnyResult,
-    AnyTask,
-    BaseTaskBackend,
-    InvalidTask,
-    InvalidTaskBackend,
-    TaskResultDoesNotExist,
-    normalize_json,
-    task_enqueued,
-)
+from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.backend.functions import finished_listener, processor_of
 from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, id_of, new_result, read_result
 from django_dbtaskqueue.conf import settings as conf
@@ -50,7 +39,7 @@ MAX_PATH_CHARS = 200  # of the column payload_type
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DatabaseTask(AnyTask):
+class DatabaseTask(compat.AnyTask):
     """A Django task with a budget of attempts.
 
     ``max_attempts`` counts the first attempt. ``backoff`` is the time before the next one: seconds, a ``timedelta``, or
@@ -61,7 +50,7 @@ class DatabaseTask(AnyTask):
     backoff: AnyPolicy | timedelta | float = field(default=None, hash=False)
 
 
-class DatabaseTaskBackend(BaseTaskBackend):
+class DatabaseTaskBackend(compat.BaseTaskBackend):
     """Runs Django's tasks as tasks of this queue. ``enqueue`` inserts the row in the caller's transaction.
 
     ``OPTIONS``: ``max_attempts`` (default: that of the queue in ``DBTASKQUEUE["QUEUES"]``, else 1) and ``backoff``.
@@ -73,27 +62,27 @@ class DatabaseTaskBackend(BaseTaskBackend):
     supports_async_task = True
     supports_get_result = True
     supports_priority = True
-    supports_metadata = HAS_METADATA
+    supports_metadata = compat.HAS_METADATA
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
         super().__init__(alias, params)
         for name in self.options:
             if name not in OPTION_NAMES:
-                raise InvalidTaskBackend(
+                raise compat.InvalidTaskBackend(
                     f"TASKS[{alias!r}]['OPTIONS'] has no key {name!r}.{near_match(str(name), OPTION_NAMES)}"
                 )
         try:
             _check_attempts(self.options.get("max_attempts"))
             _policy(self.options.get("backoff"))
         except (ImproperlyConfigured, TypeError, ValueError) as error:
-            raise InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
+            raise compat.InvalidTaskBackend(f"TASKS[{alias!r}]['OPTIONS']: {error}") from error
 
-    def validate_task(self, task: AnyTask) -> None:
+    def validate_task(self, task: compat.AnyTask) -> None:
         """Raise ``InvalidTask`` for a task that cannot run here. Make its function known to this process."""
         super().validate_task(task)
         path = task.module_path
         if len(path) > MAX_PATH_CHARS:
-            raise InvalidTask(f"The path {path!r} is too long: at most {MAX_PATH_CHARS} characters.")
+            raise compat.InvalidTask(f"The path {path!r} is too long: at most {MAX_PATH_CHARS} characters.")
         known = decorated.get(path)
         if known is None or known.func is not task.func:
             decorated[path] = task
@@ -102,9 +91,9 @@ class DatabaseTaskBackend(BaseTaskBackend):
             for queue in self.queues or {task.queue_name, *conf.settings().queues}:
                 self._register(queue, path, task)
         except (ImproperlyConfigured, TypeError, ValueError) as error:
-            raise InvalidTask(f"{path}: {error}") from error
+            raise compat.InvalidTask(f"{path}: {error}") from error
 
-    def _register(self, queue: str, path: str, task: AnyTask) -> None:
+    def _register(self, queue: str, path: str, task: compat.AnyTask) -> None:
         known = registry.find(queue, path)
         if known is not None and getattr(known.function, "func", None) is task.func:
             return
@@ -112,7 +101,7 @@ class DatabaseTaskBackend(BaseTaskBackend):
         registry.register(queue, processor_of(task), row_type=path, retry=policy)
         signals.register(finished_listener)
 
-    def enqueue(self, task: AnyTask, args: Any, kwargs: Any) -> AnyResult:
+    def enqueue(self, task: compat.AnyTask, args: Any, kwargs: Any) -> compat.AnyResult:
         """Insert the task on the caller's connection: it exists exactly if the caller's transaction commits.
 
         Raises ``TypeError`` for an argument that JSON cannot hold, before any write.
@@ -121,13 +110,13 @@ class DatabaseTaskBackend(BaseTaskBackend):
         from django_dbtaskqueue.flow import enqueue, observe
 
         self.validate_task(task)
-        payload = {"args": normalize_json(args), "kwargs": normalize_json(kwargs)}
+        payload = {"args": compat.normalize_json(args), "kwargs": compat.normalize_json(kwargs)}
         if task.run_after is not None:
             payload["run_after"] = task.run_after.isoformat()
-        if self.alias != DEFAULT_TASK_BACKEND_ALIAS:
+        if self.alias != compat.DEFAULT_TASK_BACKEND_ALIAS:
             payload["backend"] = self.alias
         if metadata := getattr(task, "metadata", None):
-            payload["metadata"] = normalize_json(metadata)
+            payload["metadata"] = compat.normalize_json(metadata)
         if connections[alias_for(task.queue_name, None)].vendor != "postgresql":
             payload[NONCE] = secrets.token_hex(8)
         try:
@@ -145,18 +134,18 @@ class DatabaseTaskBackend(BaseTaskBackend):
             payload,
             enqueued_at=row.create_time,
         )
-        observe.send(task_enqueued, type(self), task_result=result)
+        observe.send(compat.task_enqueued, type(self), task_result=result)
         return result
 
-    def _max_attempts(self, task: AnyTask) -> int:
+    def _max_attempts(self, task: compat.AnyTask) -> int:
         given = self._option(task, "max_attempts")
         return int(given or conf.settings().queues.get(task.queue_name, {}).get("max_attempts", 1))
 
-    def _option(self, task: AnyTask, name: str) -> Any:
+    def _option(self, task: compat.AnyTask, name: str) -> Any:
         own = getattr(task, name, None)
         return self.options.get(name) if own is None else own
 
-    def get_result(self, result_id: str) -> AnyResult:
+    def get_result(self, result_id: str) -> compat.AnyResult:
         """Return the result with this id, in one query; the history is searched, too.
 
         Raises ``TaskResultDoesNotExist`` for any id that this backend did not give out, or whose task was deleted, and
@@ -164,7 +153,7 @@ class DatabaseTaskBackend(BaseTaskBackend):
         """
         return read_result(result_id)
 
-    def save_metadata(self, task_result: AnyResult, metadata: dict[str, Any]) -> None:
+    def save_metadata(self, task_result: compat.AnyResult, metadata: dict[str, Any]) -> None:
         """Write the metadata of a task at once. Raises ``LeaseLost`` in a task whose lease another poller has."""
         session, task_id = find_place(task_result.id)
         lease = current_lease.get()
@@ -174,7 +163,7 @@ class DatabaseTaskBackend(BaseTaskBackend):
         if not session.run(session.sql.save_metadata, params):
             if token is not None:
                 raise LeaseLost(task_id, token, "save_metadata")
-            raise TaskResultDoesNotExist(task_result.id)
+            raise compat.TaskResultDoesNotExist(task_result.id)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         where = f"TASKS[{self.alias!r}]"

@@ -14,18 +14,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from django_dbtaskqueue import signals
-from django_dbtaskqueue.backend.compat import (
-    HAS_METADATA,
-    AnyResult,
-    AnyTask,
-    TaskContext,
-    TaskError,
-    TaskResultStatus,
-    normalize_json,
-    task_finished,
-    task_started,
-)
-from django_dbtaskqueue.backend.results import TEXT_ERROR, decorated, id_of_lease, leased_result, stored_result
+from django_dbtaskqueue.backend import compat
+from django_dbtaskqueue.backend.results import decorated, id_of_lease, leased_result, stored_result, task_error
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
@@ -35,7 +25,7 @@ from django_dbtaskqueue.db import liveness
 AFTER_INTERRUPT = timedelta(seconds=10)  # the poller that stops must not take the task again
 
 
-def processor_of(task: AnyTask) -> Callable[[Lease], Any]:
+def processor_of(task: compat.AnyTask) -> Callable[[Lease], Any]:
     """Return what the registry takes as the processor of a decorated function."""
     return (_AsyncFunction if iscoroutinefunction(task.func) else _Function)(task)
 
@@ -43,7 +33,7 @@ def processor_of(task: AnyTask) -> Callable[[Lease], Any]:
 class _Function:
     """Calls the function of a Django task with a lease."""
 
-    def __init__(self, task: AnyTask) -> None:
+    def __init__(self, task: compat.AnyTask) -> None:
         self.func, self.path = task.func, task.module_path
         self.__module__, self.__qualname__ = task.func.__module__, task.func.__qualname__
 
@@ -89,16 +79,16 @@ class _Run:
         from django_dbtaskqueue.flow import observe
 
         result = leased_result(path, lease)
-        observe.send(task_started, type(result.task.get_backend()), task_result=result)
+        observe.send(compat.task_started, type(result.task.get_backend()), task_result=result)
         self.args, self.kwargs, self.context = result.args, result.kwargs, cast(Any, None)
         if result.task.takes_context:
-            self.context = cast(Any, TaskContext)(task_result=result)
+            self.context = cast(Any, compat.TaskContext)(task_result=result)
             self.args = [self.context, *self.args]
 
     @property
     def has_new_metadata(self) -> bool:
         """Whether the function changed its metadata and did not save it."""
-        return HAS_METADATA and self.context is not None and self.context.metadata_modified
+        return compat.HAS_METADATA and self.context is not None and self.context.metadata_modified
 
 
 def _outcome(value: object) -> Outcome:
@@ -106,7 +96,7 @@ def _outcome(value: object) -> Outcome:
     outcome = as_outcome(value)
     if outcome is value:
         return outcome
-    return Complete(normalize_json(value))
+    return Complete(compat.normalize_json(value))
 
 
 def _interrupted() -> Reenqueue:
@@ -117,7 +107,7 @@ def _interrupted() -> Reenqueue:
     return Reenqueue(AFTER_INTERRUPT)
 
 
-STATUSES_BY_VERB = {"complete": TaskResultStatus.SUCCESSFUL, "poison": TaskResultStatus.FAILED}
+STATUSES_BY_VERB = {"complete": compat.TaskResultStatus.SUCCESSFUL, "poison": compat.TaskResultStatus.FAILED}
 
 
 class _FinishedListener(signals.Listener):
@@ -136,12 +126,12 @@ class _FinishedListener(signals.Listener):
             return
         if task.total_attempt == task.max_attempts == 1:  # most functions have one attempt, and it is known here
             failure = describe(error, task.queue)
-            entry = TaskError(exception_class_path=failure["error_type"] or TEXT_ERROR, traceback=failure["traceback"])
-            result = leased_result(task.payload_type, task, TaskResultStatus.FAILED, errors=[entry])
+            entry = task_error(failure["error_type"], failure["traceback"])
+            result = leased_result(task.payload_type, task, compat.TaskResultStatus.FAILED, errors=[entry])
         else:
             _prepare_connection(task)
             stored = stored_result(id_of_lease(task))
-            if stored is None or stored.status != TaskResultStatus.FAILED:
+            if stored is None or stored.status != compat.TaskResultStatus.FAILED:
                 return
             result = stored
         shown = TaskQueueError(error) if isinstance(error, str) else error
@@ -166,7 +156,7 @@ def _prepare_connection(task: Lease) -> None:
         liveness.bound_waits(connection)
 
 
-def _send_finished(result: AnyResult) -> None:
+def _send_finished(result: compat.AnyResult) -> None:
     from django_dbtaskqueue.flow import observe
 
-    observe.send(task_finished, type(result.task.get_backend()), task_result=result)
+    observe.send(compat.task_finished, type(result.task.get_backend()), task_result=result)

@@ -14,20 +14,7 @@ from django.core.exceptions import SuspiciousOperation
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from django_dbtaskqueue.backend.compat import (
-    DEFAULT_TASK_BACKEND_ALIAS,
-    HAS_METADATA,
-    TASK_MAX_PRIORITY,
-    TASK_MIN_PRIORITY,
-    AnyResult,
-    AnyTask,
-    InvalidTask,
-    InvalidTaskBackend,
-    TaskError,
-    TaskResult,
-    TaskResultDoesNotExist,
-    TaskResultStatus,
-)
+from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
@@ -39,25 +26,25 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.models import AbstractTask
 
 RESULT_STATUSES = {
-    "CREATED": TaskResultStatus.READY,
-    "PROCESSING": TaskResultStatus.RUNNING,
-    "COMPLETED": TaskResultStatus.SUCCESSFUL,
-    "ERROR": TaskResultStatus.FAILED,
-    "POISON": TaskResultStatus.FAILED,
+    "CREATED": compat.TaskResultStatus.READY,
+    "PROCESSING": compat.TaskResultStatus.RUNNING,
+    "COMPLETED": compat.TaskResultStatus.SUCCESSFUL,
+    "ERROR": compat.TaskResultStatus.FAILED,
+    "POISON": compat.TaskResultStatus.FAILED,
 }
 TEXT_ERROR = f"{TaskQueueError.__module__}.{TaskQueueError.__qualname__}"  # of a failure that is only text
 UNKNOWN_WORKER = "unknown"  # of an attempt that was charged and has left no record: its process died
-decorated: dict[str, AnyTask] = {}  # each function with @task, by dotted path
+decorated: dict[str, compat.AnyTask] = {}  # each function with @task, by dotted path
 
 
-def new_result(task: AnyTask, result_id: str, payload: Mapping[str, Any], **facts: Any) -> AnyResult:
+def new_result(task: compat.AnyTask, result_id: str, payload: Mapping[str, Any], **facts: Any) -> compat.AnyResult:
     """Return a result: READY, unless ``facts`` say otherwise."""
     value = facts.pop("value", None)
     times = dict.fromkeys(("enqueued_at", "started_at", "last_attempted_at", "finished_at"))
-    metadata = {"raw_metadata": payload.get("metadata") or {}} if HAS_METADATA else {}
-    fields = {"status": TaskResultStatus.READY, "errors": [], "worker_ids": [], **times, **metadata, **facts}
+    metadata = {"raw_metadata": payload.get("metadata") or {}} if compat.HAS_METADATA else {}
+    fields = {"status": compat.TaskResultStatus.READY, "errors": [], "worker_ids": [], **times, **metadata, **facts}
     given = {"args": payload["args"], "kwargs": payload["kwargs"], "backend": task.backend}
-    result: AnyResult = TaskResult(task=task, id=result_id, **given, **fields)
+    result: compat.AnyResult = compat.TaskResult(task=task, id=result_id, **given, **fields)
     object.__setattr__(result, "_return_value", value)
     return result
 
@@ -65,13 +52,13 @@ def new_result(task: AnyTask, result_id: str, payload: Mapping[str, Any], **fact
 def leased_result(
     path: str,
     lease: Lease,
-    status: TaskResultStatus = TaskResultStatus.RUNNING,
+    status: compat.TaskResultStatus = compat.TaskResultStatus.RUNNING,
     value: object = None,
-    errors: Sequence[TaskError] = (),
-) -> AnyResult:
+    errors: Sequence[compat.TaskError] = (),
+) -> compat.AnyResult:
     """Return the result of a task that has a lease here; of a later attempt, with what the database knows."""
     result_id = id_of_lease(lease)
-    ended = status != TaskResultStatus.RUNNING
+    ended = status != compat.TaskResultStatus.RUNNING
     if lease.total_attempt > 1 and (stored := stored_result(result_id)) is not None:
         return stored
     payload = _checked_payload(lease.payload)
@@ -83,20 +70,20 @@ def leased_result(
     )  # fmt: skip
 
 
-def stored_result(result_id: str) -> AnyResult | None:
+def stored_result(result_id: str) -> compat.AnyResult | None:
     """Return the result with this id as the database has it; None if the task is deleted."""
     try:
         return read_result(result_id)
-    except TaskResultDoesNotExist:
+    except compat.TaskResultDoesNotExist:
         return None
 
 
-def read_result(result_id: object) -> AnyResult:
+def read_result(result_id: object) -> compat.AnyResult:
     """Return the result with this id, in one query. Raise ``TaskResultDoesNotExist``."""
     session, task_id = find_place(result_id)
     rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
     if not rows:
-        raise TaskResultDoesNotExist(result_id)
+        raise compat.TaskResultDoesNotExist(result_id)
     row = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))
     for column in HISTORY_COLUMNS:
         if row[column.name] is not None and column.type == "timestamptz":
@@ -111,8 +98,13 @@ def read_result(result_id: object) -> AnyResult:
         status=RESULT_STATUSES[row["status"]], value=None if result is None else json_payload.loads(result),
         enqueued_at=row["create_time"], started_at=min(filter(None, starts), default=None),
         last_attempted_at=row["start_time"], finished_at=row["finish_time"], worker_ids=_workers(row, failed),
-        errors=[TaskError(exception_class_path=one.error_path, traceback=one.traceback) for one in failed],
+        errors=[task_error(one.error_type, one.traceback) for one in failed],
     )  # fmt: skip
+
+
+def task_error(error_type: str, traceback: str) -> compat.TaskError:
+    """Return one failure of a result; ``error_type`` is the dotted path of the exception's class, or empty."""
+    return compat.TaskError(exception_class_path=error_type or TEXT_ERROR, traceback=traceback)
 
 
 class _Attempt(NamedTuple):
@@ -124,11 +116,6 @@ class _Attempt(NamedTuple):
     start_time: str | None
     total_attempt: int
 
-    @property
-    def error_path(self) -> str:
-        """The dotted path of the exception's class."""
-        return self.error_type or TEXT_ERROR
-
 
 def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
     """Return the poller of each charged attempt. An attempt whose process died has left no record of its poller."""
@@ -138,7 +125,7 @@ def _workers(row: Mapping[str, Any], failed: list[_Attempt]) -> list[str]:
     return [UNKNOWN_WORKER] * (row["attempt"] - len(known)) + known
 
 
-def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> AnyTask:
+def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> compat.AnyTask:
     """Return the decorated task of a row, as it was enqueued."""
     task = decorated.get(path)
     if task is None:
@@ -150,11 +137,11 @@ def _task(path: str, queue: str, priority: int, payload: Mapping[str, Any]) -> A
     try:
         return task.using(
             queue_name=queue,
-            priority=max(TASK_MIN_PRIORITY, min(-priority, TASK_MAX_PRIORITY)),
+            priority=max(compat.TASK_MIN_PRIORITY, min(-priority, compat.TASK_MAX_PRIORITY)),
             run_after=None if run_after is None else datetime.fromisoformat(run_after),
-            backend=payload.get("backend", DEFAULT_TASK_BACKEND_ALIAS),
+            backend=payload.get("backend", compat.DEFAULT_TASK_BACKEND_ALIAS),
         )
-    except (InvalidTask, InvalidTaskBackend):  # an operator moved it to another queue, or the settings changed
+    except (compat.InvalidTask, compat.InvalidTaskBackend):  # it was moved to another queue, or the settings changed
         return task
 
 
@@ -210,7 +197,7 @@ def find_place(result_id: object) -> tuple[Session, int]:
     try:
         given = result_id if isinstance(result_id, uuid.UUID) else uuid.UUID(str(result_id))
     except ValueError:
-        raise TaskResultDoesNotExist(result_id) from None
+        raise compat.TaskResultDoesNotExist(result_id) from None
     task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
     for alias, model in _places():
@@ -220,7 +207,7 @@ def find_place(result_id: object) -> tuple[Session, int]:
             constant_time_compare(str(_uuid(alias, location, task_id, nonce, secret)), str(given)) for secret in secrets
         ):
             return session, task_id
-    raise TaskResultDoesNotExist(result_id)
+    raise compat.TaskResultDoesNotExist(result_id)
 
 
 def _nonce_of(session: Session, task_id: int) -> str:
