@@ -153,7 +153,7 @@ class NotifyListener:
 
 _wait_queues_lock = threading.Lock()
 _wait_queues: dict[WaitKey, WaitQueue] = {}
-_listeners: dict[tuple[str, str], NotifyListener] = {}
+_listeners: dict[tuple[str, str, Callable[[str], None]], NotifyListener] = {}
 
 
 def take(
@@ -169,9 +169,9 @@ def take(
 
         def listening_pause() -> float:
             if not listening:  # a take that finds something at once needs no listener
-                listening.extend(map(_listener, key.aliases))
-                for listener in listening:
-                    stack.enter_context(listener.listening())
+                listening.extend(listener(alias, wake) for alias in key.aliases)
+                for one in listening:
+                    stack.enter_context(one.listening())
             return pause()
 
         if alone:
@@ -179,10 +179,12 @@ def take(
         return wait_queue.take(poll, until, listening_pause)
 
 
-def _listener(alias: str) -> NotifyListener:
+def listener(alias: str, woken: Callable[[str], None]) -> NotifyListener:
+    """Return the one listener of this process that calls ``woken`` for the wake-ups of a database."""
     settings = connections[alias].settings_dict
     linger_s = 0.0 if notify.is_for_tests(settings) else LISTENER_LINGER_S
-    return _listeners.setdefault((alias, str(settings["NAME"])), NotifyListener(alias, linger_s, wake))
+    key = alias, str(settings["NAME"]), woken
+    return _listeners.setdefault(key, NotifyListener(alias, linger_s, woken))
 
 
 def wake(queue: str) -> None:

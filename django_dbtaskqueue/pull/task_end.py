@@ -37,7 +37,6 @@ Timeout = float | timedelta | None  # seconds
 
 _waiting: dict[int, set[Callable[[], None]]] = {}  # by the task's id
 _waiting_lock = threading.Lock()
-_end_listeners: dict[tuple[str, str], blocking.NotifyListener] = {}
 
 
 class Ended(NamedTuple):
@@ -170,12 +169,8 @@ def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
                 "look at the task later."
             )
         _waiting.setdefault(task.pk, set()).add(wake)
-        settings = connections[alias].settings_dict
-        linger_s = 0.0 if notify.is_for_tests(settings) else blocking.LISTENER_LINGER_S
-        key = alias, str(settings["NAME"])
-        listener = _end_listeners.setdefault(key, blocking.NotifyListener(alias, linger_s, _wake))
     try:
-        with listener.listening():
+        with blocking.listener(alias, _wake).listening():
             notify.listen(_wake)
             yield
     finally:
@@ -202,7 +197,6 @@ def _after_fork() -> None:
     global _waiting_lock
     _waiting_lock = threading.Lock()
     _waiting.clear()
-    _end_listeners.clear()
 
 
 if hasattr(os, "register_at_fork"):
