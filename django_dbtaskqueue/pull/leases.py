@@ -215,12 +215,10 @@ def resume(held: Token) -> Lease:
 def _fit(task: Lease, settings: conf.QueueSettings) -> bool:
     """Decode a task. Settle one that is expired or cannot be decoded, and return False."""
     processor = _processor(task, settings)
-    if expired := expiry(task, settings.expired):
-        task.port.settle(task, expired)
-        return False
-    if unreadable := prepare(task, processor):
-        task.port.settle(task, unreadable)
-    return unreadable is None
+    refused = expiry(task, settings.expired) or prepare(task, processor)
+    if refused is not None:
+        task.port.settle(task, refused)
+    return refused is None
 
 
 def _processor(task: Lease, settings: conf.QueueSettings) -> Processor:

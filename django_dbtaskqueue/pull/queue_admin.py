@@ -28,11 +28,7 @@ from django_dbtaskqueue.pull import blocking
 
 BATCH_TASKS = 1000  # tasks that one transaction of a verb changes
 # The CREATED tasks of a queue, told apart.
-WAITING = {
-    "ready": Q(ready_time__lte=Now()),
-    "delayed": Q(ready_time__gt=Now()),
-    "parked": Q(ready_time__isnull=True),
-}
+WAITING = {"ready": Q(ready_time__lte=Now()), "delayed": Q(ready_time__gt=Now()), "parked": Q(ready_time__isnull=True)}
 Verb = Callable[[TaskQuerySet], int]
 
 
@@ -153,11 +149,9 @@ class QueueAdmin:
             for alias in aliases:
                 self._lock(alias)
                 dropped += self._each(TaskQuerySet.purge, tuple(Status), (alias,))
-                UsageCount.objects.using(alias).filter(queue=self.name).delete()
                 Queue.objects.using(alias).filter(pk=self.name).delete()
-                UsedReference.objects.using(alias).filter(queue=self.name).delete()
-                QueueLimit.objects.using(alias).filter(queue=self.name).delete()
-                GroupLimit.objects.using(alias).filter(queue=self.name).delete()
+                for model in (UsageCount, UsedReference, QueueLimit, GroupLimit):
+                    model._default_manager.using(alias).filter(queue=self.name).delete()
                 transaction.on_commit(partial(usage.discard, alias, self.name), alias)
         return dropped
 
