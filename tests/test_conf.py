@@ -10,7 +10,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import QueueSettings
+from django_dbtaskqueue.conf.queue import QueueSettings, typed
 from django_dbtaskqueue.models import Queue
 
 
@@ -154,3 +154,8 @@ def test_names_no_queue_can_have() -> None:
     for name in ("", " ", "a b", "-a", ".a", "é", "a\n", "a\0", "q" * 201, "a'b", 'a"b', "%s", None, 5):
         with pytest.raises(ImproperlyConfigured, match="cannot be a queue's name"):
             conf.valid_name(name)
+
+
+def test_a_number_that_is_too_long_is_refused_as_text() -> None:
+    with pytest.raises(ImproperlyConfigured, match="whole number"):
+        conf.overlay(QueueSettings(), {"capacity": typed("capacity", "9" * 5000)})

@@ -15,6 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core import unique as uniqueness
 from django_dbtaskqueue.core.durations import (
+    MAX_TEXT_LENGTH,
     MIN_LEASE,
     Rate,
     format_duration,
@@ -216,7 +217,8 @@ def typed(key: str, text: str) -> object:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    return int(text) if text.removeprefix("-").isdecimal() and key not in DURATIONS else text
+    is_whole = text.removeprefix("-").isdecimal() and len(text) <= MAX_TEXT_LENGTH  # a longer one is refused as text
+    return int(text) if is_whole and key not in DURATIONS else text
 
 
 def setting_text(value: object) -> str:
