@@ -33,7 +33,6 @@ def test_a_pool_that_is_too_small_is_warned_of(
 @pytest.fixture
 def pooled(postgres_process_database: ProcessDatabase) -> Iterator[None]:
     """The default database gives out two connections at a time."""
-    pytest.importorskip("psycopg_pool")
     before = connections.settings["default"]
     options = {**before["OPTIONS"], "pool": {"min_size": 1, "max_size": 2, "timeout": 30}}
     _use({**before, "CONN_MAX_AGE": 0, "OPTIONS": options})
