@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,6 +31,9 @@ from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_lak
 from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
 
+if TYPE_CHECKING:
+    from django_dbtaskqueue.pipeline.reports.parts import KeptDays
+
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
 Row = Mapping[str, Any]
@@ -43,6 +46,7 @@ FEW_ROWS_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+SOURCES = {"tasks": ("task", "history"), "attempts": ("attempt",)}  # of the lake's tables, in the database
 MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
 ONE_HOUR = timedelta(hours=1)
@@ -102,76 +106,41 @@ def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
-class ClosedDays(Protocol):
-    """Days of the lake that need not be read, as `parts.KeptDays`."""
-
-    @property
-    def days(self) -> Collection[str]: ...
-    def choose(self, live: DataFrame | None) -> None:
-        """Find them; ``live`` are the tasks of the database."""
-
-
 @contextmanager
-def tasks_of(
-    context: Context, columns: Sequence[str], period: Period, kept: ClosedDays | None = None
+def read(
+    context: Context, table: str, columns: Sequence[str], period: Period, kept: KeptDays | None = None
 ) -> Iterator[DataFrame]:
-    """Yield these columns of every task that had not ended before the period; each task is there once.
+    """Yield these columns of every row of ``tasks`` or ``attempts`` that had not ended before the period, each once.
 
     With ``kept``, those of the days that are kept are not there. The database is read once. Raises JobOptionError when
     there is neither a database nor a lake.
     """
-    if context.database is None and not context.lake:
-        raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
-    with _read(context, columns, period, ("task", "history"), "tasks", kept) as frame:
-        yield frame
-
-
-@contextmanager
-def attempts_of(
-    context: Context, columns: Sequence[str], period: Period, kept: ClosedDays | None = None
-) -> Iterator[DataFrame]:
-    """Yield these columns of every failed attempt in the period, without those of the days ``kept``.
-
-    The database is read once.
-    """
-    with _read(context, columns, period, ("attempt",), "attempts", kept) as frame:
-        yield frame.where(F.col("finish_time") < F.lit(period.until)).select(*columns)
-
-
-@contextmanager
-def _read(
-    context: Context,
-    columns: Sequence[str],
-    period: Period,
-    tables: Sequence[str],
-    archived: str,
-    kept: ClosedDays | None,
-) -> Iterator[DataFrame]:
     state, database = context.state, context.database
+    if database is None and not context.lake:
+        raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
     snapshot = state.snapshot if state else None
-    rows = {table: few_tasks(database, columns, table, snapshot) for table in tables} if database else {}
+    rows = {name: few_tasks(database, columns, name, snapshot) for name in SOURCES[table]} if database else {}
     since = period.since.date() if period.since is not None else None
-    files = _files(context, archived, since)
-    few = _are_few(rows.values(), files)
-    if few and archived == "tasks":
-        context.session = {**context.session, "short": True}
-    if few:
+    files = _files(context, table, since)
+    if few := _are_few(rows.values(), files):
+        if table == "tasks":
+            context.session = {**context.session, "short": True}
         files = [one for one in files if kept is None or one.day not in kept.days]
-        frames = [_chosen(_few(context, columns, rows, archived, files), context, period).persist()]
+        parts = [_few(context, columns, rows, table, files)]
     else:
-        parts = [_part(context, columns, table, found) for table, found in rows.items()]
-        frames = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
-    live = tuple(frames)
+        parts = [_part(context, columns, name, found) for name, found in rows.items()]
+    live = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
+    frames = [*live]
     if context.lake and not few:
-        if kept is not None and archived == "tasks":
+        if kept is not None and table == "tasks":
             kept.choose(live[0] if live else None)
         lake = read_lake(
-            context.spark, context.lake, table=archived, database=database, state=state, since=since,
+            context.spark, context.lake, table=table, database=database, state=state, since=since,
             without_days=kept.days if kept is not None else (), damaged=context.damaged,
         )  # fmt: skip
         frames.append(_chosen(lake.select(*columns), context, period))
     try:
-        with _settings(context.spark, _for_rows(few=few, attempts=archived == "attempts")):
+        with _settings(context.spark, _for_rows(few=few, attempts=table == "attempts")):
             yield reduce(DataFrame.unionByName, frames).select(*columns)
     finally:
         for frame in live:
@@ -202,17 +171,13 @@ def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool
 
 
 def _few(
-    context: Context,
-    columns: Sequence[str],
-    rows: Mapping[str, pa.Table | None],
-    archived: str,
-    files: Sequence[DataFile],
+    context: Context, columns: Sequence[str], rows: Mapping[str, pa.Table | None], table: str, files: Sequence[DataFile]
 ) -> DataFrame:
     """Return the rows of database and lake as one partition, so that Spark need not move them between its tasks."""
-    schema = schema_of("task" if archived == "tasks" else "attempt", columns)
+    schema = schema_of(SOURCES[table][0], columns)
     parts = [one for one in rows.values() if one is not None]
     if context.lake:
-        parts.append(Lake.at(context.lake).rows(archived, files, columns, context.damaged))
+        parts.append(Lake.at(context.lake).rows(table, files, columns, context.damaged))
     wanted = arrow_schema(schema)
     found = pa.concat_tables([one.select(wanted.names).cast(wanted) for one in parts])
     return frame_of(context.spark, found, schema).coalesce(1)
@@ -234,19 +199,16 @@ def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:
 def _settings(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
     """Set these of the session in the block; None means Spark's own value."""
     before = {name: spark.conf.get(name, None) for name in settings}
-    _set(spark, settings)
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+
+    put(settings)
     try:
         yield
     finally:
-        _set(spark, before)
-
-
-def _set(spark: SparkSession, settings: Mapping[str, str | None]) -> None:
-    for name, value in settings.items():
-        if value is None:
-            spark.conf.unset(name)
-        else:
-            spark.conf.set(name, value)
+        put(before)
 
 
 def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
@@ -261,7 +223,7 @@ def raise_no_tasks(context: Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
     wanted = context.options.get("queue") or ()
     everything = replace(context, options={}, damaged=[])
-    with tasks_of(everything, ["queue_name", "finish_time"], Period(None, period.until)) as names:
+    with read(everything, "tasks", ["queue_name", "finish_time"], Period(None, period.until)) as names:
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
     for queue in wanted:
         if known and queue not in known:

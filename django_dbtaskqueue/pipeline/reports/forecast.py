@@ -145,7 +145,7 @@ def observed(context: Context, period: reports.Period, kept: KeptDays) -> tuple[
 
     Raises NoTasks when nothing ran.
     """
-    with reports.tasks_of(context, T.TIMED_COLUMNS, period, kept) as found:
+    with reports.read(context, "tasks", T.TIMED_COLUMNS, period, kept) as found:
         tasks = T.as_of(found, period.until).persist()
         sums = T.hour_parts(tasks).persist()
         rest = Rows(tasks, None, sums)

@@ -62,14 +62,15 @@ class Report(reports.ReportJob):
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         kept = KeptDays(context, period, context.options["objective"])
         with (
-            reports.tasks_of(context, T.REPORT_COLUMNS, period, kept) as found,
-            reports.attempts_of(context, failures.ATTEMPT_COLUMNS, period, kept) as attempts,
+            reports.read(context, "tasks", T.REPORT_COLUMNS, period, kept) as found,
+            reports.read(context, "attempts", failures.ATTEMPT_COLUMNS, period, kept) as failed,
         ):
-            tasks = T.as_of(found, period.until)
+            tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
             step = reports.ONE_HOUR
             if _is_short(tables["levels"]):
-                with reports.tasks_of(context, T.TIMED_COLUMNS, period) if kept.days else nullcontext(tasks) as found:
+                every = reports.read(context, "tasks", T.TIMED_COLUMNS, period) if kept.days else nullcontext(tasks)
+                with every as found:
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
         figures = report_of(tables, period, context.options["top"], step)
