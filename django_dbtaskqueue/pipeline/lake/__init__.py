@@ -117,7 +117,7 @@ class Lake:
         return lake
 
     def has_table(self, table: str) -> bool:
-        """Whether there is the table; lakes of an earlier version have no ``summaries``."""
+        """Whether there is the table; ``summaries`` may be deleted."""
         return DeltaTable.is_deltatable(self.store.uri(table), dict(self.store.options))
 
     def prepare(self, table: str) -> None:
@@ -231,12 +231,12 @@ class Lake:
                 self._compare(file, self.store.sha256(file.name))
             return file
 
-        return _of_each(compare, files, damaged)
+        return of_each(compare, files, damaged)
 
     def rows(self, table: str, files: Iterable[DataFile], columns: Collection[str], damaged: list[str]) -> pa.Table:
         """Return these columns of small files of a table, read by this process. ``damaged`` is as for `sound`."""
         schema = lake_schema(table, columns)
-        found = _of_each(lambda file: conformed(self.read(file, schema.names), table, columns), files, damaged)
+        found = of_each(lambda file: conformed(self.read(file, schema.names), table, columns), files, damaged)
         return pa.concat_tables([schema.empty_table(), *found])
 
     def _compare(self, file: DataFile, sha256: str) -> None:
@@ -244,7 +244,7 @@ class Lake:
             raise LakeError(self.path(file), "is damaged: its checksum is not the one in its name", DAMAGED_FILE_REMEDY)
 
 
-def _of_each(read: Callable[[DataFile], Found], files: Iterable[DataFile], damaged: list[str] | None) -> list[Found]:
+def of_each(read: Callable[[DataFile], Found], files: Iterable[DataFile], damaged: list[str] | None) -> list[Found]:
     """Return what ``read`` returns of each file, without those of which it raises LakeError: see `Lake.sound`."""
     found = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:

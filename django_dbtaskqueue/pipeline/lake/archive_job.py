@@ -17,7 +17,7 @@ batch may have published, abandons the batch, and archives its tasks again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,7 @@ class Run:
         size = sum(one.bytes for one in files)
         self._step("delete")
         with self.batches.deleting(batch, good, attempts, size=size, horizon=horizon) as deleted:
-            kept = _without(export, files, pa.concat_tables([bad, _ids(deleted.stayed)]))
+            kept = _without(export, files, pa.concat_tables([bad, task_ids(deleted.stayed)]))
             self._step("publish")
             for table in ("attempts", "tasks"):
                 added = [one for one in kept if one.table == table]
@@ -213,7 +213,8 @@ class Run:
         self.context.progress(name, self.done["tasks"], 0)
 
 
-def _ids(tasks: Sequence[tuple[str, int]]) -> pa.Table:
+def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
+    """Return (location, id) of tasks as a table."""
     locations, ids = zip(*tasks, strict=True) if tasks else ((), ())
     return pa.table({"location": pa.array(locations, pa.string()), "id": pa.array(ids, pa.int64())})
 

@@ -30,7 +30,7 @@ from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
-from django_dbtaskqueue.pipeline.lake.archive_job import Run
+from django_dbtaskqueue.pipeline.lake.archive_job import Run, task_ids
 from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.lake.summaries import remove_out_of_date
@@ -199,7 +199,7 @@ class Erasure:
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
         assert self.lake is not None  # noqa: S101 -- asked before
-        known = _keys_table(found.keys)
+        known = task_ids(found.keys)
         for file in self.lake.files(table):
             if table == "attempts":
                 rows = self.lake.read(file, ["location", "task_id"]).rename_columns(["location", "id"])
@@ -302,11 +302,6 @@ class Erasure:
         for table in self.sql.tables_of_people:
             self.link.run(f"VACUUM {table}")
         return not warnings
-
-
-def _keys_table(keys: set[tuple[str, int]]) -> pa.Table:
-    locations, ids = zip(*sorted(keys), strict=True) if keys else ((), ())
-    return pa.table({"location": pa.array(locations, pa.string()), "id": pa.array(ids, pa.int64())})
 
 
 def purge(lake: Lake) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed
+from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
@@ -103,14 +103,9 @@ def compact(
     replaced = 0
     for done, group in enumerate(groups):
         progress("compact", done, len(groups))
-        tables, merged = [], []
-        for one in group:
-            try:
-                tables.append(lake.read(one))
-                merged.append(one)
-            except LakeError as error:
-                damaged.append(str(error))
-        if len(merged) > 1:
+        sound = of_each(lambda one: (one, lake.read(one)), group, damaged)
+        if len(sound) > 1:
+            merged, tables = zip(*sound, strict=True)
             rows = pa.concat_tables(tables, promote_options="default").sort_by("id")  # a missing column is null
             file = Export(lake, uuid.uuid4().hex).write_day(group[0].table, group[0].day, rows, "merged")
             lake.commit(file.table, [file], merged)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, BinaryIO, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -68,12 +68,21 @@ class LakeStore(ABC):
         """Return the names of files and folders directly below the root."""
 
     @abstractmethod
+    def open(self, name: str) -> Any:
+        """Open a file to read its bytes."""
+
     def read(self, name: str) -> bytes:
         """Return the bytes of a file."""
+        with self.open(name) as content:
+            return bytes(content.read())
 
-    @abstractmethod
     def sha256(self, name: str) -> str:
         """Return the checksum of a file, of which only a part is in memory at a time."""
+        digest = hashlib.sha256()
+        with self.open(name) as content:
+            while part := content.read(READ_BYTES):
+                digest.update(part)
+        return digest.hexdigest()
 
     @abstractmethod
     def write(self, name: str, content: memoryview) -> None:
@@ -102,12 +111,8 @@ class LocalFolder(LakeStore):
     def names(self) -> list[str]:
         return [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
 
-    def read(self, name: str) -> bytes:
-        return (self.path / name).read_bytes()
-
-    def sha256(self, name: str) -> str:
-        with (self.path / name).open("rb") as content:
-            return hashlib.file_digest(content, "sha256").hexdigest()
+    def open(self, name: str) -> BinaryIO:
+        return (self.path / name).open("rb")
 
     def write(self, name: str, content: memoryview) -> None:
         place = self.path / name
@@ -134,20 +139,11 @@ class ObjectStore(LakeStore):
     options: ClassVar[Mapping[str, str]] = CONDITIONAL_PUT
 
     def names(self) -> list[str]:
-        return [
-            one.base_name for one in _files(self.root).get_file_info_selector(FileSelector("", allow_not_found=True))
-        ]
+        found = _files(self.root).get_file_info_selector(FileSelector("", allow_not_found=True))
+        return [one.base_name for one in found]
 
-    def read(self, name: str) -> bytes:
-        with _files(self.root).open_input_stream(name) as content:
-            return bytes(content.read())
-
-    def sha256(self, name: str) -> str:
-        digest = hashlib.sha256()
-        with _files(self.root).open_input_stream(name) as content:
-            while part := content.read(READ_BYTES):
-                digest.update(part)
-        return digest.hexdigest()
+    def open(self, name: str) -> pa.NativeFile:
+        return _files(self.root).open_input_stream(name)
 
     def write(self, name: str, content: memoryview) -> None:
         _files(self.root).put(name, content)
