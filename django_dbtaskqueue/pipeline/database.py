@@ -134,7 +134,7 @@ class Database:
     def open(self) -> Iterator[Link]:
         """Connect, as `connect` does, for the statements of ``core.sql``."""
         with closing(self.connect()) as connection:
-            yield Link(connection, postgresql=self.postgresql)
+            yield Link(connection, self.postgresql)
 
     def connect_arrow(self) -> Connection:
         """Return a new ADBC connection to PostgreSQL in autocommit. Raises PipelineError as `connect` does."""
@@ -159,12 +159,12 @@ class Database:
         )
 
 
+@dataclass(frozen=True)
 class Link:
     """A connection for the statements of ``core.sql``, whose parameters are written ``%(name)s`` for both databases."""
 
-    def __init__(self, connection: Any, *, postgresql: bool) -> None:
-        self.connection = connection
-        self.postgresql = postgresql
+    connection: Any
+    postgresql: bool
 
     def run(self, sql: str, params: Params | None = None) -> list[tuple[Any, ...]]:
         """Execute a statement; return its rows."""

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from datetime import datetime
+from importlib import import_module
 from typing import TYPE_CHECKING, ClassVar
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
 from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
-from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import task_reader
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, Value, open_snapshot
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
@@ -34,6 +36,7 @@ __all__ = [
 
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
+LAZY = {"write_tasks": "task_writer", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
@@ -43,15 +46,9 @@ SOURCE_OPTIONS = (
 
 def __getattr__(name: str) -> object:
     """Import the writer and the streams at their first use: Spark starts two processes to plan a read, with this."""
-    if name == "write_tasks":
-        from django_dbtaskqueue.pipeline.source.task_writer import write_tasks
-
-        return write_tasks
-    if name in ("register_stream", "unregister_stream"):
-        from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
-
-        return register_stream if name == "register_stream" else unregister_stream
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{LAZY[name]}"), name)
 
 
 def __dir__() -> list[str]:
@@ -195,9 +192,15 @@ def read_tasks(
 def few_tasks(
     database: Database, columns: Iterable[str], table: str, snapshot: Snapshot | None = None
 ) -> pa.Table | None:
-    """Return these columns of a whole table, read by this process without Spark; None if it is too large for that."""
+    """Return these columns of a whole table, read by this process without Spark; None for over `MAX_FEW_BYTES`."""
     selection = task_reader.Selection(getattr(database.tables, table), schema_of(table, columns))
-    return task_reader.few_rows(database, selection, snapshot.name if snapshot else None)
+    name, batches = snapshot.name if snapshot else None, []
+    with closing(task_reader.read_slice(database, selection, task_reader.Slice(), name)) as found:
+        for batch in found:
+            batches.append(batch)
+            if sum(one.nbytes for one in batches) > task_reader.MAX_FEW_BYTES:
+                return None
+    return pa.Table.from_batches(batches, schema=arrow_schema(selection.schema))
 
 
 def stream_tasks(

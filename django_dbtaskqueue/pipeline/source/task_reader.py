@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -114,14 +114,15 @@ def _comparable(column: str, database: Database) -> str:
     return f"CASE length({column}) WHEN 19 THEN {column} || '.000000' ELSE substr({column} || '000', 1, 26) END"
 
 
+@dataclass
 class TaskReader(datasource.DataSourceReader):
     """A batch read: with ``snapshot`` in slices that all see its state, else in one statement."""
 
-    def __init__(self, database: Database, selection: Selection, *, snapshot: str | None, slice_ids: int) -> None:
-        self.database = database
-        self.selection = selection
-        self.snapshot = snapshot
-        self.slice_ids = slice_ids
+    database: Database
+    selection: Selection
+    _: KW_ONLY
+    snapshot: str | None
+    slice_ids: int
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
         """Take the filters on queue, status, id and times; yield those that Spark must apply."""
@@ -172,33 +173,20 @@ def read_slice(
     where, params = selection.where(database, part)
     if also:
         where = f"{where} AND {also}" if where else f" WHERE {also}"
+    # Text and JSON are read as PostgreSQL prints them.
+    as_text = {
+        field.name for field in selection.schema if database.postgresql and isinstance(field.dataType, StringType)
+    }
+    columns = [f"{selection.named(name, database)}{'::text' * (name in as_text)}" for name in selection.schema.names]
+    query, schema = f"SELECT {', '.join(columns)} FROM {selection.table}{where}", arrow_schema(selection.schema)
     if database.postgresql:
-        # Text and JSON are read as PostgreSQL prints them.
-        texts = {field.name for field in selection.schema if isinstance(field.dataType, StringType)}
-        columns = [f"{selection.named(name, database)}{'::text' * (name in texts)}" for name in selection.schema.names]
-        query = f"SELECT {', '.join(columns)} FROM {selection.table}{where}"
-        yield from copied(database, query, params, arrow_schema(selection.schema), snapshot)
+        yield from copied(database, query, params, schema, snapshot)
         return
-    names = ", ".join(selection.named(name, database) for name in selection.schema.names)
-    query = f"SELECT {names} FROM {selection.table}{where}"
-    schema = arrow_schema(selection.schema)
     with closing(database.connect()) as connection:
         cursor = connection.execute(query % {name: f":{name}" for name in params}, params)
         while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
             arrays = [_array(values, one.type) for values, one in zip(zip(*rows, strict=True), schema, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def few_rows(database: Database, selection: Selection, snapshot: str | None) -> pa.Table | None:
-    """Return all rows, read by this process; None if they are more than `MAX_FEW_BYTES`."""
-    batches, size = [], 0
-    with closing(read_slice(database, selection, Slice(), snapshot)) as slice_batches:
-        for batch in slice_batches:
-            size += batch.nbytes
-            if size > MAX_FEW_BYTES:
-                return None
-            batches.append(batch)
-    return pa.Table.from_batches(batches, schema=arrow_schema(selection.schema))
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -174,11 +174,11 @@ class Staged(WriterCommitMessage):
     table: str
 
 
+@dataclass
 class StagingWriter:
     """The half of a writer that runs in Spark's tasks."""
 
-    def __init__(self, plan: staging.Plan) -> None:
-        self.plan = plan
+    plan: staging.Plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return Staged(staging.fill(self.plan, iterator, task_attempt_id()), self.plan.table)
