@@ -26,22 +26,11 @@ from django.utils.timezone import make_aware, make_naive
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.context import standbys
-from django_dbtaskqueue.core.sql import Statements, Tables
-from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE
+from django_dbtaskqueue.core.sql import Statements
+from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE, Tables
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.prepared import execute_prepared, kept_for, load_times_fast, should_prepare
-from django_dbtaskqueue.models import (
-    AbstractTask,
-    Attempt,
-    DeletedTasks,
-    GroupLimit,
-    Queue,
-    QueueLimit,
-    Task,
-    TaskHistory,
-    TemporaryTask,
-    UsedReference,
-)
+from django_dbtaskqueue.models import AbstractTask, Task, TemporaryTask
 
 Row = tuple[Any, ...]
 Params = Mapping[str, Any]
@@ -375,15 +364,5 @@ def statements_of(model: type[AbstractTask], vendor: str) -> Statements:
     quote = '"{}"'.format
     fields = {field.name: str(field.column) for field in model._meta.concrete_fields}
     renamed = {one.db: quote(fields[one.name]) for one in TASK_COLUMNS if fields[one.name] != one.db}
-    tables = Tables(
-        task=quote(model._meta.db_table),
-        history=quote(TaskHistory._meta.db_table),
-        attempt=quote(Attempt._meta.db_table),
-        deleted=quote(DeletedTasks._meta.db_table),
-        queue=quote(Queue._meta.db_table),
-        ledger=quote(UsedReference._meta.db_table),
-        limit=quote(QueueLimit._meta.db_table),
-        group_limit=quote(GroupLimit._meta.db_table),
-        columns=renamed,
-    )
+    tables = Tables(quote(model._meta.db_table), columns=renamed)
     return Statements(tables, DIALECTS.get(vendor, SQLITE))

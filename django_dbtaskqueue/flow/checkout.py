@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease, Port
-from django_dbtaskqueue.core.sql import UNREADABLE
+from django_dbtaskqueue.core.sql.checkout import UNREADABLE
 from django_dbtaskqueue.core.sql.dialects import NO_VALUES
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session

@@ -42,7 +42,7 @@ from django_dbtaskqueue.core.outcomes import (
     Suspend,
     as_outcome,
 )
-from django_dbtaskqueue.core.sql import NO_HANDLER, UNREADABLE
+from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.decide import decide_call, failure
 from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded

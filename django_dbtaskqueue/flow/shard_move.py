@@ -25,7 +25,7 @@ from django.db.models.functions import Cast, Now
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.sql import NO_HANDLER
+from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING
 from django_dbtaskqueue.core.states import CREATED, PROCESSING
 from django_dbtaskqueue.db import notify

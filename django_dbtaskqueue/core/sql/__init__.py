@@ -9,18 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.checkout import NO_HANDLER as NO_HANDLER
-from django_dbtaskqueue.core.sql.checkout import UNREADABLE as UNREADABLE
 from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
 from django_dbtaskqueue.core.sql.dependencies import DependencyStatements
-from django_dbtaskqueue.core.sql.dialects import Tables as Tables
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements
 from django_dbtaskqueue.core.sql.limiter import LimitStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
 from django_dbtaskqueue.core.sql.steps import StepStatements
-
-COALESCED = "coalesce(payload_type, '')"
 
 
 class Statements(
@@ -44,14 +39,8 @@ class Statements(
         return Statements(self.tables, replace(self.dialect, single=True))
 
     @cached_property
-    def narrowed(self) -> Narrowed:
-        """The same, with checkouts that leave out the payload types in the parameter ``without``."""
-        return Narrowed(self.tables, self.dialect)
-
-
-class Narrowed(Statements):
-    """Checkouts that leave out payload types ('' stands for none)."""
-
-    @property
-    def _wanted(self) -> str:
-        return f" AND NOT {self.dialect.one_of(COALESCED, 'without')}"
+    def narrowed(self) -> Statements:
+        """The same, with checkouts that leave out the payload types in the array ``without`` ('' stands for none)."""
+        twin = Statements(self.tables, self.dialect)
+        twin._wanted = " AND NOT " + self.dialect.one_of("coalesce(payload_type, '')", "without")
+        return twin

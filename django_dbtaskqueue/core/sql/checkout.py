@@ -40,6 +40,8 @@ def lease_seconds(dialect: Dialect) -> str:
 class CheckoutStatements(Group):
     """The checkout strategies, and questions about the ready order."""
 
+    _wanted = ""  # a further condition; see ``Statements.narrowed``
+
     @cached_property
     def leased(self) -> str:
         """The columns that every checkout returns."""
@@ -75,11 +77,6 @@ class CheckoutStatements(Group):
             f"ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts"
             f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}){self._wanted}"
         )
-
-    @property
-    def _wanted(self) -> str:
-        """A further condition; see ``Narrowed``."""
-        return ""
 
     @property
     def _paused(self) -> str:
