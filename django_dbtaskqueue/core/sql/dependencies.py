@@ -6,6 +6,7 @@ may rename.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
 from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS, Group, statement
@@ -156,17 +157,15 @@ class DependencyStatements(Group):
 
     @cached_property
     def insert_edges(self) -> str:
-        """Insert dependencies."""
-        names = ", ".join(EDGE_TYPES)
-        picked = ", ".join(f"u.{name}" for name in EDGE_TYPES)
-        return f"INSERT INTO {self.tables.dependency} ({names}) SELECT {picked} FROM {self.dialect.rows(EDGE_TYPES)}"
+        return self._insert(self.tables.dependency, EDGE_TYPES)
 
     @cached_property
     def insert_holds(self) -> str:
-        """Insert held tasks."""
-        names = ", ".join(HOLD_TYPES)
-        picked = ", ".join(f"u.{name}" for name in HOLD_TYPES)
-        return f"INSERT INTO {self.tables.hold} ({names}) SELECT {picked} FROM {self.dialect.rows(HOLD_TYPES)}"
+        return self._insert(self.tables.hold, HOLD_TYPES)
+
+    def _insert(self, table: str, types: Mapping[str, str]) -> str:
+        picked = ", ".join(f"u.{name}" for name in types)
+        return f"INSERT INTO {table} ({', '.join(types)}) SELECT {picked} FROM {self.dialect.rows(types)}"
 
     @cached_property
     def edge_range(self) -> str:
@@ -176,17 +175,17 @@ class DependencyStatements(Group):
     @cached_property
     def open_parents(self) -> str:
         """The parents of some dependencies whose wait has not ended."""
-        return (
-            f"SELECT DISTINCT parent_id FROM {self.tables.dependency} WHERE id > %(after)s AND id <= %(until)s"
-            " AND outcome IS NULL AND parent_location = %(location)s"
-        )
+        return f"{self._side('parent')} AND outcome IS NULL"
 
     @cached_property
     def waited_for(self) -> str:
         """The children of some dependencies."""
+        return self._side("child")
+
+    def _side(self, side: str) -> str:
         return (
-            f"SELECT DISTINCT child_id FROM {self.tables.dependency} WHERE id > %(after)s AND id <= %(until)s"
-            " AND child_location = %(location)s"
+            f"SELECT DISTINCT {side}_id FROM {self.tables.dependency} WHERE id > %(after)s AND id <= %(until)s"
+            f" AND {side}_location = %(location)s"
         )
 
     @cached_property

@@ -226,6 +226,11 @@ class Group:
             " SELECT v FROM s WHERE v IS NOT NULL"
         )
 
+    def _counting(self, rows: str, queue: str = "queue_name") -> str:
+        """Return the INSERT that counts rows, which are about to be deleted for good, by their queue."""
+        counted = f"SELECT {queue}, count(*) FROM {rows} GROUP BY {queue}"
+        return f"INSERT INTO {self.tables.deleted} (queue_name, count) {counted}"
+
     @property
     def skipping(self) -> str:
         """What a SELECT adds to lock its rows and skip locked ones."""

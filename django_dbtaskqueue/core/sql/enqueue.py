@@ -253,24 +253,27 @@ class EnqueueStatements(Group):
             f" WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
         )
 
+    @property
+    def _references(self) -> str:
+        """The rows ``reference_number`` in one order everywhere: no deadlock."""
+        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
+        return f"{self.dialect.rows({'reference_number': 'text'})}{order}"
+
     @cached_property
     def claim_references(self) -> str:
-        """Write references into the ledger; returns those that were free. In one order everywhere: no deadlock."""
-        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
+        """Write references into the ledger; returns those that were free."""
         return (
             f"INSERT INTO {self.tables.ledger} (queue_name, reference_number) SELECT %(queue_name)s,"
-            f" u.reference_number FROM {self.dialect.rows({'reference_number': 'text'})}{order}"
+            f" u.reference_number FROM {self._references}"
             " ON CONFLICT (queue_name, reference_number) DO NOTHING RETURNING reference_number"
         )
 
     @cached_property
     def claim_periods(self) -> str:
         """Begin a period for references of a rule; returns those whose last period of ``period`` seconds is over."""
-        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
         return (
             f"INSERT INTO {self.tables.ledger} AS l (queue_name, reference_number, expire_time) SELECT %(queue_name)s,"
-            f" u.reference_number, {self.dialect.later('%(period)s')}"
-            f" FROM {self.dialect.rows({'reference_number': 'text'})}{order}"
+            f" u.reference_number, {self.dialect.later('%(period)s')} FROM {self._references}"
             " ON CONFLICT (queue_name, reference_number) DO UPDATE SET expire_time = excluded.expire_time,"
             f" create_time = {self.dialect.now} WHERE l.create_time <= {self.dialect.later('%(ago)s')}"
             " RETURNING reference_number"

@@ -41,25 +41,9 @@ class EraseStatements(Group):
         """How many of these references stay taken."""
         return f"SELECT count(*) FROM {self.tables.ledger} WHERE {self._wanted}"
 
-    @statement
-    def delete_tasks(self) -> str:
-        """Delete the tasks ``ids``."""
-        return f"DELETE FROM {self.tables.task} WHERE id IN ({self.dialect.each('ids')})"
-
-    @statement
-    def count_tasks(self) -> str:
-        """Count the tasks ``ids``, which are about to be deleted."""
-        return (
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT t.queue_name, count(*)"
-            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')}) GROUP BY t.queue_name"
-        )
-
     @cached_property
     def count_history(self) -> str:
-        return (
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT queue_name, count(*)"
-            f" FROM {self.tables.history} WHERE {self._wanted} GROUP BY queue_name"
-        )
+        return self._counting(f"{self.tables.history} WHERE {self._wanted}")
 
     @cached_property
     def count_archived(self) -> str:

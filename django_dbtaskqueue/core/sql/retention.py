@@ -87,10 +87,7 @@ class RetentionStatements(Group):
     @statement
     def count(self) -> str:
         """Count locked tasks that are about to be deleted for good."""
-        return (
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT t.queue_name, count(*)"
-            f" FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')}) GROUP BY t.queue_name"
-        )
+        return self._counting(f"{self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})", "t.queue_name")
 
     @statement
     def delete(self) -> str:
@@ -108,17 +105,12 @@ class RetentionStatements(Group):
     def delete_history(self) -> tuple[str, str]:
         """Count rows of the history, and delete them."""
         chosen = f"WHERE id IN ({self.dialect.each('ids')})"
-        return (
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT queue_name, count(*) FROM {{table}} {chosen}"
-            " GROUP BY queue_name",
-            f"DELETE FROM {{table}} {chosen} RETURNING id",
-        )
+        return self._counting(f"{{table}} {chosen}"), f"DELETE FROM {{table}} {chosen} RETURNING id"
 
     @cached_property
     def count_all(self) -> str:
         """Count all rows of a month of the history, which is about to be dropped."""
-        counted = "SELECT queue_name, count(*) FROM {table} GROUP BY 1"
-        return f"INSERT INTO {self.tables.deleted} (queue_name, count) {counted}"
+        return self._counting("{table}")
 
     @cached_property
     def delete_attempts(self) -> str:

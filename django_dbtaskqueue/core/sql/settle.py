@@ -133,11 +133,8 @@ class SettleStatements(Group):
     @statement
     def count_deleted(self) -> str:
         """Count the rows that their holders are about to delete; locks them."""
-        return (
-            f"INSERT INTO {self.tables.deleted} (queue_name, count) SELECT x.q, count(*) FROM"
-            f" (SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}) AS x"
-            " GROUP BY x.q"
-        )
+        held = f"SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}"
+        return self._counting(f"({held}) AS x", "x.q")
 
     @statement
     def delete_settled(self) -> str:

@@ -154,6 +154,10 @@ class Erasure:
     def sql(self) -> EraseStatements:
         return EraseStatements(self.database.tables, self.database.dialect)
 
+    @property
+    def retention(self) -> RetentionStatements:
+        return RetentionStatements(self.database.tables, self.database.dialect)
+
     def other_lakes(self) -> list[str]:
         """Return further lakes with tasks of this database. Raises JobOptionError if there are some and none is given.
 
@@ -192,8 +196,7 @@ class Erasure:
         rows = self.link.run(self.sql.tasks, self.wanted.params(self.database))
         watched = [task_id for task_id, _status, is_watched in rows if is_watched is not None]
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
-        sql = RetentionStatements(self.database.tables, self.database.dialect)
-        needed = {task_id for (task_id,) in self.link.run(sql.needed, of)} if watched else set()
+        needed = {task_id for (task_id,) in self.link.run(self.retention.needed, of)} if watched else set()
         return [(task_id, status, not is_watched and task_id not in needed) for task_id, status, is_watched in rows]
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
@@ -276,8 +279,8 @@ class Erasure:
         ids = {"ids": self.database.dialect.array([task_id for task_id, _status, _free in before.hot])}
         for _count, remove in self.sql.about.values():
             self.link.run(remove, self._rows(before))
-        self.link.run(self.sql.count_tasks, ids)
-        self.link.run(self.sql.delete_tasks, ids)
+        for statement in (self.retention.count, self.retention.delete):
+            self.link.run(statement, ids)
         for statement in (self.sql.count_history, self.sql.delete_history, self.sql.delete_used_references):
             self.link.run(statement, params)
         for queue, number in before.archived.items():

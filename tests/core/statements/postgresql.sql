@@ -1593,8 +1593,8 @@ SELECT DISTINCT parent_id
 FROM "dbtaskqueue_dependency"
 WHERE id > %(after)s
 AND id <= %(until)s
-AND outcome IS NULL
-AND parent_location = %(location)s;
+AND parent_location = %(location)s
+AND outcome IS NULL;
 
 -- Statements.outcome_of
 SELECT t.id, t.status
@@ -2189,7 +2189,7 @@ GROUP BY t.queue_name;
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT queue_name, count(*)
 FROM {table}
-GROUP BY 1;
+GROUP BY queue_name;
 
 -- RetentionStatements.delete
 DELETE
@@ -3022,15 +3022,6 @@ WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
 GROUP BY queue_name;
 
--- EraseStatements.count_tasks
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT t.queue_name, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT unnest(%(ids)s::bigint[])
-)
-GROUP BY t.queue_name;
-
 -- EraseStatements.delete_about
 DELETE
 FROM {table}
@@ -3059,13 +3050,6 @@ DELETE
 FROM "dbtaskqueue_taskhistory"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
-
--- EraseStatements.delete_tasks
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT unnest(%(ids)s::bigint[])
-);
 
 -- EraseStatements.delete_used_references
 DELETE

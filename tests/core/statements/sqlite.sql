@@ -1249,8 +1249,8 @@ SELECT DISTINCT parent_id
 FROM "dbtaskqueue_dependency"
 WHERE id > %(after)s
 AND id <= %(until)s
-AND outcome IS NULL
-AND parent_location = %(location)s;
+AND parent_location = %(location)s
+AND outcome IS NULL;
 
 -- Statements.outcome_of
 SELECT t.id, t.status
@@ -1761,7 +1761,7 @@ GROUP BY t.queue_name;
 INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
 SELECT queue_name, count(*)
 FROM {table}
-GROUP BY 1;
+GROUP BY queue_name;
 
 -- RetentionStatements.delete
 DELETE
@@ -2330,16 +2330,6 @@ AND (%(every)s OR queue_name IN (
 ))
 GROUP BY queue_name;
 
--- EraseStatements.count_tasks
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT t.queue_name, count(*)
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-)
-GROUP BY t.queue_name;
-
 -- EraseStatements.delete_about
 DELETE
 FROM {table}
@@ -2365,14 +2355,6 @@ AND (%(every)s OR queue_name IN (
     SELECT value
     FROM json_each(%(queues)s)
 ));
-
--- EraseStatements.delete_tasks
-DELETE
-FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT value
-    FROM json_each(%(ids)s)
-);
 
 -- EraseStatements.delete_used_references
 DELETE
