@@ -51,24 +51,20 @@ class SettingsFile(Generic[T]):
         try:
             self._next_check = clock.monotonic() + CHECK_INTERVAL_S
             seen = self._signature()
-            if seen == self._seen:
-                return None
-            if seen is not None and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
+            if seen and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
                 self._next_check = clock.monotonic() + HALF_WRITTEN_S
-                return None
-            self._seen = seen
-            before, self._text = self._text, None
-            self._text = self._read()
-            if self._text == before:
-                return None
-            value = self._checked(self._text)
-            logger.info("Settings file %s applied", self.path)
-            return value
+            elif seen != self._seen:
+                self._seen, before, self._text = seen, self._text, None
+                self._text = self._read()
+                if self._text != before:
+                    value = self._checked(self._text)
+                    logger.info("Settings file %s applied", self.path)
+                    return value
         except ImproperlyConfigured as error:
             logger.error("The settings stay as they were. %s", error)
-            return None
         finally:
             self._checking.release()
+        return None
 
     def _signature(self) -> tuple[int, ...] | None:
         try:

@@ -12,6 +12,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from http.client import HTTPException
@@ -35,13 +36,7 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
 from django_dbtaskqueue.core.durations import clock, jittered
-from django_dbtaskqueue.core.exceptions import (
-    DuplicateTask,
-    EnqueueError,
-    PayloadError,
-    QueueFull,
-    UnknownQueue,
-)
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, QueueFull, UnknownQueue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
@@ -97,15 +92,11 @@ def _is_genuine(peer: Peer, headers: Mapping[str, str], what: str, body: bytes) 
     given = {name: headers.get(name, "") for name in forms}
     if not all(form.fullmatch(given[name]) for name, form in forms.items()):
         return False
-    return any(_verifies(secret, given, f"{what}\n".encode() + body) for secret in peer.secrets)
-
-
-def _verifies(secret: str, headers: dict[str, str], data: bytes) -> bool:
-    try:
-        Webhook(secret).verify(data, headers, json_parse=False)
-    except (WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8
-        return False
-    return True
+    for secret in peer.secrets:
+        with suppress(WebhookVerificationError, ValueError):  # ValueError: the body is not UTF-8
+            Webhook(secret).verify(f"{what}\n".encode() + body, given, json_parse=False)
+            return True
+    return False
 
 
 # -- sending -----------------------------------------------------------------------------------------------------------

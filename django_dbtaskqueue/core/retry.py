@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
@@ -222,7 +222,7 @@ def next_delay(policy: AnyPolicy, attempt: int, error: BaseException | None = No
     """Return the delay that ``policy`` gives. Never raises: a policy's error is logged, and DEFAULT decides."""
     try:
         delay = normalise(policy)(attempt, error)
-        if delay is None or _is_delay(delay):
+        if delay is None or (isinstance(delay, timedelta) and delay >= ZERO):
             return delay and min(delay, LONGEST)
         raise TypeError(f"it returned {delay!r}, neither None nor a timedelta of 0 or more")
     except Exception:
@@ -230,14 +230,9 @@ def next_delay(policy: AnyPolicy, attempt: int, error: BaseException | None = No
         return DEFAULT(attempt)
 
 
-def _is_delay(value: object) -> TypeGuard[timedelta]:
-    return isinstance(value, timedelta) and value >= ZERO
-
-
-_NAMED_POLICIES = (Fixed, Arithmetic, Geometric, Sequence, Staged)
 _POLICY_BY_NAME: dict[str, Callable[..., Policy]] = {
     "linear": Fixed,
-    **{cls.__name__.lower(): cls for cls in _NAMED_POLICIES},
+    **{cls.__name__.lower(): cls for cls in (Fixed, Arithmetic, Geometric, Sequence, Staged)},
 }
 _POLICY_FORMS = (
     "The forms are: fixed:10s | arithmetic:10s,step=5s | geometric:10s,x2,max=1h | sequence:0s,10s,1m30s | "

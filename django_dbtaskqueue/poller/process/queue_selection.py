@@ -65,7 +65,10 @@ def _check(queue: str) -> None:
     known = registry.queues()
     if queue in known:
         return
-    there = _queues_there()
+    try:
+        there = known_queues()  # with those made at runtime
+    except DatabaseError:
+        there = {*conf.known_queues()}
     if queue in there:
         raise ImproperlyConfigured(
             f"Queue {queue!r} has no processor in this project, so nothing could process its tasks. Write one with "
@@ -73,11 +76,3 @@ def _check(queue: str) -> None:
             f"Queues with a processor: {', '.join(known) or 'none'}."
         )
     raise UnknownQueue(queue, {*known, *there})
-
-
-def _queues_there() -> set[str]:
-    """Return the known queues, with those made at runtime if the database answers."""
-    try:
-        return known_queues()
-    except DatabaseError:
-        return {*conf.known_queues()}
