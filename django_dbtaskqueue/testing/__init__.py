@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     )
     from django_dbtaskqueue.testing.running import DrainReport, drain, perform
 
-_MODULE_OF = {
-    "TaskBackendConformance": "backend_conformance",
-    "advance": "clock",
-    **dict.fromkeys(("DrainReport", "drain", "perform"), "running"),
-}  # others: kit
+_MODULE_OF = {"TaskBackendConformance": "backend_conformance", "DrainReport": "running"}  # others: kit
 
 __all__ = [
     "DrainReport",

@@ -37,18 +37,14 @@ def taskqueue(taskqueue_registry: None) -> TaskQueueKit:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
-    """Before the last fixtures go: end the sender of wake-ups, whose connection would keep the test database alive."""
+    """Flush before the last fixtures go."""
     if nextitem is None:
-        _flush()
+        pytest_sessionfinish()
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish() -> None:
-    """The same for a session that ends before its last test."""
-    _flush()
-
-
-def _flush() -> None:
+    """End the sender of wake-ups, whose connection would keep the test database alive."""
     notifier = sys.modules.get("django_dbtaskqueue.db.notify")
     if notifier is not None:
         notifier.flush()
