@@ -31,6 +31,7 @@ from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE
 from django_dbtaskqueue.operations.bounds import BadInput, is_storable
 from django_dbtaskqueue.operations.permissions import Actor, Scope
+from django_dbtaskqueue.operations.serializers import DocumentEncoder
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -117,10 +118,11 @@ def not_found(request: HttpRequest) -> HttpResponse:
     return error(404, "There is nothing at this address. openapi.json says what there is.")
 
 
-def reply(document: Mapping[str, Any], status: int = 200, **headers: str) -> HttpResponse:
+def reply(document: object, status: int = 200, **headers: str) -> HttpResponse:
     """Return a document as an answer that is not cached."""
     headers["Cache-Control"] = "no-store"
-    return JsonResponse(document, status=status, json_dumps_params={"ensure_ascii": False}, headers=headers)
+    form = {"ensure_ascii": False}
+    return JsonResponse(document, DocumentEncoder, safe=False, json_dumps_params=form, status=status, headers=headers)
 
 
 def error(status: int, message: str, **headers: str) -> HttpResponse:

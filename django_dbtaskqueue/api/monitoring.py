@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db.models import Model, QuerySet
 from django.http import Http404
 from django.utils import timezone
 
@@ -26,14 +25,15 @@ from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import all_queues
 from django_dbtaskqueue.operations.queue_counts import limits_of
-from django_dbtaskqueue.operations.queue_stats import Overview, alive, overview, stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import Health, Overview, alive, overview, stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import health as judged
 from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, add_schedule, edit_schedule
 from django_dbtaskqueue.operations.schedule_control import act_on_schedule as act
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
+from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names, visible_queues
 
-M = TypeVar("M", bound=Model)
 MAX_LISTED_ROWS = 500  # pollers, pauses
 
 
@@ -47,7 +47,7 @@ class QueuePause(TypedDict):
 class QueueList(TypedDict):
     """The health of all queues, and each queue that is known."""
 
-    health: documents.HealthDocument
+    health: Health
     queues: list[QueuePause]
 
 
@@ -127,9 +127,9 @@ class Findings(TypedDict):
     findings: list[documents.FindingDocument]
 
 
-def health(call: Call) -> documents.HealthDocument:
+def health(call: Call) -> Health:
     """Judge all queues: are they on time, served, paused?"""
-    return documents.health_document(_overview(call))
+    return judged(_overview(call))
 
 
 def status(call: Call) -> documents.OverviewDocument:
@@ -153,7 +153,11 @@ def trend(call: Call) -> Series:
 def doctor(call: Call) -> Findings:
     """Examine queues, pollers, settings and the database."""
     may_view(call.actor, Queue)
-    return {"findings": [documents.finding_document(one) for one in examine() if all(map(call.actor.sees, one.queues))]}
+    return {
+        "findings": [
+            document(documents.FindingDocument, one) for one in examine() if all(map(call.actor.sees, one.queues))
+        ]
+    }
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -164,7 +168,7 @@ def queues(call: Call) -> QueueList:
     paused = _pauses(call)
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
     return {
-        "health": documents.health_document(_overview(call)),
+        "health": judged(_overview(call)),
         "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
     }
 
@@ -271,7 +275,8 @@ def _fields(call: Call) -> dict[str, object]:
 
 def pollers(call: Call) -> PollerList:
     """Return the pollers as they last reported."""
-    rows = _rows(call, Poller)
+    may_view(call.actor, Poller)
+    rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
     living = alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
     return {
@@ -300,7 +305,8 @@ def command_poller(call: Call, poller: str, command: str) -> Commanded:
 
 def failures(call: Call) -> FailureList:
     """Return failure groups."""
-    rows = _rows(call, FailureGroup)
+    may_view(call.actor, FailureGroup)
+    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
     if call.given["queue"]:
         rows = rows.filter(queue=call.given["queue"])
     with statement_timeout(rows.db):
@@ -311,7 +317,8 @@ def failures(call: Call) -> FailureList:
 
 def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
     """Return one failure group."""
-    rows = _rows(call, FailureGroup)
+    may_view(call.actor, FailureGroup)
+    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
     row = rows.filter(pk=fingerprint).first()
     if row is None:
         raise Http404(f"There is no failure group {fingerprint}.")
@@ -321,7 +328,8 @@ def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
 
 def audit(call: Call) -> AuditPage:
     """Return who did what."""
-    rows = _rows(call, AuditEntry)
+    may_view(call.actor, AuditEntry)
+    rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
     return {"entries": [documents.audit_document(row) for row in found], "before": before}
@@ -333,10 +341,6 @@ def _overview(call: Call) -> Overview:
 
 
 def _pauses(call: Call) -> Mapping[str, documents.PauseDocument]:
-    rows = _rows(call, Queue).filter(IN_EFFECT)[:MAX_LISTED_ROWS]
-    return {row.name: documents.pause_document(row) for row in rows}
-
-
-def _rows(call: Call, model: type[M]) -> QuerySet[M]:
-    may_view(call.actor, model)
-    return narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
+    may_view(call.actor, Queue)
+    rows: Any = narrow(Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT), call.actor)
+    return {row.name: documents.pause_document(row) for row in rows[:MAX_LISTED_ROWS]}

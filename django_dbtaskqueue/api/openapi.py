@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from datetime import datetime
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -15,7 +16,7 @@ from django_dbtaskqueue.api.routing import Field, JsonSchema, Route
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.columns import BY_NAME, INTEGER_TYPES, LISTED, LONG
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.operations.explain import ExplanationDocument
+from django_dbtaskqueue.operations.explain import Explanation
 from django_dbtaskqueue.operations.serializers import AttemptDocument
 
 PATH_PART = re.compile(r"<(\w+):(\w+)>")
@@ -66,7 +67,7 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
         "TaskSummary": _task_schema(LISTED),
         "Task": _task_schema(LISTED, optional=(*LONG, "process_result"), page=True),
     }
-    for kind in (AttemptDocument, ExplanationDocument):
+    for kind in (AttemptDocument, Explanation):
         schema_of(kind, schemas)
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
@@ -83,7 +84,7 @@ def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
 
 
 def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
-    """Return the schema of a type. A TypedDict goes to ``schemas``, and a reference to it is returned."""
+    """Return the schema of a type. That of a document goes to ``schemas``, and a reference to it is returned."""
     if kind in SIMPLE:
         return SIMPLE[kind]
     origin, inner = get_origin(kind), get_args(kind)
@@ -91,7 +92,7 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
         return _ref(inner[1])
     if origin in (Union, UnionType):
         return {"anyOf": [schema_of(one, schemas) for one in inner]}
-    if is_typeddict(kind):
+    if is_typeddict(kind) or is_dataclass(kind):
         if kind.__name__ not in schemas:
             schemas[kind.__name__] = {}  # it may hold itself
             hints = get_type_hints(kind, include_extras=True)
@@ -99,7 +100,7 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
                 "type": "object",
                 "description": _first_paragraph(kind),
                 "properties": {name: schema_of(one, schemas) for name, one in hints.items()},
-                "required": sorted(kind.__required_keys__),
+                "required": sorted(getattr(kind, "__required_keys__", hints)),
                 "additionalProperties": False,
             }
         return _ref(kind.__name__)
@@ -158,7 +159,7 @@ def _task_schema(names: Sequence[str], optional: Sequence[str] = (), *, page: bo
     properties["message"] = {"type": "string", "description": "the result or error in one line, secrets masked"}
     required = [*names, "message"]
     if page:
-        properties["explanation"] = _ref(ExplanationDocument.__name__)
+        properties["explanation"] = _ref(Explanation.__name__)
         properties["attempts"] = {"type": "array", "items": _ref(AttemptDocument.__name__)}
         required += ["explanation", "attempts"]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

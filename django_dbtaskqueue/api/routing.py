@@ -110,7 +110,7 @@ class Call:
     given: Mapping[str, Any]  # every field of the route, as sent or by its default
 
 
-View = Callable[..., Mapping[str, Any]]  # (call, **parts of the path)
+View = Callable[..., object]  # (call, **parts of the path) -> a document
 
 
 @dataclass(frozen=True, slots=True)

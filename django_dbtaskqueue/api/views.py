@@ -148,7 +148,7 @@ def task(call: Call, pk: int) -> TaskDetail:
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = call.actor.may(VIEW_PAYLOAD, found.queue)
     return detail(found, payload=payload) | {
-        "explanation": explain(found).document,
+        "explanation": explain(found),
         "attempts": [attempt_of(row, payload=payload) for row in newest],
     }
 

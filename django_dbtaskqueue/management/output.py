@@ -10,9 +10,9 @@ from datetime import datetime
 
 from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
-from django.core.serializers.json import DjangoJSONEncoder
 
 from django_dbtaskqueue.core.durations import format_duration
+from django_dbtaskqueue.operations.serializers import DocumentEncoder
 
 EMPTY_CELL = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
@@ -55,7 +55,7 @@ class Output:
     def data(self, value: object) -> None:
         """Write a JSON document; without ``as_json`` nothing."""
         if self.as_json:
-            self.out.write(json.dumps(value, cls=DjangoJSONEncoder, ensure_ascii=False))
+            self.out.write(json.dumps(value, cls=DocumentEncoder, ensure_ascii=False))
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
         """Write a table, each column as wide as its longest cell; ``right`` names the columns of numbers."""

@@ -120,13 +120,13 @@ def show(output: Output, options: dict[str, Any]) -> int:
     location = getattr(task, "location", task._meta.label_lower)
     attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
     newest = attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]
-    document["explanation"] = explain(task).document
+    document["explanation"] = explain(task)
     document["attempts"] = [serializers.attempt_of(row) for row in newest]
     output.data(document)
     names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
     output.facts(
-        {"now": document["explanation"]["sentence"]} | plain | {"message": serializers.message_of(task.process_result)}
+        {"now": document["explanation"].sentence} | plain | {"message": serializers.message_of(task.process_result)}
     )
     for name in LONG:
         if document[name] is not None:
@@ -163,7 +163,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
 def doctor(output: Output, options: dict[str, Any]) -> int:
     """Write each finding with its remedy, the worst first; return 1 when one of them is an error."""
     findings = examine(options["database"])
-    output.data([monitor_documents.finding_document(finding) for finding in findings])
+    output.data([serializers.document(monitor_documents.FindingDocument, finding) for finding in findings])
     for finding in findings:
         paint = {"error": output.style.ERROR, "warning": output.style.WARNING}.get(finding.level, str)
         output.write(f"{paint(finding.level.upper())}  {printable(finding.words)}  [{finding.id}]")

@@ -15,6 +15,7 @@ from django_dbtaskqueue.models import Batch
 from django_dbtaskqueue.operations.actions import record, recorded
 from django_dbtaskqueue.operations.lookup import locations
 from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check
+from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_BATCHES_LISTED = 500
@@ -72,15 +73,13 @@ def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
     """Return batches as data: one query for each of their task tables."""
     counts = counts_of(rows)
     return [
-        {
-            "id": row.pk,
-            "name": row.name,
-            "created": row.create_time.isoformat(),
-            "total": row.total,
-            "statuses": {str(status): counts[row.pk][str(status)] for status in Status},
-            "queues": list(row.queues),
-            "callback": row.callback_id,
-        }
+        document(
+            BatchDocument,
+            row,
+            created=row.create_time.isoformat(),
+            statuses={str(status): counts[row.pk][str(status)] for status in Status},
+            callback=row.callback_id,
+        )
         for row in rows
     ]
 

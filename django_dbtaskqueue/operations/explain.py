@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from typing import TypedDict
 
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
@@ -41,29 +40,16 @@ MAX_POLLERS_NAMED = 3
 IDLE_STATES = ("PAUSED", "ENDING")  # of a poller that takes no task
 
 
-class ExplanationDocument(TypedDict):
+@dataclass(frozen=True, slots=True)
+class Explanation:
     """Why a task does not run: a stable code, a sentence, and the facts that the sentence names."""
 
     code: str
     sentence: str
-    facts: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why a task does not run. ``code`` is stable; ``facts`` are values of JSON, and times."""
-
-    code: str
-    sentence: str
-    facts: Mapping[str, object] = field(default_factory=dict)
+    facts: Mapping[str, object] = field(default_factory=dict)  # values of JSON, and times
 
     def __str__(self) -> str:
         return self.sentence
-
-    @property
-    def document(self) -> ExplanationDocument:
-        """The explanation as data."""
-        return {"code": self.code, "sentence": self.sentence, "facts": dict(self.facts)}
 
 
 def explain(task: AbstractTask | TaskHistory) -> Explanation:

@@ -9,10 +9,9 @@ from typing import TypedDict
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
-from django_dbtaskqueue.operations.doctor import Finding
 from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
-from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, health
-from django_dbtaskqueue.operations.serializers import filled
+from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, Quantiles, QueueStats, health
+from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.trends import FailureStats, Point
 
 
@@ -21,32 +20,6 @@ class CountDocument(TypedDict):
 
     count: int
     exact: bool
-
-
-class HealthDocument(TypedDict):
-    """How the queues are: ``level`` is ok, warned or late; the rest says why, in words and by queue."""
-
-    level: str
-    sentence: str
-    notes: Sequence[str]
-    late: Sequence[str]
-    unserved: Sequence[str]
-    paused: Sequence[str]
-
-
-class CurrentPauseDocument(TypedDict):
-    """Who paused a queue, why, and until when; ``until`` None: until it is resumed."""
-
-    reason: str
-    by: str
-    until: datetime | None
-
-
-class QuantilesDocument(TypedDict):
-    """Seconds that half of the attempts stayed within, and 95 %; None without a measured attempt."""
-
-    p50: float | None
-    p95: float | None
 
 
 class LimitsDocument(TypedDict):
@@ -79,7 +52,7 @@ class QueueStatsDocument(TypedDict):
 
     queue: str
     paused: bool
-    pause: CurrentPauseDocument | None
+    pause: Pause | None
     late: bool
     pollers: int
     oldest_seconds: float | None
@@ -87,8 +60,8 @@ class QueueStatsDocument(TypedDict):
     rate_out: float
     failed_last_hour: int
     drain_seconds: float | None
-    run_seconds: QuantilesDocument
-    wait_seconds: QuantilesDocument
+    run_seconds: Quantiles
+    wait_seconds: Quantiles
     stale: int
     tasks: dict[str, CountDocument]
     limits: list[LimitsDocument]
@@ -98,7 +71,7 @@ class OverviewDocument(TypedDict):
     """All queues at a glance. ``pollers``: how many are alive."""
 
     as_of: datetime
-    health: HealthDocument
+    health: Health
     pollers: int
     queues: list[QueueStatsDocument]
 
@@ -106,35 +79,44 @@ class OverviewDocument(TypedDict):
 def overview_document(view: Overview, rows: Sequence[QueueStats]) -> OverviewDocument:
     """Return queues at a glance; a number that is an estimate is not ``exact``."""
     limits = limits_by_queue(row.queue for row in rows)
-    queues = [queue_stats_document(row, limits.get(row.queue, ())) for row in rows]
-    return filled(OverviewDocument, view, health=health_document(view), queues=queues)
-
-
-def health_document(view: Overview) -> HealthDocument:
-    """Return the judgement of all queues."""
-    return filled(HealthDocument, health(view))
+    return {
+        "as_of": view.as_of,
+        "health": health(view),
+        "pollers": view.pollers,
+        "queues": [queue_stats_document(row, limits.get(row.queue, ())) for row in rows],
+    }
 
 
 def limits_document(use: LimitUse) -> LimitsDocument:
     """Return the limits of a queue in one database."""
     limits = use.settings
-    return filled(
-        LimitsDocument, limits, database=use.database, running=None if limits.max_running is None else use.running,
-        rate=None if limits.rate is None else str(limits.rate), tokens=use.tokens if limits.rate else None,
-        next_seconds=use.next_seconds, reached=use.reached, held_back=_count(use.held_back),
+    return document(
+        LimitsDocument,
+        limits,
+        database=use.database,
+        running=None if limits.max_running is None else use.running,
+        rate=None if limits.rate is None else str(limits.rate),
+        tokens=use.tokens if limits.rate else None,
+        next_seconds=use.next_seconds,
+        reached=use.reached,
+        held_back=_count(use.held_back),
         rate_per_group=None if limits.rate_per_group is None else str(limits.rate_per_group),
-    )  # fmt: skip
+    )
 
 
 def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueStatsDocument:
     """Return the figures of one queue."""
-    return filled(
-        QueueStatsDocument, row, pause=None if row.pause is None else filled(CurrentPauseDocument, row.pause),
-        oldest_seconds=_seconds(row.oldest), failed_last_hour=row.failed, drain_seconds=_seconds(row.drain),
-        run_seconds=filled(QuantilesDocument, row.run), wait_seconds=filled(QuantilesDocument, row.wait),
+    return document(
+        QueueStatsDocument,
+        row,
+        oldest_seconds=_seconds(row.oldest),
+        failed_last_hour=row.failed,
+        drain_seconds=_seconds(row.drain),
+        run_seconds=row.run,
+        wait_seconds=row.wait,
         tasks={name: _count(one) for name, one in row.statuses.items()},
         limits=[limits_document(use) for use in limits],
-    )  # fmt: skip
+    )
 
 
 class PauseDocument(TypedDict):
@@ -172,10 +154,8 @@ class PollerDocument(TypedDict):
 
 def poller_document(row: Poller, *, alive: bool, queues: Sequence[str]) -> PollerDocument:
     """Return a poller, with those of its queues that are shown."""
-    return filled(
-        PollerDocument, row, poller=row.instance, alive=alive, queues=list(queues), started=row.start_time,
-        heartbeat=row.heartbeat_time,
-    )  # fmt: skip
+    own = {"poller": row.instance, "started": row.start_time, "heartbeat": row.heartbeat_time}
+    return document(PollerDocument, row, alive=alive, queues=list(queues), **own)
 
 
 class FailureDocument(TypedDict):
@@ -199,10 +179,9 @@ class FailureDocument(TypedDict):
 
 def failure_document(group: FailureGroup, stats: FailureStats) -> FailureDocument:
     """Return a failure group, secrets masked."""
-    return filled(
-        FailureDocument, group, place=group.frame, message=masked_text(group.message), failed=dict(stats.counts),
-        open=stats.open.number, open_more=stats.open.more,
-    )  # fmt: skip
+    open_tasks = {"open": stats.open.number, "open_more": stats.open.more}
+    message = masked_text(group.message)
+    return document(FailureDocument, group, place=group.frame, message=message, failed=dict(stats.counts), **open_tasks)
 
 
 class AuditDocument(TypedDict):
@@ -224,7 +203,9 @@ class AuditDocument(TypedDict):
 
 def audit_document(entry: AuditEntry) -> AuditDocument:
     """Return an audit entry, secrets masked."""
-    return filled(AuditDocument, entry, details=masked(entry.details), operation=entry.operation_id)
+    details = masked(entry.details)
+    known = details if isinstance(details, dict) else {}
+    return document(AuditDocument, entry, id=entry.pk, details=known, operation=entry.operation_id)
 
 
 class PointDocument(TypedDict):
@@ -241,10 +222,8 @@ class PointDocument(TypedDict):
 
 def point_document(point: Point) -> PointDocument:
     """Return one step of a series."""
-    quantiles = {
-        f"{kind}_p{share}": getattr(point, kind)(share / 100) for kind in ("run", "wait") for share in (50, 95)
-    }
-    return filled(PointDocument, point, outcomes=dict(point.outcomes), **quantiles)
+    times = {f"{name}_p{share}": getattr(point, name)(share / 100) for name in ("run", "wait") for share in (50, 95)}
+    return document(PointDocument, point, outcomes=dict(point.outcomes), **times)
 
 
 class FindingDocument(TypedDict):
@@ -254,11 +233,6 @@ class FindingDocument(TypedDict):
     id: str
     words: str
     remedy: str
-
-
-def finding_document(finding: Finding) -> FindingDocument:
-    """Return a finding."""
-    return filled(FindingDocument, finding)
 
 
 def _count(value: ApproxCount) -> CountDocument:

@@ -45,11 +45,11 @@ HISTOGRAMS = ("runs", "waits")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """A pause that is in force."""
+    """Who paused a queue, why, and until when; ``until`` None: until it is resumed."""
 
     reason: str
     by: str
-    until: datetime | None  # None: until it is resumed
+    until: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,9 +275,9 @@ def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCou
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """A judgement of all queues."""
+    """How the queues are: ``level`` is ok, warned or late; the rest says why, in words and by queue."""
 
-    level: str  # "ok", "warned" or "late"
+    level: str
     sentence: str
     notes: Sequence[str]  # what else an operator should know
     late: Sequence[str]  # queues, the latest first; a paused queue is never late

@@ -27,7 +27,7 @@ from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor
 from django_dbtaskqueue.operations.queue_stats import alive
-from django_dbtaskqueue.operations.serializers import filled
+from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.visibility import narrow
 
 SHOWN_TIMES = 5
@@ -170,10 +170,15 @@ def code_of_edited(row: Schedule, *, seen: bool) -> dict[str, object]:
 def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
     """Return a schedule as data, for the command line and the API; secrets are masked."""
     seen = actor.may(VIEW_PAYLOAD, row.queue)
-    return filled(
-        ScheduleDocument, row, words=in_words(row.cron, row.timezone), next_times=[] if row.paused else next_times(row),
-        payload=masked(row.payload) if seen else None, declared=is_declared(row), code=code_of_edited(row, seen=seen),
-    )  # fmt: skip
+    return document(
+        ScheduleDocument,
+        row,
+        words=in_words(row.cron, row.timezone),
+        next_times=[] if row.paused else next_times(row),
+        payload=masked(row.payload) if seen else None,
+        declared=is_declared(row),
+        code=code_of_edited(row, seen=seen),
+    )
 
 
 @register("dbtaskqueue")

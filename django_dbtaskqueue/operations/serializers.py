@@ -1,15 +1,18 @@
 """Tasks, attempts and bulk operations as data, for the command line's JSON and for the API, with secrets masked.
 
-The classes of documents name their fields once: functions fill them, and the API describes itself by them.
+A document is a mapping that a ``TypedDict`` describes, or a value whose dataclass does: each names its fields once, and
+the API describes itself by them.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TypedDict, TypeVar, cast
 
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import QuerySet
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
@@ -28,9 +31,16 @@ Document = dict[str, object]
 D = TypeVar("D")
 
 
-def filled(document: type[D], row: object, **others: object) -> D:
-    """Return a document of this class: its fields are those of ``row``, except for the ``others``."""
-    return cast(D, {name: others[name] if name in others else getattr(row, name) for name in document.__annotations__})
+class DocumentEncoder(DjangoJSONEncoder):
+    """Writes the values of dataclasses, too: each field of a value is a key."""
+
+    def default(self, o: object) -> object:
+        return {one.name: getattr(o, one.name) for one in fields(o)} if is_dataclass(o) else super().default(o)
+
+
+def document(kind: type[D], value: object, **given: object) -> D:
+    """Return a value as a document of a kind: each key is given, or is the attribute of that name."""
+    return cast(D, {name: given[name] if name in given else getattr(value, name) for name in kind.__annotations__})
 
 
 def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
@@ -41,11 +51,11 @@ def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Docume
 
 def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
     """Return all of a task, secrets masked; what was enqueued and what came of it only with ``payload``."""
-    document = summary(task, payload=payload)
+    found = summary(task, payload=payload)
     if payload:
-        document |= {name: masked(getattr(task, name)) for name in LONG}
-        document["process_result"] = masked_text(task.process_result or "")
-    return document
+        found |= {name: masked(getattr(task, name)) for name in LONG}
+        found["process_result"] = masked_text(task.process_result or "")
+    return found
 
 
 def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
@@ -70,17 +80,9 @@ class AttemptDocument(_AttemptFacts, total=False):
 
 def attempt_of(row: Attempt, *, payload: bool = True) -> AttemptDocument:
     """Return a failed attempt, secrets masked; without ``payload`` the one line of its error only."""
-    document: AttemptDocument = {
-        "task_id": row.task_id,
-        "queue": row.queue,
-        "attempt": row.attempt,
-        "poller": row.poller_instance,
-        "failed": row.finish_time,
-        "error": message_of(error_of(row)),
-    }
-    if payload:
-        document["error"], document["traceback"] = masked_text(error_of(row)), masked_text(row.traceback)
-    return document
+    error = masked_text(error_of(row)) if payload else message_of(error_of(row))
+    facts = document(_AttemptFacts, row, poller=row.poller_instance, failed=row.finish_time, error=error)
+    return cast(AttemptDocument, {**facts, "traceback": masked_text(row.traceback)} if payload else facts)
 
 
 def error_of(row: Attempt) -> str:
@@ -156,11 +158,10 @@ class OperationDocument(TypedDict):
 
 def operation_document(operation: BulkOperation) -> OperationDocument:
     """Return a bulk operation as data."""
-    return filled(
-        OperationDocument, operation, operation=operation.pk, progress=round(operation.progress, 4),
-        expected=operation.estimate, expected_more=operation.estimate_more, created=operation.create_time,
-        started=operation.start_time, ended=operation.finish_time,
-    )  # fmt: skip
+    times = {"created": operation.create_time, "started": operation.start_time, "ended": operation.finish_time}
+    expected = {"expected": operation.estimate, "expected_more": operation.estimate_more}
+    progress = round(operation.progress, 4)
+    return document(OperationDocument, operation, operation=operation.pk, progress=progress, **expected, **times)
 
 
 def uniqueness_note(reference: str | None) -> str:
