@@ -13,11 +13,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import Protocol
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from django.apps import apps
-from django.db.models import Model
 from django.utils.timezone import is_naive, make_aware, now
 
 from django_dbtaskqueue import registry
@@ -33,6 +32,7 @@ NOT_IMPORTED = "not imported"
 WEEKS_OF_MONTH = [frozenset(range(first, first + 7)) for first in (1, 8, 15, 22)]  # where the first Monday is, …
 MONTHS_OF_TYPE = {"M": 1, "BM": 2, "Q": 3, "Y": 12}  # between two runs, by type of a schedule of django-q2
 LAST_COMMON_DAY = 28  # the last day that each month has
+Row = Any  # of a model of theirs, which publishes no types
 
 
 class Untranslatable(ValueError):
@@ -165,53 +165,12 @@ def _field(text: str, values: Collection[int], size: int) -> str:
 # -- django-celery-beat ------------------------------------------------------------------------------------------------
 
 
-class _CeleryCrontab(Protocol):
-    """The sets of numbers that Celery's own parser made of the texts. Sunday is 0."""
-
-    minute: set[int]
-    hour: set[int]
-    day_of_month: set[int]
-    month_of_year: set[int]
-    day_of_week: set[int]
-    tz: object
-
-
-class _CrontabRow(Protocol):
-    minute: str
-    hour: str
-    schedule: _CeleryCrontab
-
-
-class _IntervalRow(Protocol):
-    every: int
-    period: str
-
-
-class _PeriodicTask(Protocol):
-    name: str
-    task: str
-    args: str
-    kwargs: str
-    crontab: _CrontabRow | None
-    interval: _IntervalRow | None
-    solar: Model | None
-    clocked: Model | None
-    enabled: bool
-    one_off: bool
-    start_time: datetime | None
-    expires: datetime | None
-    expire_seconds: int | None
-    priority: int | None
-    last_run_at: datetime | None
-    date_changed: datetime
-
-
-def _celery_row(row: _PeriodicTask) -> Imported:
+def _celery_row(row: Row) -> Imported:
     timing = row.interval or row.crontab or row.solar or row.clocked or "no schedule"
     return Imported(row.name, row.task, str(timing), paused=not row.enabled)
 
 
-def _celery_definition(row: _PeriodicTask) -> tuple[Definition, list[str]]:
+def _celery_definition(row: Row) -> tuple[Definition, list[str]]:
     if row.task.startswith("celery."):
         raise Untranslatable("it is a task of Celery itself")
     if row.clocked or row.one_off:
@@ -235,8 +194,11 @@ def _celery_definition(row: _PeriodicTask) -> tuple[Definition, list[str]]:
     return replace(made, payload=_payload(json.loads(row.args or "[]"), json.loads(row.kwargs or "{}"))), notes
 
 
-def _of_crontab(row: _CrontabRow) -> Definition:
-    """Return the definition. Celery wants a day that is in both fields of days; cron one that is in either."""
+def _of_crontab(row: Row) -> Definition:
+    """Return the definition. Celery wants a day that is in both fields of days; cron one that is in either.
+
+    Celery's own parser made sets of numbers of the texts. Sunday is 0.
+    """
     try:
         found = row.schedule
     except Exception as error:  # what Celery raises for a wrong text has no common class
@@ -261,29 +223,12 @@ def _payload(args: object, kwargs: object) -> object:
 # -- django-q2 ---------------------------------------------------------------------------------------------------------
 
 
-class _QSchedule(Protocol):
-    pk: int
-    name: str | None
-    func: str
-    hook: str | None
-    args: str | None
-    kwargs: str | None
-    schedule_type: str
-    minutes: int | None
-    repeats: int
-    next_run: datetime | None
-    cron: str | None
-    intended_date_kwarg: str | None
-
-    def get_schedule_type_display(self) -> str: ...
-
-
-def _q_row(row: _QSchedule) -> Imported:
+def _q_row(row: Row) -> Imported:
     timing = f"{row.get_schedule_type_display()} {row.cron or row.minutes or ''}".strip()
     return Imported(row.name or f"{row.func} {row.pk}", row.func, timing)
 
 
-def _q_definition(row: _QSchedule) -> tuple[Definition, list[str]]:
+def _q_definition(row: Row) -> tuple[Definition, list[str]]:
     if row.schedule_type == "O":
         raise Untranslatable("it runs once: enqueue a task with run_at= instead")
     if row.repeats >= 0:
@@ -330,7 +275,7 @@ def _q_calendar(kind: str, next_run: datetime, zone: str) -> Definition:
     return Definition("", f"{at} {first.day} {_field('', months, 12)} *", zone)
 
 
-def _q_arguments(row: _QSchedule) -> tuple[list[object], dict[str, object]]:
+def _q_arguments(row: Row) -> tuple[list[object], dict[str, object]]:
     """Return the arguments. Their texts are Python: a value or a tuple; a dict, or what stands in a call."""
     args, kwargs = row.args or "()", row.kwargs or "{}"
     try:
