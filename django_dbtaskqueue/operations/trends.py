@@ -122,8 +122,6 @@ class Point:
     time: datetime  # its beginning
     seconds: float  # its length
     outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # attempts by outcome; see ``Metric``
-    run_seconds: float = 0.0  # spent in processors
-    wait_seconds: float = 0.0  # waited by the sampled tasks, from due to checkout
     runs: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of run times
     waits: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of waits
 
@@ -131,11 +129,6 @@ class Point:
     def total(self) -> int:
         """Attempts that ended."""
         return sum(self.outcomes.values())
-
-    @property
-    def rate(self) -> float:
-        """Attempts that ended, per second."""
-        return self.total / self.seconds
 
     def rate_of(self, *outcomes: str) -> float:
         """Attempts that ended in one of these ways, per second."""
@@ -193,11 +186,9 @@ def _queues(session: Session, queue: str | None, among: Sequence[str] | None) ->
 
 def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, object]) -> None:
     counts, histogram = series_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
-    for at, outcome, number, run_seconds, wait_seconds in session.run(counts, params):
+    for at, outcome, number in session.run(counts, params):
         if at in points:
             points[at].outcomes[outcome] += int(number)
-            points[at].run_seconds += run_seconds
-            points[at].wait_seconds += wait_seconds
     for kind in HISTOGRAMS:
         for at, number, count in session.run(histogram.format(kind=kind), params):
             if at in points:

@@ -152,8 +152,7 @@ def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
     wanted = f"{_recent(dialect)} AND ({every} OR queue_name IN ({names}))"
     each, fits, number = _entries(dialect)
     return (
-        f"SELECT {step}, outcome, {_total(dialect)}, sum(run_seconds), sum(wait_seconds) FROM {metric}"
-        f" WHERE {wanted} GROUP BY 1, 2",
+        f"SELECT {step}, outcome, {_total(dialect)} FROM {metric} WHERE {wanted} GROUP BY 1, 2",
         f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} AND {fits} GROUP BY 1, 2",
     )
 

@@ -3993,8 +3993,7 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, least(sum(count), 1e18)::bigint,
-    sum(run_seconds), sum(wait_seconds)
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, least(sum(count), 1e18)::bigint
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()

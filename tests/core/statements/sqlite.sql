@@ -3228,8 +3228,7 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(total(count) AS integer),
-    sum(run_seconds), sum(wait_seconds)
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(total(count) AS integer)
 FROM "dbtaskqueue_metric"
 WHERE minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
