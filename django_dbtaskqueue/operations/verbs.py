@@ -56,12 +56,16 @@ if TYPE_CHECKING:
 class TaskVerb(Verb):
     """A verb over a selection of tasks."""
 
+    permission: str = ""  # if no other is named, NAME_task
     hint: Text = ""  # one plain line beside its button
     inputs: tuple[VerbInput, ...] = ()
     edge: str = ""  # its name in ``status.EDGES``, where that is another
     rare: bool = False  # offered under "More actions" where there are many
     undoable: bool = True  # whether a bulk operation can put its tasks back as they were
     also: tuple[Status, ...] = ()  # further statuses of its tasks, which it does not change
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "permission", self.permission or f"{self.name}_task")
 
     @property
     def sources(self) -> tuple[Status, ...]:
@@ -199,7 +203,6 @@ REPROCESS = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
     hint=_("runs failed tasks again"),
-    permission="reprocess_task",
 )
 MARK_POISON = TaskVerb(
     name="mark_poison",
@@ -210,7 +213,6 @@ MARK_POISON = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
     hint=_("sets failed tasks aside, so that reprocess skips them"),
-    permission="mark_poison_task",
 )
 UNPOISON = TaskVerb(
     name="unpoison",
@@ -218,7 +220,6 @@ UNPOISON = TaskVerb(
     effect=_("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
     done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
     hint=_("counts poison tasks as failed again"),
-    permission="unpoison_task",
 )
 KICK = TaskVerb(
     name="kick",
@@ -230,7 +231,6 @@ KICK = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
     hint=_("runs poison tasks again"),
-    permission="kick_task",
 )
 CANCEL = TaskVerb(
     name="cancel",
@@ -242,7 +242,6 @@ CANCEL = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
     hint=_("sets waiting tasks aside, and stops running ones"),
-    permission="cancel_task",
 )
 RELEASE = TaskVerb(
     name="release",
@@ -254,7 +253,6 @@ RELEASE = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
     hint=_("takes running tasks from their pollers and makes them due now"),
-    permission="release_task",
     edge="release_all",
     undoable=False,
 )
@@ -267,7 +265,6 @@ DELETE = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
     hint=_("deletes tasks for good"),
-    permission="delete_task",
     needs_reason=True,
     undoable=False,
 )
@@ -291,7 +288,6 @@ HOUSEKEEP = TaskVerb(
     ),
     done=ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
     hint=_("moves finished tasks of some age to the history, or deletes them"),
-    permission="housekeep_task",
     inputs=(OLDER_THAN, TO),
     undoable=False,
 )
@@ -304,7 +300,6 @@ RUN_NOW = TaskVerb(
         "The waiting tasks become due now, also those that are scheduled for later or wait for their next attempt."
     ),
     done=ngettext_lazy("%(number)s task due now", "%(number)s tasks due now", "number"),
-    permission="run_now_task",
 )
 SNOOZE = TaskVerb(
     name="snooze",
@@ -313,7 +308,6 @@ SNOOZE = TaskVerb(
     hint=_("lets waiting tasks wait longer"),
     effect=_("No poller takes the waiting tasks until the given time has passed, counted from now."),
     done=ngettext_lazy("%(number)s task snoozed", "%(number)s tasks snoozed", "number"),
-    permission="snooze_task",
     inputs=(FOR,),
 )
 CHANGE_PRIORITY = TaskVerb(
@@ -323,7 +317,6 @@ CHANGE_PRIORITY = TaskVerb(
     hint=_("lets waiting tasks run earlier or later than others"),
     effect=_("The waiting tasks get another priority. In a queue, tasks of a lower number run first."),
     done=ngettext_lazy("%(number)s task has the priority", "%(number)s tasks have the priority", "number"),
-    permission="change_priority_task",
     inputs=(PRIORITY,),
 )
 MOVE = TaskVerb(
@@ -333,7 +326,6 @@ MOVE = TaskVerb(
     hint=_("gives waiting tasks to another queue's processors"),
     effect=_("The waiting tasks go to another queue of the same table. That queue's processors run them."),
     done=ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"),
-    permission="move_task",
     inputs=(TO_QUEUE,),
 )
 EDIT = TaskVerb(
@@ -349,7 +341,7 @@ EDIT = TaskVerb(
     inputs=(PAYLOAD,),
     undoable=False,
 )
-PUT_BACK = TaskVerb(
+PUT_BACK = TaskVerb(  # who may use it: who may use the verb that it puts back
     name="put_back",
     label=_("Put back as it was"),
     hint=_("gives the tasks the status, times, priority and queue back that they had before"),
@@ -358,7 +350,6 @@ PUT_BACK = TaskVerb(
         "example because a poller took it, stays as it is."
     ),
     done=ngettext_lazy("%(number)s task put back", "%(number)s tasks put back", "number"),
-    permission="",  # that of the verb it puts back
     undoable=False,
 )
 SEND_SIGNAL = TaskVerb(
@@ -371,7 +362,6 @@ SEND_SIGNAL = TaskVerb(
         "waits for it."
     ),
     done=ngettext_lazy("%(number)s task got the signal", "%(number)s tasks got the signal", "number"),
-    permission="signal_task",
     inputs=(SIGNAL_NAME, SIGNAL_DATA),
     also=(Status.PROCESSING,),
     undoable=False,
