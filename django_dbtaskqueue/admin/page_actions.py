@@ -249,13 +249,10 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResp
     if not confirmed(request, form):
         items = [queue.name for queue in queues]
         return ask(page, request, Question(verb, _queue_sentences(queues, fitting), items, form, bool(fitting)))
-    names = [queue.name for queue in fitting]
-    actor, reason = viewer(request), form.reason()
+    given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
     try:
-        if verb is PAUSE:
-            changed = queue_control.pause_queues(names, actor, reason=reason, until=form.cleaned_data["until"])
-        else:
-            changed = queue_control.resume_queues(names, actor, reason=reason)
+        names = [queue.name for queue in fitting]
+        changed = queue_control.pause_or_resume_queues(verb, names, viewer(request), **given)
     except TaskQueueError as error:
         return page.reply(request, str(error), messages.ERROR)
     report = _queue_report(verb, changed, len(queues) - changed)

@@ -23,7 +23,7 @@ from django_dbtaskqueue.operations.batch_control import BatchDocument, batch_doc
 from django_dbtaskqueue.operations.batch_control import listed as listed_batches
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
-from django_dbtaskqueue.operations.permissions import all_queues
+from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, all_queues
 from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Health, Overview, alive, overview, stats_of_queue
 from django_dbtaskqueue.operations.queue_stats import health as judged
@@ -191,13 +191,14 @@ def pause_queue(call: Call, queue: str) -> Paused:
     """Pause a queue, for a time, until a time, or until it is resumed."""
     length, until = call.given["for"], call.given["until"]
     until = timezone.now() + length if length is not None else until
-    paused = queue_control.pause_queues([queue], call.actor, reason=call.given["reason"], until=until)
-    return {"paused": paused}
+    given = {"reason": call.given["reason"], "until": until}
+    return {"paused": queue_control.pause_or_resume_queues(PAUSE, [queue], call.actor, **given)}
 
 
 def start_queue(call: Call, queue: str) -> Started:
     """End a queue's pause."""
-    return {"started": queue_control.resume_queues([queue], call.actor, reason=call.given["reason"])}
+    reason = call.given["reason"]
+    return {"started": queue_control.pause_or_resume_queues(RESUME, [queue], call.actor, reason=reason)}
 
 
 def change_queue_settings(call: Call, queue: str) -> Overrides:

@@ -27,12 +27,12 @@ from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
 from django_dbtaskqueue.operations.lookup import locations_on
-from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, PAUSE, RESUME, Actor
+from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK
+from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS
 from django_dbtaskqueue.operations.visibility import check_there
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
@@ -61,14 +61,13 @@ def pause_or_resume(output: Output, options: Options) -> int:
     queues, name = options["queue"], options["verb"]
     if options["dry_run"]:
         return _answered(output, {f"would_{name}": queues}, f"Would {name} {', '.join(queues)}.")
-    given: dict[str, Any] = {"reason": options["reason"], "using": options["database"]}
-    if name == "resume":
-        number = queue_control.resume_queues(queues, Actor(), **given)
-        return _answered(output, {"resumed": number}, f"{RESUME.done % {'number': number}}.")
-    until = options["for_time"] and timezone.now() + options["for_time"]
-    number = queue_control.pause_queues(queues, Actor(), until=until, **given)
+    verb, length = QUEUE_VERBS[name], options.get("for_time")
+    until = timezone.now() + length if length else None
+    number = queue_control.pause_or_resume_queues(
+        verb, queues, Actor(), reason=options["reason"], until=until, using=options["database"]
+    )
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
-    return _answered(output, {"paused": number}, f"{PAUSE.done % {'number': number}}{end}.")
+    return _answered(output, {f"{name}d": number}, f"{verb.done % {'number': number}}{end}.")
 
 
 # -- settings of a queue -----------------------------------------------------------------------------------------------

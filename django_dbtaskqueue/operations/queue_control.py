@@ -48,38 +48,34 @@ LAST_PAUSE_YEAR = 2200
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def pause_queues(
-    queues: Sequence[str], actor: Actor, *, reason: str = "", until: datetime | None = None, using: str | None = None
+def pause_or_resume_queues(
+    verb: Verb,
+    queues: Sequence[str],
+    actor: Actor,
+    *,
+    reason: str = "",
+    until: datetime | None = None,
+    using: str | None = None,
 ) -> int:
-    """Pause queues as ``pause`` does, and record it for each."""
+    """Pause queues as ``pause`` does, or resume them; record each that changed, and return how many did."""
     for queue in queues:
         check_queue(queue, actor)
-        check(PAUSE, reason, actor, queue)
+        check(verb, reason, actor, queue)
+    if verb is RESUME:
+        check_there(queues, actor)
     changed = 0
     for queue in queues:
         alias = alias_for(queue, using)
         with recorded(alias):
-            changed += pause([queue], by=actor.name, reason=reason, until=until, using=alias)
-            details = {"until": until.isoformat()} if until else {}
-            record(alias, actor, PAUSE, queue=queue, reason=reason, changed=1, details=details)
-            log(actor, [Queue(name=queue)], CHANGE, f"{PAUSE.label} {reason}".strip())
-    return changed
-
-
-def resume_queues(queues: Sequence[str], actor: Actor, *, reason: str = "", using: str | None = None) -> int:
-    """Resume queues, and record it for each that was paused."""
-    for queue in queues:
-        check_queue(queue, actor)
-        check(RESUME, reason, actor, queue)
-    check_there(queues, actor)
-    changed = 0
-    for queue in queues:
-        alias = alias_for(queue, using)
-        with recorded(alias):
-            if resume([queue], using=alias):
-                record(alias, actor, RESUME, queue=queue, reason=reason, changed=1)
-                log(actor, [Queue(name=queue)], CHANGE, str(RESUME.label))
-                changed += 1
+            if verb is PAUSE:
+                done = pause([queue], by=actor.name, reason=reason, until=until, using=alias)
+            else:
+                done = resume([queue], using=alias)
+            if done:
+                details = {"until": until.isoformat()} if until else {}
+                record(alias, actor, verb, queue=queue, reason=reason, changed=1, details=details)
+                log(actor, [Queue(name=queue)], CHANGE, f"{verb.label} {reason}".strip())
+            changed += done
     return changed
 
 

@@ -198,7 +198,7 @@ def by_queue_act(user: Any, verb: str, tasks: list[Task]) -> None:
     if verb == "change_settings":
         queue_control.change_settings(QUEUE, {"batch_size": 7}, actor, reason=WHY)
     else:
-        {"pause": queue_control.pause_queues, "resume": queue_control.resume_queues}[verb]([QUEUE], actor, reason=WHY)
+        queue_control.pause_or_resume_queues(VERBS[verb], [QUEUE], actor, reason=WHY)
 
 
 def by_poller_act(user: Any, verb: str, tasks: list[Task]) -> None:

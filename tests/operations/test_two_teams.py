@@ -19,7 +19,7 @@ from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import BulkOperation, Poller, Task
 from django_dbtaskqueue.operations import bulk, queue_control
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.permissions import PAUSE, Actor
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS
 from tests.factories import make_task
 from tests.operations.site import ADMIN, attempt, failure_group, logged_in, page, post, work
@@ -78,7 +78,7 @@ def make_all(user: User, queue: str) -> None:
         models.SavedSearch.objects.create(owner=user.username, name=name, query=query, shared=True)
     daily = {"queue": queue, "cron": "0 7 * * *", "payload": facts["payload"]}
     models.Schedule.objects.create(name=f"{letter}ref-schedule", **daily)
-    queue_control.pause_queues([queue], actor, reason=f"{letter}secret")
+    queue_control.pause_or_resume_queues(PAUSE, [queue], actor, reason=f"{letter}secret")
     bulk.start("reprocess", f"queue:{queue} ref:{letter}ref", actor, f"{letter}secret")
     bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
 

@@ -17,7 +17,7 @@ from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest, act, preview
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS
@@ -185,10 +185,10 @@ def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: Act
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: Actor) -> None:
     settings.DBTASKQUEUE |= {"CAN_OPERATE": ONLY_PARCELS}
     words = "ada may not use pause on queue letters"
-    refused(words, queue_control.pause_queues, [QUEUE, "letters"], ada, error=PermissionDenied)
+    refused(words, queue_control.pause_or_resume_queues, PAUSE, [QUEUE, "letters"], ada, error=PermissionDenied)
     with pytest.raises(TaskQueueError, match="would end before it begins"):
-        queue_control.pause_queues([QUEUE], ada, until=timezone.now() - timedelta(minutes=1))
-    assert queue_control.resume_queues([QUEUE], ada) == 0, "it was not paused"
+        queue_control.pause_or_resume_queues(PAUSE, [QUEUE], ada, until=timezone.now() - timedelta(minutes=1))
+    assert queue_control.pause_or_resume_queues(RESUME, [QUEUE], ada) == 0, "it was not paused"
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
 
 
