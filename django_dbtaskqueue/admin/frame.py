@@ -148,13 +148,8 @@ def show(
             response = TemplateResponse(request, name, filled, status=status).render()
             return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
-        return too_slow(page, request)
-
-
-def too_slow(page: PageAdmin, request: HttpRequest) -> HttpResponse:
-    """Return the page that says how to narrow a search that takes too long."""
-    message = _("The database did not answer in time, and the question was given up.")
-    return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
+        message = _("The database did not answer in time, and the question was given up.")
+        return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
 
 
 def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:

@@ -158,14 +158,10 @@ class ReadOnlyAdmin(ModelAdmin):
     detail_template = "detail"
     view_permission = ""  # another codename than the model's own
 
-    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+    def _never(self, request: HttpRequest, obj: Model | None = None) -> bool:
         return False
 
-    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        return False
+    has_add_permission = has_change_permission = has_delete_permission = _never
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
         """Return the rows the user may view, each with the database's time as ``clock``: the server's may differ."""
