@@ -67,10 +67,10 @@ class Processor:
     reenqueue: Any = None  # the policy of a reenqueue without a delay
     batch: int | None = None  # the most tasks of one call
     concurrency: int | None = None  # the most calls at a time in one poller
-    executor: Any = None  # where it runs: an executor, what makes one, or its dotted path
+    executor: object = None  # where it runs: an executor, what makes one, or its dotted path
     using: str | None = None  # the database it says it writes to
     row_type: str | None = None  # what rows name it by, if that is no payload class
-    declared: Mapping[str, Any] = field(default_factory=dict)
+    declared: Mapping[str, object] = field(default_factory=dict)
     middleware: Sequence[Middleware] = ()  # its own, inside that of the settings
     plain: bool = field(init=False)  # one task per call, without a limit of its own
     call: Call | None = field(init=False, default=None)  # ``function`` with all middleware around it

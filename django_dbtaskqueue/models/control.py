@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from django.db import models
 from django.db.models.functions import Now
@@ -54,7 +54,7 @@ class Queue(models.Model):
         return self.name
 
     @property
-    def changes(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, object]:
         """The settings that an operator changed; none where SQL wrote no object: the doctor names such a row."""
         return dict(self.overrides) if isinstance(self.overrides, dict) else {}
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import models
-from django.db.models.expressions import Col
+from django.db.models.expressions import Col, Expression
 from django.db.models.fields.json import KeyTransform
 from django.utils.functional import cached_property
 from django.utils.translation import gettext as _
@@ -31,7 +32,7 @@ def as_list(value: object) -> list[Any]:
 class AsInDjango(models.Field if TYPE_CHECKING else object):  # type: ignore[misc]
     """A field that migrations know as the field of Django that it is made of."""
 
-    def deconstruct(self) -> tuple[str, str, Any, Any]:
+    def deconstruct(self) -> tuple[str, str, Sequence[object], dict[str, object]]:
         name, _path, args, options = super().deconstruct()
         return name, f"django.db.models.{self.get_internal_type()}", args, options
 
@@ -49,7 +50,7 @@ class JsonField(AsInDjango, models.JSONField):
         super().__init__(*args, **options)
         self.shape, self.of = shape, of
 
-    def from_db_value(self, value: str | None, expression: Any, connection: BaseDatabaseWrapper) -> object:
+    def from_db_value(self, value: str | None, expression: Expression, connection: BaseDatabaseWrapper) -> object:
         """Return the value of a row."""
         if value is None or isinstance(expression, KeyTransform):
             return super().from_db_value(value, expression, connection)
@@ -62,7 +63,7 @@ class JsonField(AsInDjango, models.JSONField):
         return {name: one for name, one in pairs if isinstance(one, self.of)}
 
 
-def _in_range(compiler: SQLCompiler, sql: str, params: Any) -> Sql:
+def _in_range(compiler: SQLCompiler, sql: str, params: Sequence[str | int]) -> Sql:
     """Return the nearest time that Python can read: for another one the driver would fail, and with it all rows."""
     low, high = (f"'{time:%Y-%m-%d %H:%M:%S}" for time in READABLE_TIMES)
     if compiler.connection.vendor == "postgresql":
@@ -70,11 +71,11 @@ def _in_range(compiler: SQLCompiler, sql: str, params: Any) -> Sql:
         sql = f"CASE WHEN {sql} < {low} THEN {low} WHEN {sql} > {high} THEN {high} ELSE {sql} END"
     else:
         sql = f"CASE WHEN {sql} IS NULL OR ({SQLITE_TIME.format(sql)}) THEN {sql} ELSE {low}' END"
-    return sql, params * 3
+    return sql, (*params,) * 3
 
 
 class _TimeColumn(Col):
-    def select_format(self, compiler: SQLCompiler, sql: str, params: Any) -> Sql:
+    def select_format(self, compiler: SQLCompiler, sql: str, params: Sequence[str | int]) -> Sql:
         return _in_range(compiler, sql, params)
 
 
@@ -82,11 +83,11 @@ class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
     """A time. The database itself gives the nearest one that can be read."""
 
     @cached_property
-    def plain(self) -> models.DateTimeField[Any, Any]:
+    def plain(self) -> models.DateTimeField:  # type: ignore[type-arg]
         """What expressions take it for: Django does not mix classes of fields, such as this and that of ``Now()``."""
         return models.DateTimeField(null=self.null)
 
-    def get_col(self, alias: str, output_field: Any = None) -> Col:
+    def get_col(self, alias: str, output_field: models.Field | None = None) -> Col:  # type: ignore[type-arg]
         """Return the column as a SELECT reads it."""
         return _TimeColumn(alias, self, output_field or self.plain)
 

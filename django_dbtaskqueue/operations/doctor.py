@@ -209,15 +209,12 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
     running = Poller.objects.using(alias).filter(heartbeat_time__gt=fresh, state="RUNNING", held__lt=models.F("slots"))
     for instance, served in running.order_by("instance").values_list("instance", "queues")[:100]:
         for item in served:
-            idle = item.get("idle_seconds", 0)
-            if idle >= MAX_IDLE_S and item["queue"] in late and conf.default_settings(item["queue"]).concurrency != 0:
-                yield _warning(
-                    "poller.stuck",
-                    _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
-                    % {"poller": instance, "queue": item["queue"], "time": format_seconds(idle)},
-                    _("See its log, and restart it. If the tasks have a tag, start a poller with --tag."),
-                    (item["queue"],),
-                )
+            queue, idle = item.get("queue"), item.get("idle_seconds", 0)
+            if queue in late and idle >= MAX_IDLE_S and conf.default_settings(queue).concurrency != 0:
+                words = _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
+                remedy = _("See its log, and restart it. If the tasks have a tag, start a poller with --tag.")
+                words %= {"poller": instance, "queue": queue, "time": format_seconds(idle)}
+                yield _warning("poller.stuck", words, remedy, (queue,))
 
 
 def _starved(place: Location, names: list[str]) -> Iterator[Finding]:

@@ -41,7 +41,7 @@ class _Shown(Func):
 
     output_field = BooleanField()
 
-    def as_sqlite(self, compiler: Any, connection: Any, **given: Any) -> Any:
+    def as_sqlite(self, compiler: SQLCompiler, connection: Any, **given: Any) -> Any:
         """Call the function; a new connection learns it first."""
         connection.ensure_connection()
         if getattr(connection, "dbtaskqueue_taught", None) is not connection.connection:

@@ -45,7 +45,7 @@ __all__ = ["Archive"]
 SLICE_IDS = 250_000  # ids that one Spark task exports, while there are at most MAX_SLICES
 MAX_SLICES = 64
 MAX_NAMED_TASKS = 20  # of those that break one rule
-SOURCES = ("history", "task")
+ARCHIVED_TABLES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "quarantined", "batches", "resumed", "bytes", "files_compacted")
 VERIFIED_COLUMNS = [*dict.fromkeys([*TASK_KEYS, *QUALITY_COLUMNS])]
 REVOKED = "A run was killed before it deleted these tasks: its files were taken out of the lake."
@@ -66,7 +66,7 @@ class Archive(Job):
         Argument("older_than", "archive tasks that finished at least this long ago", parse_length, timedelta(days=1)),
         Argument("queue", "only this queue; may be given again", many=True),
         Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
-        Argument("source", "only this table; may be given again", many=True, choices=SOURCES),
+        Argument("source", "only this table; may be given again", many=True, choices=ARCHIVED_TABLES),
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about N tasks", count),
         Argument("no_check", "archive tasks that break a rule of `check` too", bool, False),
@@ -80,7 +80,7 @@ class Archive(Job):
         filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
         if context.dry_run:
             store_of(path)
-            limit, sources = context.options["limit"] or 2**62, context.options["source"] or SOURCES
+            limit, sources = context.options["limit"] or 2**62, context.options["source"] or ARCHIVED_TABLES
             with Batches.locked(database) as batches:
                 cutoff = batches.cutoff(context.options["older_than"])
                 found = [batches.next(one, after=0, limit=limit, cutoff=cutoff, filters=filters) for one in sources]
@@ -90,7 +90,7 @@ class Archive(Job):
             run = Run(context, lake, batches)
             run.resume()
             batches.unwatch()
-            for source in context.options["source"] or SOURCES:
+            for source in context.options["source"] or ARCHIVED_TABLES:
                 run.archive(source, filters)
             if not context.options["no_compact"] and run.done["batches"]:
                 tokens, fewest = [token for token, _location, _lake in batches.unfinished()], context.options["compact"]
