@@ -38,17 +38,12 @@ def last_line(text: Column) -> Column:
     return F.regexp_extract(F.rtrim(text, F.lit(" \n\r\t")), r"([^\n]*)\z", 1)
 
 
-def failure_clusters(tasks: DataFrame, attempts: DataFrame) -> DataFrame:
-    """Return the failures by queue and normalised message.
+def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFrame:
+    """Return the failures by queue and normalised message, and by further columns of both. They add up.
 
     ``tasks_ended`` counts the tasks that ended so, ``attempts_failed`` the recorded failed attempts of any task.
     ``example`` is one of the messages, unchanged.
     """
-    return failures_of(failure_parts(tasks, attempts))
-
-
-def failure_parts(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFrame:
-    """Return the failures by queue and normalised message, and by further columns of both."""
     ended = tasks.where(F.col("status").isin(str(ERROR), str(POISON))).select(
         *by,
         F.col("queue_name").alias("queue"),
@@ -76,11 +71,6 @@ def failure_parts(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFrame:
             F.max("text").alias("example"),
         )
     )
-
-
-def failures_of(parts: DataFrame) -> DataFrame:
-    """Return what `failure_clusters` returns, of its parts, each group once."""
-    return parts.select("queue", "message", "tasks_ended", "attempts_failed", "first", "last", "example")
 
 
 def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:

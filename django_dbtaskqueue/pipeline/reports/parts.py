@@ -106,7 +106,7 @@ class Rows:
         by = (*self.by, "hour") if self.by else ()
         assert self.attempts is not None, name  # noqa: S101 -- the forecast reads none, and asks for none of these
         if name == "failures":
-            return failures.failure_parts(self.tasks, self.attempts, *by)
+            return failures.failure_clusters(self.tasks, self.attempts, *by)
         return failures.waste_parts(self.attempts, *by)
 
 

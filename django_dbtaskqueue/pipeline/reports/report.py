@@ -107,7 +107,7 @@ def _computed(
             "budgets": T.error_budgets(by_queue, objectives),
             "noisy": T.noisy_queues(by_queue),
             "retry_waste": failures.waste_of(kept.part("waste", rest), by_queue),
-            "failures": failures.failures_of(kept.part("failures", rest)),
+            "failures": kept.part("failures", rest),
             "never_succeeding": failures.never_succeeding_of(kept.part("kinds", rest)),
         }
         found = _tables(context, plans)
