@@ -134,8 +134,7 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
         face.out.write(f"{found.explain(context.options)}\n")
         return EXIT_DONE
     try:
-        with terminal.shown_on(face.err, quiet=asked["quiet"]) as progress:
-            context.progress = progress
+        with terminal.shown_on(face.err, quiet=asked["quiet"]) as context.progress:
             result = found.run(context)
         if context.damaged:
             raise CheckFailed("Damaged files of the lake were left out:", result)

@@ -12,7 +12,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -189,27 +189,22 @@ def store_of(path: str | os.PathLike[str]) -> LakeStore:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def writing(place: str) -> Iterator[None]:
+def writing(place: str) -> AbstractContextManager[None]:
     """Raise the errors of the block as LakeError with a remedy."""
-    try:
-        yield
-    except (OSError, DeltaError) as error:
-        remedy = "Check path, owner and free space, or give another folder with --lake"
-        if "://" in place:
-            remedy = "Check the URL, the keys in the environment, the endpoint and the rights on the folder"
-        raise LakeError(
-            getattr(error, "filename", None) or place, f"cannot be written: {_text(error)}", remedy
-        ) from None
+    remedy = "Check path, owner and free space, or give another folder with --lake"
+    if "://" in place:
+        remedy = "Check the URL, the keys in the environment, the endpoint and the rights on the folder"
+    return reading(place, remedy, "written")
 
 
 @contextmanager
-def reading(place: str, remedy: str = DAMAGED_FILE_REMEDY) -> Iterator[None]:
+def reading(place: str, remedy: str = DAMAGED_FILE_REMEDY, done: str = "read") -> Iterator[None]:
     """Raise the errors of the block as LakeError with a remedy."""
     try:
         yield
     except (OSError, DeltaError, pa.ArrowInvalid) as error:
-        raise LakeError(place, f"cannot be read: {_text(error)}", remedy) from None
+        found = getattr(error, "filename", None) or place
+        raise LakeError(found, f"cannot be {done}: {_text(error)}", remedy) from None
 
 
 def _text(error: Exception) -> str:
