@@ -26,10 +26,9 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
+from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
-from django_dbtaskqueue.pipeline.lake.export import Export
-from django_dbtaskqueue.pipeline.lake.summaries import key_of, remove_out_of_date
+from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TASKS
 from django_dbtaskqueue.pipeline.source import few_tasks
 from tests.factories import make_task
@@ -70,7 +69,7 @@ def fill(database: Database, folder: Path) -> None:
     assert rows is not None
     micro_batch: Any = ThisProcess(rows.to_batches())
     lake = Lake.at(folder)
-    LakeSink(lake.root, "a stream", database.location)(micro_batch, 1)
+    sink(lake, "a stream", database.location, micro_batch, 1)
     files = [*lake.files("tasks"), *lake.files("attempts")]
     export = Export(lake, key_of([one for one in files if one.day == files[0].day], "no options"))
     summary = pa.table({"part": ["failures"] * 2, "message": ["no ada", "no bob"]})

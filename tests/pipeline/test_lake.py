@@ -12,7 +12,7 @@ from deltalake import DeltaTable, Schema
 
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import LakeSink
+from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
 from django_dbtaskqueue.pipeline.schema import TASKS, arrow_schema
 from tests.pipeline.executors import ThisProcess
@@ -46,15 +46,15 @@ def rows(*ids: int) -> dict[str, Any]:
 
 def test_a_micro_batch_written_again_adds_nothing(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path, create=True)
-    sink, schema = LakeSink(lake.root, "a stream", "dbtaskqueue.task"), arrow_schema(TASKS)
+    schema = arrow_schema(TASKS)
     last = datetime(2026, 1, 31, 23, 59, 59, 999_999, tzinfo=UTC)
     row = {"id": 7, "queue_name": "q", "status": "COMPLETED", "finish_time": last}
     no_rows: Any = ThisProcess()
     one_row: Any = ThisProcess([pa.RecordBatch.from_pylist([row], schema)])
-    sink(no_rows, 0)
+    sink(lake, "a stream", "dbtaskqueue.task", no_rows, 0)
     assert lake.files("finished") == []
     for number in (1, 1, 0):
-        sink(one_row, number)
+        sink(lake, "a stream", "dbtaskqueue.task", one_row, number)
     (file,) = lake.files("finished")
     assert (file.rows, file.day, ids(tmp_path, "finished")) == (1, DAY, [7])
 

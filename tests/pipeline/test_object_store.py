@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, FileReader, Lake
+from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, DataFile, Lake, numbered_files
 from django_dbtaskqueue.pipeline.lake.export import Export, compact
 from tests.pipeline.lakes import Bucket, ids
 from tests.pipeline.test_lake import DAY, lake_of, read, rows
@@ -65,7 +65,7 @@ def test_other_programs_read_it(bucket: Bucket) -> None:
 
 def test_a_reader_of_spark_gets_all_columns_of_each_row(bucket: Bucket) -> None:
     lake = lake_of(bucket.lake, rows(2, 3))
-    (found,) = FileReader(Lake.at(bucket.lake), tuple(lake.files("tasks")))([pa.record_batch({"id": [0]})])
+    (found,) = numbered_files(Lake.at(bucket.lake), lake.files("tasks"), [pa.record_batch({"id": [0]})])
     assert found.schema.names == LAKE_TASKS.names
     assert [row["payload"] for row in found.to_pylist()] == ['{"flight": 2}', '{"flight": 3}']
 
@@ -80,7 +80,7 @@ def test_a_flipped_bit_of_an_object_is_named_and_its_file_left_out(bucket: Bucke
     assert first in lake.files("tasks"), "a damaged file is kept"
     assert len(damaged) == 2 and all(lake.path(first) in one for one in damaged)
     with pytest.raises(LakeError, match=r"s3://b-.*\.parquet is damaged.*Restore it from a backup"):
-        list(FileReader(lake, (first,))([pa.record_batch({"id": [0]})]))
+        list(numbered_files(lake, (first,), [pa.record_batch({"id": [0]})]))
 
 
 def test_writers_at_once_lose_no_commit_and_make_none_twice(bucket: Bucket) -> None:

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -293,25 +294,21 @@ def read_files(spark: SparkSession, lake: Lake, table: str, files: Sequence[Data
         return spark.createDataFrame(lake_schema(table).empty_table(), schema)  # a list would start a Python worker
     if lake.store.path is None:  # Spark has no access to an object store of its own
         numbers = spark.range(0, len(files), 1, min(len(files), MAX_READING_TASKS))
-        return numbers.mapInArrow(FileReader(lake, tuple(files)), schema)
+        return numbers.mapInArrow(partial(numbered_files, lake, files), schema)
     reader = spark.read.schema(schema).options(basePath=lake.store.place(table), **VERIFY_PAGES)
     return reader.parquet(*map(lake.path, files))
 
 
-@dataclass(frozen=True)
-class FileReader:
-    """For ``mapInArrow`` over numbers of files: reads them, and compares each with its checksum."""
-
-    lake: Lake
-    files: tuple[DataFile, ...]
-
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                file = self.files[number]
-                rows, day = self.lake.read(file), pa.scalar(date.fromisoformat(file.day))
-                rows = rows.append_column(PARTITION, pa.repeat(day, rows.num_rows))
-                yield from conformed(rows, file.table).to_batches(max_chunksize=READ_BATCH_ROWS)
+def numbered_files(
+    lake: Lake, files: Sequence[DataFile], numbers: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow`` over numbers of files: read them, and compare each with its checksum."""
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            file = files[number]
+            rows, day = lake.read(file), pa.scalar(date.fromisoformat(file.day))
+            rows = rows.append_column(PARTITION, pa.repeat(day, rows.num_rows))
+            yield from conformed(rows, file.table).to_batches(max_chunksize=READ_BATCH_ROWS)
 
 
 def lake_schema(table: str, columns: Collection[str] | None = None) -> pa.Schema:

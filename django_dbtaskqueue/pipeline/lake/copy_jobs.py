@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
+from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, unregister_stream, write_tasks
@@ -32,22 +32,13 @@ __all__ = ["Replay", "Stream"]
 MAX_SHOWN_REFERENCES = 5  # by a dry run
 
 
-@dataclass(frozen=True)
-class LakeSink:
-    """Writes each micro-batch once into the lake's ``finished``, also if Spark repeats it."""
-
-    root: str
-    stream: str
-    location: str
-
-    def __call__(self, rows: DataFrame, number: int) -> None:
-        """Write the micro-batch of that number, unless the lake has it."""
-        lake = Lake(self.root)
-        if lake.has("finished", self.stream, number):
-            return
-        export = Export(lake, uuid.uuid4().hex)
-        if files := export.files_of(rows, RowWriter(export, self.location)):
-            lake.commit("finished", lake.sound(files), once=(self.stream, number))
+def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -> None:
+    """Write a micro-batch into the lake's ``finished``, unless the lake has its number: Spark may repeat it."""
+    if lake.has("finished", stream, number):
+        return
+    export = Export(lake, uuid.uuid4().hex)
+    if files := export.files_of(rows, partial(write_finished, export, location)):
+        lake.commit("finished", lake.sound(files), once=(stream, number))
 
 
 def checkpoint(lake: Lake, location: str, given: str | None = None) -> tuple[Path, str]:
@@ -110,7 +101,7 @@ class Stream(Job):
             reason = str(error)
             context.progress(f"each micro-batch reads the whole table: {reason}", 0, 0)
             rows = stream_tasks(context.spark, database)
-        writer = rows.writeStream.foreachBatch(LakeSink(lake.root, name, database.location))
+        writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
         writer = writer.option("checkpointLocation", str(place))
         interval = f"{context.options['interval'].total_seconds()} seconds"
         once = context.options["once"]

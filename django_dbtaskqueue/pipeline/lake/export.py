@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import io
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -18,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each
-from django_dbtaskqueue.pipeline.lake.store import writing
+from django_dbtaskqueue.pipeline.lake.store import reading, writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
 from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
@@ -37,6 +39,10 @@ MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
 MIN_SMALL_FILES = 8  # of one day, before they are merged
 SMALL_FILE_BYTES = 16 * 2**20  # larger files stay as they are
 MERGED_FILE_BYTES = 32 * 2**20  # about the largest size of a merged file
+SUMMARY_TABLE = "summaries"
+VERSION = f"{__version__} 1"  # of what a summary holds: with each release every summary is made again
+KEY_CHARACTERS = 32
+SORTED = [(name, "ascending") for name in ("part", "queue", "hour", "message", "tag", "reference")]
 
 
 @dataclass(frozen=True)
@@ -207,21 +213,84 @@ class SliceWriter:
         return conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
 
 
-@dataclass(frozen=True)
-class RowWriter:
-    """For ``mapInArrow`` over finished tasks: writes them as the lake's ``finished``."""
-
-    export: Export
-    location: str
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for index, rows in enumerate(pieces(batches)):
-            if rows.num_rows:
-                tasks = lake_tasks(rows, self.location)
-                yield from described(self.export.write("finished", tasks, f"{task_attempt_id()}-{index}"))
+def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow`` over finished tasks: write them as the lake's ``finished``."""
+    for index, rows in enumerate(pieces(batches)):
+        if rows.num_rows:
+            tasks = lake_tasks(rows, location)
+            yield from described(export.write("finished", tasks, f"{task_attempt_id()}-{index}"))
 
 
 def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
     """Yield descriptions of files as WRITTEN_FILES; nothing without files."""
     if rows := [asdict(one) for one in files]:
         yield pa.RecordBatch.from_pylist(rows)
+
+
+# -- summaries ---------------------------------------------------------------------------------------------------------
+
+# Of each day what reports add up, in a file whose name begins with a key. The key stands for the contents of the day's
+# files, and for the options of a report that change the figures. When a file of the day changes, the summary is out of
+# date: nobody reads it, and the next writer removes it.
+
+
+def key_of(files: Iterable[DataFile], options: str) -> str:
+    """Return the key of the summary of a day with these files, for reports with these options."""
+    return _key_of_files(files) + _digest(options)
+
+
+def summaries(lake: Lake, keys: Mapping[str, str]) -> dict[str, DataFile]:
+    """Return those summaries that have the key of their day. A damaged one is left out: it is made again."""
+    if not _is_there(lake):
+        return {}
+    own = [one for one in lake.files(SUMMARY_TABLE) if keys.get(one.day) == one.token]
+    return {one.day: one for one in lake.sound(own, [])}
+
+
+def remove_out_of_date(lake: Lake, added: Iterable[DataFile] = ()) -> None:
+    """Remove the summaries of days whose files have changed, and add these in the same commit. Raises LakeError."""
+    added, old = [*added], _out_of_date(lake)
+    if added or old:
+        lake.commit(SUMMARY_TABLE, added, old)
+    if added and (late := _out_of_date(lake)):  # a day changed meanwhile, as `erase` does: nothing of it may stay
+        lake.commit(SUMMARY_TABLE, (), late)
+        with writing(lake.root):
+            lake.delta(SUMMARY_TABLE).vacuum(0, dry_run=False, enforce_retention_duration=False)
+
+
+def _is_there(lake: Lake) -> bool:
+    with reading(lake.store.place(SUMMARY_TABLE)):
+        return lake.has_table(SUMMARY_TABLE)
+
+
+def _out_of_date(lake: Lake) -> list[DataFile]:
+    if not _is_there(lake):
+        return []
+    days = defaultdict(list)
+    for file in (*lake.files("tasks"), *lake.files("attempts")):
+        days[file.day].append(file)
+    keys = {day: _key_of_files(files) for day, files in days.items()}
+    return [one for one in lake.files(SUMMARY_TABLE) if one.token[:KEY_CHARACTERS] != keys.get(one.day)]
+
+
+def _key_of_files(files: Iterable[DataFile]) -> str:
+    return _digest("\n".join([VERSION, *sorted(f"{one.table}/{one.sha256}" for one in files)]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:KEY_CHARACTERS]
+
+
+def write_summaries(lake: Lake, keys: Mapping[str, str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """For ``mapInArrow`` over rows of summaries, all of a day in one partition: write a file for each day.
+
+    ``keys`` are by day.
+    """
+    held = [one for one in batches if one.num_rows]
+    if not held:
+        return
+    rows = pa.Table.from_batches(held)
+    for day in pc.unique(rows[PARTITION]):
+        part = rows.filter(pc.equal(rows[PARTITION], day)).drop_columns(PARTITION).sort_by(SORTED)
+        name = day.as_py().isoformat()
+        yield from described([Export(lake, keys[name]).write_day(SUMMARY_TABLE, name, part, "0")])

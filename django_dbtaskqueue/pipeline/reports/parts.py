@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from functools import reduce
+from functools import partial, reduce
 from typing import TYPE_CHECKING
 
 from pyspark.errors import PythonException
@@ -23,14 +23,7 @@ from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.jobs import Context, Objective, by_queue
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, read_files
-from django_dbtaskqueue.pipeline.lake.export import Export
-from django_dbtaskqueue.pipeline.lake.summaries import (
-    SUMMARY_TABLE,
-    SummaryWriter,
-    key_of,
-    remove_out_of_date,
-    summaries,
-)
+from django_dbtaskqueue.pipeline.lake import export as lake_export
 from django_dbtaskqueue.pipeline.reports import failures
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
@@ -135,17 +128,17 @@ class KeptDays:
         """
         closed = self._closed(live)
         options = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(self.objectives).items()}
-        keys = {day: key_of(files, json.dumps(options, sort_keys=True)) for day, files in closed.items()}
+        keys = {day: lake_export.key_of(files, json.dumps(options, sort_keys=True)) for day, files in closed.items()}
         try:
-            self.files = summaries(self.lake, keys)
+            self.files = lake_export.summaries(self.lake, keys)
             missing = {day: files for day, files in closed.items() if day not in self.files}
             if not missing or self.context.dry_run or self.context.options.get("queue"):
                 return
-            self.lake.prepare(SUMMARY_TABLE)
+            self.lake.prepare(lake_export.SUMMARY_TABLE)
             for done, days in enumerate(chunks := [*_chunks(missing)]):
                 self.context.progress("summing up days", done, len(chunks))
                 self._keep(days, keys)
-                self.files = summaries(self.lake, keys)
+                self.files = lake_export.summaries(self.lake, keys)
         except (LakeError, PythonException) as error:
             _before, is_in_task, reason = str(error).rpartition(f"{LakeError.__name__}: ")
             if isinstance(error, PythonException) and not is_in_task:
@@ -180,12 +173,12 @@ class KeptDays:
         hours = T.hour_parts(tasks, self.objectives, PARTITION).persist()
         rows = Rows(tasks, attempts, hours, (PARTITION,))
         parts = reduce(DataFrame.unionByName, (_as_summary(rows.part(name), name) for name in REPORT_PARTS))
-        writer = SummaryWriter(self.lake, {day: keys[day] for day in days})
+        writer = partial(lake_export.write_summaries, self.lake, {day: keys[day] for day in days})
         try:
-            written = Export(self.lake, "").files_of(parts.repartition(len(days), PARTITION), writer)
+            written = lake_export.Export(self.lake, "").files_of(parts.repartition(len(days), PARTITION), writer)
         finally:
             hours.unpersist()
-        remove_out_of_date(self.lake, written)
+        lake_export.remove_out_of_date(self.lake, written)
 
     def _rows(self, table: str, days: Files) -> DataFrame:
         files = [one for found in days.values() for one in found if one.table == table]
@@ -198,7 +191,7 @@ class KeptDays:
         read = rest.part(name)
         if not self.files:
             return read
-        kept = read_files(self.context.spark, self.lake, SUMMARY_TABLE, [*self.files.values()]).where(
+        kept = read_files(self.context.spark, self.lake, lake_export.SUMMARY_TABLE, [*self.files.values()]).where(
             F.col("part") == name
         )
         if queues := self.context.options.get("queue"):

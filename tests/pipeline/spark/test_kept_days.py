@@ -16,8 +16,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.erase_job import purge
-from django_dbtaskqueue.pipeline.lake.export import Export
-from django_dbtaskqueue.pipeline.lake.summaries import key_of, remove_out_of_date
+from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.reports import MAX_FEW_LAKE_BYTES
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.report import Report

@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.export import Export, RowWriter
+from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
 from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill, flip
@@ -91,11 +91,10 @@ def test_finished_tasks_and_their_attempts_move_to_the_lake(
 def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -> None:
     """The session gives each task a second try; both write, and only what the second one wrote is named."""
     export = Export(Lake.at(folder, create=True), "ab")
-    writer = RowWriter(export, "dbtaskqueue.task")
     tried = folder / "finished" / "tried"
 
     def fail_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from writer(batches)
+        yield from write_finished(export, "dbtaskqueue.task", batches)
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0:
             tried.touch()
