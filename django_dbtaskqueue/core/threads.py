@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -32,13 +32,17 @@ class WatchedThread(threading.Thread):
             self.ended = True
 
 
+def after_fork(call: Callable[[], None]) -> Callable[[], None]:
+    """Have a function called in each process that is forked from this one."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=call)
+    return call
+
+
+@after_fork
 def _forked() -> None:
     global forks
     forks += 1
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import selectors
 import socket
 import threading
@@ -25,7 +24,7 @@ from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
-from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.prepared import should_prepare
 from django_dbtaskqueue.db.session import Session
@@ -313,6 +312,7 @@ class Wakeup:
                     self._wake(notification.payload)
 
 
+@after_fork
 def _after_fork() -> None:
     # The thread and its connection stayed with the parent.
     _notifiers.clear()
@@ -320,5 +320,3 @@ def _after_fork() -> None:
 
 
 atexit.register(flush)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

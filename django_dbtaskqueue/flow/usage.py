@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
+from django_dbtaskqueue.core.threads import after_fork
 from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import UsageCount
@@ -187,6 +187,7 @@ def _database(alias: str) -> str:
 counter = UsageCounter()
 
 
+@after_fork
 def _after_fork() -> None:
     # The thread and what it counts stayed with the parent.
     global counter
@@ -194,5 +195,3 @@ def _after_fork() -> None:
 
 
 atexit.register(lambda: counter.flush())
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import socket
 import threading
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from django.db import connections
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, next_pause
-from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
@@ -125,8 +124,7 @@ def start_with_the_first_request() -> None:
     """Have the poller started when this process, or one forked from it, gets a request from a web server."""
     request_started.connect(_begin, dispatch_uid="dbtaskqueue-embedded")
     atexit.register(stop)
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_after_fork)
+    after_fork(_after_fork)
 
 
 def stop() -> None:

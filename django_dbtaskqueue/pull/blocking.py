@@ -7,7 +7,6 @@ time, and no task. Between processes the database decides who gets a task.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import NamedTuple, TypeVar
 from django.db import connections
 
 from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.threads import after_fork
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.notify import Wakeup
 
@@ -216,13 +216,10 @@ def _entered(key: WaitKey) -> Iterator[WaitQueue]:
                 _wait_queues.pop(key, None)
 
 
+@after_fork
 def _after_fork() -> None:
     # The waiting threads and the connections stayed with the parent.
     global _wait_queues_lock
     _wait_queues_lock = threading.Lock()
     _wait_queues.clear()
     _listeners.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

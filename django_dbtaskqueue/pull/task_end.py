@@ -9,7 +9,6 @@ from time to time; where there is no NOTIFY, such as on SQLite, it looks more of
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import PayloadError, TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.core.masking import Unreadable
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.threads import after_fork
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import AbstractTask, TaskHistory
@@ -192,12 +192,9 @@ def _wake(name: str) -> None:
         wake()
 
 
+@after_fork
 def _after_fork() -> None:
     # The waiting threads and the connections stayed with the parent.
     global _waiting_lock
     _waiting_lock = threading.Lock()
     _waiting.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
