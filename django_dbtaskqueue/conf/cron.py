@@ -86,6 +86,4 @@ def _zones() -> frozenset[str]:
     return frozenset(available_timezones())
 
 
-def default_zone() -> str:
-    """Return the time zone of a schedule that names none: the site's."""
-    return get_default_timezone_name()
+default_zone = get_default_timezone_name  # of a schedule that names none

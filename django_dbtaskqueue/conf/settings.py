@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         rules.check(self, TOP_RULES, lambda name: f"DBTASKQUEUE[{name.upper()!r}]")
+
+    @cached_property
+    def payload_limits(self) -> Limits:
+        return Limits(size=self.payload_max_bytes)
 
 
 def _are_texts(value: Any) -> bool:
@@ -153,12 +157,7 @@ def settings() -> Settings:
 
 def payload_limits() -> Limits:
     """Return what the settings allow of a payload."""
-    return _limits_of(settings().payload_max_bytes)
-
-
-@lru_cache(maxsize=8)
-def _limits_of(size: int) -> Limits:
-    return Limits(size=size)
+    return settings().payload_limits
 
 
 def _in_force() -> _State:
