@@ -94,7 +94,7 @@ class Command(BaseCommand):
             help='How long a stop waits for running tasks, such as "30s" or "5m" (30s).',
         )  # fmt: skip
         parser.add_argument(
-            "--log-format", choices=logs.LOG_FORMATS, default="text",
+            "--log-format", choices=tuple(logs.FORMATTERS), default="text",
             help="Format of the log on standard error; LOGGING wins where it has a handler for us.",
         )  # fmt: skip
         parser.add_argument(supervisor.CHILD_FLAG, type=int, dest="child", help="For the supervisor's own use.")

@@ -79,12 +79,7 @@ def _logfmt(value: object) -> str:
     return text if UNQUOTED.fullmatch(text) else json.dumps(text)
 
 
-FORMATTERS: dict[str, type[logging.Formatter]] = {
-    "text": TextFormatter,
-    "json": JsonFormatter,
-    "logfmt": LogfmtFormatter,
-}
-LOG_FORMATS = tuple(FORMATTERS)
+FORMATTERS = {"text": TextFormatter, "json": JsonFormatter, "logfmt": LogfmtFormatter}
 
 
 def needed() -> bool:

@@ -68,7 +68,9 @@ class ChildChannel:
             self._send(self.snapshot())
             if not select([self._socket], [], [], self._interval)[0]:
                 continue
-            received = self._receive()
+            received = b""
+            with suppress(OSError):
+                received = self._socket.recv(RECEIVE_BYTES)
             if not received:
                 break
             levels = [int(digit) for digit in received.decode()]
@@ -81,12 +83,6 @@ class ChildChannel:
         line = json.dumps(asdict(snapshot)).encode() + b"\n"
         with suppress(OSError):  # the supervisor is gone, or stopped and its buffer is full
             self._socket.send(line, socket.MSG_DONTWAIT)
-
-    def _receive(self) -> bytes:
-        try:
-            return self._socket.recv(RECEIVE_BYTES)
-        except OSError:
-            return b""
 
 
 @dataclass(slots=True, eq=False)
