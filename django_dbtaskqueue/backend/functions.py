@@ -94,9 +94,7 @@ class _Run:
 def _outcome(value: object) -> Outcome:
     """Return what a function's return value means. Raise ``TypeError`` for what JSON cannot hold."""
     outcome = as_outcome(value)
-    if outcome is value:
-        return outcome
-    return Complete(compat.normalize_json(value))
+    return outcome if outcome is value else Complete(compat.normalize_json(value))
 
 
 def _interrupted() -> Reenqueue:

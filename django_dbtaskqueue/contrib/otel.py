@@ -11,7 +11,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
@@ -39,13 +39,6 @@ Attributes = dict[str, str | int]
 T = TypeVar("T")
 
 
-class _Open(NamedTuple):
-    """The span of an attempt that runs."""
-
-    span: Span
-    began: float  # clock.monotonic()
-
-
 class Instrumentation(signals.Listener):
     """Makes spans and metrics of what producers and pollers of this process do."""
 
@@ -60,7 +53,8 @@ class Instrumentation(signals.Listener):
             "messaging.process.duration", "s", "Duration of attempts until their outcome is stored"
         )
         self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Attempts started")
-        self._open: OrderedDict[tuple[object, ...], _Open] = OrderedDict()
+        # Of each attempt that runs: its span, and when that began by the clock of this process.
+        self._open: OrderedDict[tuple[object, ...], tuple[Span, float]] = OrderedDict()
         self._lock = Lock()
 
     # -- producers -----------------------------------------------------------------------------------------------------
@@ -110,10 +104,10 @@ class Instrumentation(signals.Listener):
         )  # fmt: skip
         _continue(task, span)
         with self._lock:
-            self._open[_key(task)] = _Open(span, clock.monotonic())
+            self._open[_key(task)] = span, clock.monotonic()
             left = self._open.popitem(last=False)[1] if len(self._open) > MAX_OPEN_SPANS else None
         if left is not None:
-            left.span.end()
+            left[0].end()
         self._consumed.add(1, common)
 
     def executed(self, task: Lease, outcome: Outcome | None) -> None:
@@ -128,13 +122,14 @@ class Instrumentation(signals.Listener):
             found = self._open.pop(_key(task), None)
         if found is None:
             return
+        span, began = found
         failed: Attributes = {} if error is None else {"error.type": _error_type(error)}
-        found.span.add_event("dbtaskqueue.settled", {"dbtaskqueue.outcome": outcome})
+        span.add_event("dbtaskqueue.settled", {"dbtaskqueue.outcome": outcome})
         if error is not None:
-            _fail(found.span, error)
-        found.span.end()
+            _fail(span, error)
+        span.end()
         common = _attributes(task.queue, "process", "process")
-        self._process.record(clock.monotonic() - found.began, {**common, **failed})
+        self._process.record(clock.monotonic() - began, {**common, **failed})
 
 
 _instrumentation: Instrumentation | None = None
