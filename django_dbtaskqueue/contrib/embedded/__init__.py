@@ -31,15 +31,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
-from django_dbtaskqueue.contrib.embedded.programs import (
-    Account,
-    Binaries,
-    EmbeddedPostgresError,
-    PostgresNotFound,
-    find_binaries,
-    free_port,
-    is_postgres,
-)
+from django_dbtaskqueue.contrib.embedded import programs
+from django_dbtaskqueue.contrib.embedded.programs import EmbeddedPostgresError, PostgresNotFound, find_binaries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,8 +54,8 @@ class EmbeddedPostgres:
 
     root: Path
     port: int
-    binaries: Binaries
-    account: Account
+    binaries: programs.Binaries
+    account: programs.Account
     _user: IO[str] = field(repr=False)
     _pid: int = field(default_factory=os.getpid, repr=False)
 
@@ -74,12 +67,12 @@ class EmbeddedPostgres:
         that starts the server. Commits are durable unless they say ``fsync`` is ``off``.
         Raises `PostgresNotFound`, or `EmbeddedPostgresError` with the end of the server's log.
         """
-        account, binaries = Account.choose(), find_binaries()
+        account, binaries = programs.Account.choose(), find_binaries()
         try:
             root = _make_root(data_root.absolute(), account)
             with _locked(root):
                 binaries = _prepare(root, binaries, account)
-                server = cls(root, _running_port(root) or free_port(), binaries, account, _register(root))
+                server = cls(root, _running_port(root) or programs.free_port(), binaries, account, _register(root))
                 try:
                     if not server.running:
                         server._launch(settings or {})
@@ -154,7 +147,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError("".join(said))
 
 
-def _make_root(wanted: Path, account: Account) -> Path:
+def _make_root(wanted: Path, account: programs.Account) -> Path:
     """Make the folder and return it; if the account cannot reach it (say, below /root), another one."""
     wanted.mkdir(parents=True, exist_ok=True)
     _require_own(wanted)
@@ -186,7 +179,7 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(root: Path, newest: Binaries, account: Account) -> Binaries:
+def _prepare(root: Path, newest: programs.Binaries, account: programs.Account) -> programs.Binaries:
     """Return binaries that fit the data and that the account can run, and make the data if there is none."""
     marker = root / "data" / "PG_VERSION"
     major = int(marker.read_text()) if marker.exists() else newest.major
@@ -198,7 +191,7 @@ def _prepare(root: Path, newest: Binaries, account: Account) -> Binaries:
     return binaries
 
 
-def _copied(binaries: Binaries, root: Path) -> Binaries:
+def _copied(binaries: programs.Binaries, root: Path) -> programs.Binaries:
     if not binaries.bundled:
         raise EmbeddedPostgresError(
             f"PostgreSQL in {binaries.folder} cannot be reached by the unprivileged account it must run under. "
@@ -217,10 +210,10 @@ def _copied(binaries: Binaries, root: Path) -> Binaries:
             if not path.is_symlink():  # all may read, and run what its owner may run
                 path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
         half.rename(target)
-    return Binaries(target / binaries.folder.relative_to(site), binaries.version)
+    return programs.Binaries(target / binaries.folder.relative_to(site), binaries.version)
 
 
-def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
+def _initdb(root: Path, binaries: programs.Binaries, account: programs.Account) -> None:
     """Make the cluster beside its final place, so that a killed initdb never leaves a half one there."""
     half, password = root / "data.half", root / "password"
     shutil.rmtree(half, ignore_errors=True)
@@ -264,7 +257,7 @@ def _has_users(root: Path) -> bool:
 def _running_port(root: Path) -> int | None:
     """Return the port of the running server, or None, also after a crash."""
     lines = _pid_file_lines(root)
-    if len(lines) < 4 or not is_postgres(int(lines[0])):
+    if len(lines) < 4 or not programs.is_postgres(int(lines[0])):
         return None
     with suppress(OSError), socket.create_connection(("127.0.0.1", int(lines[3])), timeout=5):
         return int(lines[3])
@@ -286,7 +279,7 @@ def _drop_stale_pid_file(root: Path) -> None:
     # PostgreSQL takes a live process of its user with that id for a server, and would refuse to start.
     lines = _pid_file_lines(root)
     deadline = time.monotonic() + 10
-    while lines and is_postgres(int(lines[0])) and time.monotonic() < deadline:
+    while lines and programs.is_postgres(int(lines[0])) and time.monotonic() < deadline:
         time.sleep(0.02)  # a killed server that has closed its port, but is not gone yet
-    if lines and not is_postgres(int(lines[0])):
+    if lines and not programs.is_postgres(int(lines[0])):
         (root / "data" / "postmaster.pid").unlink()
