@@ -154,6 +154,21 @@ class Housekeeper:
                     report.deleted += number
 
 
+def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
+    """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
+    if queues is None:
+        return None
+    wanted = list(queues)
+    unknown = [name for name in wanted if not conf.is_known(name)]
+    if unknown:
+        places = list(locations(using))
+        there = {name for place in places for name in _queues(Session.on(*place))}
+        for name in unknown:
+            if name not in there:
+                raise UnknownQueue(name, {*there, *conf.known_queues()})
+    return wanted
+
+
 class _TurnTime:
     """The time of one turn, and whether it was up."""
 

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import SearchError, UnknownQueue
 from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
@@ -47,9 +46,8 @@ def check_queue(queue: str, actor: Actor) -> None:
 
 def check_there(queues: Iterable[str], actor: Actor) -> None:
     """Raise ``UnknownQueue`` for a queue that is not there. Call it after the check of permissions: it names queues."""
-    unknown = [queue for queue in queues if not conf.is_known(queue)]
-    names = all_queues() if unknown else []
-    for queue in unknown:
+    names = all_queues()
+    for queue in queues:
         if queue not in names:
             raise UnknownQueue(queue, visible_names(names, actor))
 

@@ -15,9 +15,7 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import positive_duration
-from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
-from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.visibility import check_there
+from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
 NEVER_TEXT = "never"
 AGE_OPTIONS = {
@@ -56,10 +54,10 @@ class Command(BaseCommand):
             if options["database"] is not None and options["database"] not in connections:
                 raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
             with migrated():
-                check_there(options["queue"] or (), Actor())
+                queues = known(options["queue"], options["database"])
                 to = "delete" if options["delete"] else "history"
                 report = Housekeeper().turn(
-                    ages, using=options["database"], queues=options["queue"], to=to, within=options["within"]
+                    ages, using=options["database"], queues=queues, to=to, within=options["within"]
                 )
         except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=3) from error
