@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import django_filters
-from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -16,7 +15,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
 from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, command_pollers, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
@@ -248,11 +247,7 @@ class AuditEntryAdmin(SearchedAdmin):
 
 
 class PollerFilter(FilterSet):
-    """Pollers with a name, by a part of it."""
-
-    instance = django_filters.CharFilter(
-        label=gettext_lazy("Name"), lookup_expr="icontains", widget=forms.TextInput(attrs={"type": "search"})
-    )
+    instance = part_of_name()
 
 
 class PollerAdmin(SmallListAdmin):
