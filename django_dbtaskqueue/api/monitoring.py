@@ -18,17 +18,13 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models import AuditEntry, Batch, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import monitor_documents as documents
-from django_dbtaskqueue.operations import queue_control
-from django_dbtaskqueue.operations.batch_control import BatchDocument, batch_documents
-from django_dbtaskqueue.operations.batch_control import listed as listed_batches
+from django_dbtaskqueue.operations import plan_control, queue_control
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, all_queues
 from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Health, Overview, alive, overview, stats_of_queue
 from django_dbtaskqueue.operations.queue_stats import health as judged
-from django_dbtaskqueue.operations.schedule_control import SCHEDULE_VERBS, add_schedule, edit_schedule
-from django_dbtaskqueue.operations.schedule_control import act_on_schedule as act
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
 from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
@@ -87,7 +83,7 @@ class ScheduleList(TypedDict):
 class BatchList(TypedDict):
     """The batches, the newest first."""
 
-    batches: list[BatchDocument]
+    batches: list[plan_control.BatchDocument]
 
 
 class PollerList(TypedDict):
@@ -218,7 +214,7 @@ def change_queue_settings(call: Call, queue: str) -> Overrides:
 def batches(call: Call) -> BatchList:
     """Return the newest batches, and how many tasks of each are in which status."""
     may_view(call.actor, Batch)
-    return {"batches": batch_documents(listed_batches(call.actor))}
+    return {"batches": plan_control.batch_documents(plan_control.listed_batches(call.actor))}
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -238,25 +234,25 @@ def schedule(call: Call, schedule: str) -> ScheduleDocument:
 
 def make_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
-    made = add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    made = plan_control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
 def change_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
-    changed = edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    changed = plan_control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 
 def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
     """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
-    verb = SCHEDULE_VERBS.get(f"{action}_schedule")
+    verb = plan_control.SCHEDULE_VERBS.get(f"{action}_schedule")
     if verb is None:
-        words = ", ".join(name.removesuffix("_schedule") for name in SCHEDULE_VERBS)
+        words = ", ".join(name.removesuffix("_schedule") for name in plan_control.SCHEDULE_VERBS)
         raise Http404(f"There is no action {action!r}; they are {words}.")
     _schedule(call, schedule)
-    row = act(verb, schedule, call.actor, reason=call.given["reason"])
+    row = plan_control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
     return schedule_document(row, call.actor)
 
 

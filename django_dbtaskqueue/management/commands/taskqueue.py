@@ -13,16 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import (
-    batch_commands,
-    changes,
-    duration,
-    positive,
-    reading,
-    schedule_commands,
-    shard_commands,
-    tokens,
-)
+from django_dbtaskqueue.management import changes, duration, plan_commands, positive, reading, shard_commands, tokens
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
@@ -75,13 +66,14 @@ class Command(BaseCommand):
             "resume, run, reset, delete."
         )
         schedule = add("schedules", text)
-        schedule_commands.add_arguments(schedule)
+        plan_commands.add_schedule_arguments(schedule)
         _add_yes(schedule)
         shards = add("shards", "The tasks of a queue on each of its databases: show them, or move those that wait.")
         shard_commands.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
         _add_yes(shards, "Do not ask. Required without a terminal.")
-        batch_commands.add_arguments(add("batches", "Batches and workflows: list, show, cancel all, retry failed."))
+        batches = add("batches", "Batches and workflows: list, show, cancel all, retry failed.")
+        plan_commands.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
@@ -118,8 +110,8 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "bulk": changes.bulk,
     "index": changes.index,
     "mask": changes.mask,
-    "schedules": schedule_commands.run,
-    "batches": batch_commands.run,
+    "schedules": plan_commands.run_schedules,
+    "batches": plan_commands.run_batches,
     "shards": shard_commands.run,
     "token": tokens.make,
     "tokens": tokens.show,

@@ -1,4 +1,4 @@
-"""``taskqueue schedules``: list schedules and show one, make, import, edit, pause, resume, run, reset, delete them."""
+"""``taskqueue schedules`` and ``taskqueue batches``: list them and show one, make and change them, act on them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from django_dbtaskqueue.management.changes import Options
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.operations import schedule_control, schedules
+from django_dbtaskqueue.operations import plan_control, schedules
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.verb_inputs import json_of
 
-WRITE_WORDS = {"add": schedule_control.ADD_SCHEDULE, "edit": schedule_control.EDIT_SCHEDULE}
-VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedule_control.SCHEDULE_VERBS.items()}
-NOT_ALL_CODE, NAME_MISSING_CODE = 1, 2  # exit codes: a schedule was not imported; wrong usage
+WRITE_WORDS = {"add": plan_control.ADD_SCHEDULE, "edit": plan_control.EDIT_SCHEDULE}
+VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in plan_control.SCHEDULE_VERBS.items()}
+BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in plan_control.BATCH_VERBS.items()}
+NOT_ALL_CODE, MISSING_CODE = 1, 2  # exit codes: a schedule was not imported; wrong usage
 
 
-def add_arguments(one: CommandParser) -> None:
-    """Add the arguments of the subcommand."""
+def add_schedule_arguments(one: CommandParser) -> None:
+    """Add the arguments of ``taskqueue schedules``."""
     one.add_argument("what", nargs="?", default="list", choices=("list", "show", "import", *WRITE_WORDS, *VERB_WORDS))
     one.add_argument("name", nargs="?", help="Name of the schedule.")
     one.add_argument(
@@ -54,7 +55,7 @@ def _choices(policies: Iterable[tuple[str, object]]) -> str:
     return "; ".join(f"{word} ({label})" for word, label in policies)
 
 
-def run(output: Output, options: Options) -> int:
+def run_schedules(output: Output, options: Options) -> int:
     """List schedules or show one; or write, or act, and show what became of it."""
     actor, using, what, name = Actor(), options["database"], options["what"], options["name"]
     if what == "list":
@@ -63,13 +64,13 @@ def run(output: Output, options: Options) -> int:
         return _import(output, options, actor)
     if not name:
         words = f"Give its name: taskqueue schedules {what} NAME, with a name from taskqueue schedules."
-        raise CommandError(words, returncode=NAME_MISSING_CODE)
+        raise CommandError(words, returncode=MISSING_CODE)
     given: Options = {"reason": options["reason"], "using": using}
     if what in WRITE_WORDS:
-        write = schedule_control.add_schedule if what == "add" else schedule_control.edit_schedule
+        write = plan_control.add_schedule if what == "add" else plan_control.edit_schedule
         row: Schedule | None = write(name, _values(options), actor, **given)
     elif what in VERB_WORDS:
-        row = schedule_control.act_on_schedule(VERB_WORDS[what], name, actor, **given)
+        row = plan_control.act_on_schedule(VERB_WORDS[what], name, actor, **given)
     else:
         row = schedules.find(name, actor, using)
     if row is None:
@@ -87,11 +88,11 @@ def run(output: Output, options: Options) -> int:
 def _import(output: Output, options: Options, actor: Actor) -> int:
     """Import; say of each row what became of it. Return 1 if one was not imported."""
     if not options["source"]:
-        raise CommandError(f"Add --from {' or --from '.join(OTHER_QUEUES)}.", returncode=NAME_MISSING_CODE)
+        raise CommandError(f"Add --from {' or --from '.join(OTHER_QUEUES)}.", returncode=MISSING_CODE)
     pairs = [text.partition("=") for text in options["queue_of"]]
     for (task, equals, queue), text in zip(pairs, options["queue_of"], strict=True):
         if not (task and equals and queue):
-            raise CommandError(f"--queue-of {text}: write TASK=QUEUE.", returncode=NAME_MISSING_CODE)
+            raise CommandError(f"--queue-of {text}: write TASK=QUEUE.", returncode=MISSING_CODE)
     queue_of = {task: queue for task, _equals, queue in pairs}
     found = import_schedules(options["source"], queue_of, actor, dry_run=options["dry_run"])
     output.data([asdict(one) for one in found])
@@ -117,7 +118,7 @@ def _values(options: Options) -> Options:
         if "priority" in values:
             values["priority"] = int(values["priority"])
     except ValueError as error:
-        raise CommandError(str(error), returncode=NAME_MISSING_CODE) from None
+        raise CommandError(str(error), returncode=MISSING_CODE) from None
     return values
 
 
@@ -128,11 +129,11 @@ def _listed(output: Output, rows: list[Schedule], actor: Actor) -> int:
         output.write("There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …")
         return 0
     head = ("name", "state", "when", "queue", "next tick", "last tick", "source")
-    output.table(head, [_line(row, one) for row, one in zip(rows, documents, strict=True)])
+    output.table(head, [_schedule_line(row, one) for row, one in zip(rows, documents, strict=True)])
     return 0
 
 
-def _line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, ...]:
+def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, ...]:
     state = "paused" if row.paused else "running" if document["declared"] else "code is gone"
     coming = document["next_times"][0] if document["next_times"] else None
     times = [None if one is None else f"{_local(one):%Y-%m-%d %H:%M:%S}" for one in (coming, row.last_time)]
@@ -142,3 +143,45 @@ def _line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, 
 
 def _local(value: datetime) -> datetime:
     return localtime(value) if value.tzinfo else value
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def add_batch_arguments(one: CommandParser) -> None:
+    """Add the arguments of ``taskqueue batches``."""
+    one.add_argument("what", nargs="?", default="list", choices=("list", "show", *BATCH_WORDS))
+    one.add_argument("id", nargs="?", help="Id of the batch.")
+    one.add_argument("--reason", default="", help="Why, for the audit.")
+
+
+def run_batches(output: Output, options: Options) -> int:
+    """List batches or show one; or act, and show what became of it."""
+    actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
+    if what == "list":
+        documents = plan_control.batch_documents(plan_control.listed_batches(actor, using))
+        output.data(documents)
+        if not documents:
+            output.write("There is no batch. The code makes one with batch() or Workflow.")
+            return 0
+        output.table(("id", "name", "created", "ended", "failed", "queues"), [_batch_line(one) for one in documents])
+        return 0
+    if not pk:
+        raise CommandError(f"Give its id: taskqueue batches {what} ID.", returncode=MISSING_CODE)
+    row = plan_control.find_batch(pk, actor, using)
+    if row is None:
+        raise CommandError(f"There is no batch {pk!r}. taskqueue batches lists them.")
+    if what in BATCH_WORDS:
+        changed = plan_control.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
+        output.write(f"{BATCH_WORDS[what].done % {'number': changed}}.")
+    [document] = plan_control.batch_documents([row])
+    output.data(document)
+    output.facts({**document, "queues": ", ".join(document["queues"]), **document["statuses"], "statuses": None})
+    return 0
+
+
+def _batch_line(one: plan_control.BatchDocument) -> tuple[object, ...]:
+    statuses = one["statuses"]
+    failed = statuses["ERROR"] + statuses["POISON"]
+    ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"
+    return (one["id"], one["name"], one["created"], ended, failed, ", ".join(one["queues"]))

@@ -1,9 +1,12 @@
-"""Schedules: when each comes next, what the code says and what a person changed, and the verbs on them."""
+"""Schedules: when each comes next, what the code says and what a person changed. Batches: how far each is, its graph.
+
+And the verbs on them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,7 +17,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -27,28 +30,25 @@ from django_dbtaskqueue.admin.read_only import (
     badge,
     column,
     may_see,
+    number,
+    number_column,
     permitted,
+    status_badge,
     viewer,
 )
 from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
-from django_dbtaskqueue.models import Schedule
+from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.operations import schedules
+from django_dbtaskqueue.operations import plan_control, schedules, task_graph
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Verb
-from django_dbtaskqueue.operations.schedule_control import (
-    ADD_SCHEDULE,
-    EDIT_SCHEDULE,
-    SCHEDULE_VERBS,
-    act_on_schedule,
-    add_schedule,
-    edit_schedule,
-)
+from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.verb_inputs import json_of
 
 
@@ -88,11 +88,26 @@ class ScheduleForm(PlainForm):
         return {name: self.cleaned_data[name] for name in SCHEDULE_FIELDS if name in self.cleaned_data}
 
 
-class ScheduleAdmin(SmallListAdmin):
+class PlanAdmin(SmallListAdmin):
+    """Rows of several databases, by name."""
+
+    filterset = NameFilter
+    listed: Callable[[Actor], Sequence[Schedule | Batch]]  # those that an actor may view, of every database
+
+    def rows_of(self, filterset: Any) -> list[Schedule | Batch]:  # type: ignore[override]
+        """Return those that match: a list."""
+        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
+        return [row for row in self.listed(viewer(filterset.request)) if part.lower() in row.name.lower()]
+
+    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Any], *_place: int | None) -> Page:
+        return Page(list(rows))
+
+
+class ScheduleAdmin(PlanAdmin):
     """The schedules, of the code and of persons."""
 
+    listed = staticmethod(schedules.listed)
     detail_template = "schedule"
-    filterset = NameFilter
     empty = gettext_lazy("No schedule. Make one here, or declare it in the code with @periodic.")
     list_display = ("name", "state", "when", "queue", "coming", "last", "task", "origin")
     list_display_links = ("name",)
@@ -104,23 +119,15 @@ class ScheduleAdmin(SmallListAdmin):
     secrets = ("payload_box",)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return permitted(request, [ADD_SCHEDULE, *SCHEDULE_VERBS.values()])
+        return permitted(request, [plan_control.ADD_SCHEDULE, *plan_control.SCHEDULE_VERBS.values()])
 
     def page_verbs(self, request: HttpRequest, row: Schedule) -> Sequence[Verb]:
         """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
         hidden |= {"delete_schedule"} if row.source == CODE and schedules.is_declared(row) else set()
-        fitting = [verb for verb in SCHEDULE_VERBS.values() if verb.name not in hidden]
-        return permitted(request, [EDIT_SCHEDULE, *fitting], row.queue)
-
-    def rows_of(self, filterset: Any) -> list[Schedule]:  # type: ignore[override]  # of several databases
-        """Return all schedules that match, of every database: a list."""
-        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        return [row for row in schedules.listed(viewer(filterset.request)) if part.lower() in row.name.lower()]
-
-    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Schedule], *_place: int | None) -> Page:
-        return Page(list(rows))
+        fitting = [verb for verb in plan_control.SCHEDULE_VERBS.values() if verb.name not in hidden]
+        return permitted(request, [plan_control.EDIT_SCHEDULE, *fitting], row.queue)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         return schedules.find(object_id, viewer(request))
@@ -137,17 +144,17 @@ class ScheduleAdmin(SmallListAdmin):
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation or for the fields; once confirmed, act and report."""
         name = request.POST.get("action", "")
-        if name == ADD_SCHEDULE.name:
-            return self._write(request, ADD_SCHEDULE, None)
+        if name == plan_control.ADD_SCHEDULE.name:
+            return self._write(request, plan_control.ADD_SCHEDULE, None)
         rows = [self.get_object(request, ticked) for ticked in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         found = [row for row in rows if row is not None]
-        if name == EDIT_SCHEDULE.name:
+        if name == plan_control.EDIT_SCHEDULE.name:
             if not found:
                 raise Http404
-            return self._write(request, EDIT_SCHEDULE, found[0])
-        if name not in SCHEDULE_VERBS:
+            return self._write(request, plan_control.EDIT_SCHEDULE, found[0])
+        if name not in plan_control.SCHEDULE_VERBS:
             raise BadRequest(f"Schedules have no action {name!r}.")
-        return self._act(request, SCHEDULE_VERBS[name], found)
+        return self._act(request, plan_control.SCHEDULE_VERBS[name], found)
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check(request, verb)
@@ -159,7 +166,7 @@ class ScheduleAdmin(SmallListAdmin):
         changed, faults = 0, []
         for row in rows:
             try:
-                act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
+                plan_control.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
                 changed += 1
             except TaskQueueError as error:
                 faults.append(str(error))
@@ -174,9 +181,9 @@ class ScheduleAdmin(SmallListAdmin):
             try:
                 given = {"reason": form.reason()}
                 if row is None:
-                    made = add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
+                    made = plan_control.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
                 else:
-                    made = edit_schedule(row.name, form.values(), viewer(request), **given)
+                    made = plan_control.edit_schedule(row.name, form.values(), viewer(request), **given)
                 return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
@@ -225,3 +232,106 @@ def _origin(row: Schedule) -> str:
     if not row.edited:
         return _("the code")
     return _("the code; changed by hand: %(fields)s") % {"fields": ", ".join(row.edited)}
+
+
+class BatchAdmin(PlanAdmin):
+    """The batches, the newest first."""
+
+    listed = staticmethod(plan_control.listed_batches)
+    detail_template = "batch"
+    empty = gettext_lazy("No batch. The code makes one with batch() or Workflow.")
+    list_display = ("name", "progress", "failed", "tasks", "queue_names", "created")
+    list_display_links = ("name",)
+    ordering = ("-pk",)
+    page_lines = ("progress", "statuses", "queue_names", "callback", "created")
+
+    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Any], *_place: int | None) -> Page:
+        return Page(_counted(list(rows)))
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
+        row = plan_control.find_batch(object_id, viewer(request))
+        return row and _counted([row])[0]
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return the verbs that would change something, and that the user may use on each queue of the batch."""
+        found = [verb for verb in plan_control.BATCH_VERBS.values() if plan_control.fits(verb, row.counts)]
+        for queue in row.queues:
+            found = permitted(request, found, queue)
+        return found
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, object]:
+        """Add the graph, and the same as a list."""
+        graph = task_graph.read(row, viewer(request))
+        return {
+            "graph": graph,
+            "nodes": [
+                (
+                    node,
+                    self.task_url(*node.key),
+                    status_badge(node.status or "?"),
+                    graph.parents.get(node.key, ()),
+                )
+                for node in graph.nodes
+            ],
+            "node_size": (task_graph.NODE_WIDTH, task_graph.NODE_HEIGHT),
+            "max_nodes": task_graph.MAX_NODES_DRAWN,
+            "task_lists": [
+                (name, self.url(model_for(name), "changelist", q=f"batch:{row.pk} queue:{name}")) for name in row.queues
+            ],
+        }
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Ask for a confirmation; once confirmed, act and report."""
+        verb = plan_control.BATCH_VERBS.get(request.POST.get("action", ""))
+        if verb is None:
+            raise BadRequest("Batches have no such action.")
+        row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
+        if row is None:
+            raise Http404
+        for queue in row.queues:
+            check(request, verb, queue)
+        form = bound_form(request, PlainForm)
+        if not confirmed(request, form):
+            text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
+            words = text % {"count": number(row.total)}
+            return ask(self, request, Question(verb, [words], [str(row)], form, possible=True))
+        changed = plan_control.act_on_batch(verb, row, viewer(request), reason=form.reason())
+        level = messages.SUCCESS if changed else messages.WARNING
+        return self.reply(request, f"{verb.done % {'number': changed}}.", level, self.back(request))
+
+    # -- columns -----------------------------------------------------------------------------------------------------
+
+    created = age_column(gettext_lazy("created"), "create_time")
+    tasks = number_column(gettext_lazy("tasks"), "total")
+    queue_names = column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or EMPTY_VALUE)
+    failed = column(gettext_lazy("failed"), lambda row: number(row.counts["ERROR"] + row.counts["POISON"]))
+    statuses = column(
+        gettext_lazy("statuses"),
+        lambda row: (
+            ", ".join(f"{number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)]) or EMPTY_VALUE
+        ),
+    )
+
+    @admin.display(description=gettext_lazy("progress"))
+    def progress(self, row: Any) -> str:
+        """Show how many of the tasks have ended, as a bar."""
+        ended = sum(row.counts[str(one)] for one in TERMINAL)
+        percent = 100 * ended // row.total if row.total else 100
+        html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
+        text = _("%(ended)s of %(total)s") % {"ended": number(ended), "total": number(row.total)}
+        return format_html(html, percent, _("progress"), text)
+
+    @admin.display(description=gettext_lazy("runs at the end"))
+    def callback(self, row: Batch) -> str:
+        """Link to the task that runs when all others have ended."""
+        if row.callback_id is None:
+            return EMPTY_VALUE
+        return self.link(row.callback_id, self.task_url(row.callback_location, row.callback_id))
+
+
+def _counted(rows: list[Batch]) -> list[Batch]:
+    """Give batches the counts of their tasks: one query for each task table."""
+    counts = counts_of(rows)
+    for row in rows:
+        vars(row)["counts"] = counts[row.pk]
+    return rows
