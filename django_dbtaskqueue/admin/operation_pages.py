@@ -8,7 +8,8 @@ from typing import Any
 
 import django_filters
 from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.core.exceptions import BadRequest, PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
@@ -16,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, command_pollers, confirmed
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -41,7 +42,8 @@ from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup,
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
 from django_dbtaskqueue.models.readable import as_list
-from django_dbtaskqueue.operations import bulk
+from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.plan_control import SCHEDULE_VERBS
@@ -51,6 +53,7 @@ from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
 from django_dbtaskqueue.operations.visibility import check_cancel, narrow
 
 WORK_TIME_S = 2.0  # in which a request carries out steps
+MAX_COMMANDED_POLLERS = 500  # in one action
 MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
 RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
@@ -290,7 +293,24 @@ class PollerAdmin(SmallListAdmin):
         return [] if row.state == STOPPED_STATE else self.list_verbs(request)
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        return command_pollers(self, request)
+        """Ask for a confirmation; once confirmed, send the command to the ticked pollers that still run."""
+        verb = POLLER_VERBS.get(request.POST.get("action", ""))
+        if verb is None:
+            raise BadRequest(f"Pollers have no action {request.POST.get('action')!r}.")
+        check(request, verb)
+        ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
+        rows = self.get_queryset(request).filter(pk__in=list(ticked))
+        running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]
+        form = bound_form(request, PlainForm)
+        if not confirmed(request, form):
+            text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
+            return ask(self, request, Question(verb, [text % {"count": len(running)}], running, form, bool(running)))
+        commanded = queue_control.command_pollers(
+            running, verb.name, viewer(request), reason=form.reason(), using=rows.db
+        )
+        done = str(verb.done % {"number": commanded})
+        follow = _("%(done)s: they follow within a heartbeat.") % {"done": done}
+        return self.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING, self.back(request))
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, poller: Any) -> str:

@@ -1,4 +1,4 @@
-"""What the pages do to tasks, pollers and queues: each asks for a confirmation, then acts, then reports."""
+"""The confirmation page of a verb, and what pages do to tasks: they ask for it, then act, then report."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import frame_context
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see, viewer
-from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm, VerbForm
+from django_dbtaskqueue.admin.verb_forms import PlainForm, VerbForm
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
 from django_dbtaskqueue.flow import enqueue
-from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
-from django_dbtaskqueue.operations import actions, bulk, queue_control
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup
+from django_dbtaskqueue.operations import actions, bulk
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
-from django_dbtaskqueue.operations.bounds import is_storable
-from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, PAUSE, Actor, Verb, can_operate
-from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, can_operate
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
@@ -36,7 +33,6 @@ from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS, Task
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_NAMED_TASKS = 20  # on the confirmation page
-MAX_COMMANDED_POLLERS = 500  # in one action
 ACTION_ON_ALL_KEY = "action_on_all"  # a button's name: the action is on all rows that match its address
 CARRIED = ("again", "operation", "put_back")  # what a confirmation posts again beside the selection
 
@@ -185,25 +181,6 @@ def task_report(verb: TaskVerb, report: actions.Report) -> str:
     return _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
 
 
-def command_pollers(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, send the command to the ticked pollers that still run."""
-    verb = POLLER_VERBS.get(request.POST.get("action", ""))
-    if verb is None:
-        raise BadRequest(f"Pollers have no action {request.POST.get('action')!r}.")
-    check(request, verb)
-    ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
-    rows = page.get_queryset(request).filter(pk__in=list(ticked))
-    running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]
-    form = bound_form(request, PlainForm)
-    if not confirmed(request, form):
-        text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
-        return ask(page, request, Question(verb, [text % {"count": len(running)}], running, form, bool(running)))
-    commanded = queue_control.command_pollers(running, verb.name, viewer(request), reason=form.reason(), using=rows.db)
-    done = str(verb.done % {"number": commanded})
-    follow = _("%(done)s: they follow within a heartbeat.") % {"done": done}
-    return page.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING, page.back(request))
-
-
 def can_enqueue(user: Any, task: AbstractTask) -> bool:
     """Return whether the user may enqueue a copy of ``task``."""
     return can_operate(user, ENQUEUE_COPY, task.queue)
@@ -235,55 +212,3 @@ def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
         record(alias, actor, ENQUEUE_COPY, queue=task.queue, reason=reason, changed=1, details=details)
         log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
     return fresh
-
-
-# -- queues ------------------------------------------------------------------------------------------------------------
-
-
-def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
-    check(request, verb)
-    queues = _selected_queues(page, request)
-    fitting = [queue for queue in queues if verb is PAUSE or is_paused(queue)]
-    form = bound_form(request, PauseForm if verb is PAUSE else PlainForm)
-    if not confirmed(request, form):
-        items = [queue.name for queue in queues]
-        return ask(page, request, Question(verb, _queue_sentences(queues, fitting), items, form, bool(fitting)))
-    given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
-    try:
-        names = [queue.name for queue in fitting]
-        changed = queue_control.pause_or_resume_queues(verb, names, viewer(request), **given)
-    except TaskQueueError as error:
-        return page.reply(request, str(error), messages.ERROR)
-    report = _queue_report(verb, changed, len(queues) - changed)
-    return page.reply(request, report, messages.SUCCESS if changed else messages.WARNING, page.back(request))
-
-
-def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
-    """Return the selected queues. A queue without a row can be selected, too."""
-    known = list(page.rows_of(page.filtered(request)))
-    if request.POST.get("select_across") == "1":
-        return known
-    ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
-    return [queue for queue in known if queue.name in ticked]
-
-
-def _queue_sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[str]:
-    selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
-    lines = [selected % {"count": len(queues)}]
-    if skipped := len(queues) - len(fitting):
-        text = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
-        lines.append(text % {"count": skipped})
-    return lines
-
-
-def _queue_report(verb: Verb, changed: int, skipped: int) -> str:
-    done = str(verb.done % {"number": changed})
-    if not skipped:
-        return f"{done}."
-    return _("%(done)s, %(count)s skipped: not paused.") % {"done": done, "count": skipped}
-
-
-def is_paused(queue: Any) -> bool:
-    """Return whether the queue is paused now, by the database's clock."""
-    return queue.paused_time is not None and (queue.paused_until is None or queue.paused_until > queue.clock)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, ImproperlyConfigured
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
@@ -17,7 +18,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import ListAdmin, NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.overview_pages import (
     age_text,
     chart_context,
@@ -28,13 +29,14 @@ from django_dbtaskqueue.admin.overview_pages import (
     row_of,
     sparkline,
 )
-from django_dbtaskqueue.admin.page_actions import act_on_queues, check, is_paused
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
+from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import settings_in_force
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
-from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
@@ -276,3 +278,52 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     address = page.url(BulkOperation, "change", operation.pk) or page.page_of(queue)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
+
+
+def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
+    """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
+    check(request, verb)
+    queues = _selected_queues(page, request)
+    fitting = [queue for queue in queues if verb is PAUSE or is_paused(queue)]
+    form = bound_form(request, PauseForm if verb is PAUSE else PlainForm)
+    if not confirmed(request, form):
+        items = [queue.name for queue in queues]
+        return ask(page, request, Question(verb, _queue_sentences(queues, fitting), items, form, bool(fitting)))
+    given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
+    try:
+        names = [queue.name for queue in fitting]
+        changed = queue_control.pause_or_resume_queues(verb, names, viewer(request), **given)
+    except TaskQueueError as error:
+        return page.reply(request, str(error), messages.ERROR)
+    report = _queue_report(verb, changed, len(queues) - changed)
+    return page.reply(request, report, messages.SUCCESS if changed else messages.WARNING, page.back(request))
+
+
+def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
+    """Return the selected queues. A queue without a row can be selected, too."""
+    known = list(page.rows_of(page.filtered(request)))
+    if request.POST.get("select_across") == "1":
+        return known
+    ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
+    return [queue for queue in known if queue.name in ticked]
+
+
+def _queue_sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[str]:
+    selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
+    lines = [selected % {"count": len(queues)}]
+    if skipped := len(queues) - len(fitting):
+        text = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
+        lines.append(text % {"count": skipped})
+    return lines
+
+
+def _queue_report(verb: Verb, changed: int, skipped: int) -> str:
+    done = str(verb.done % {"number": changed})
+    if not skipped:
+        return f"{done}."
+    return _("%(done)s, %(count)s skipped: not paused.") % {"done": done, "count": skipped}
+
+
+def is_paused(queue: Any) -> bool:
+    """Return whether the queue is paused now, by the database's clock."""
+    return queue.paused_time is not None and (queue.paused_until is None or queue.paused_until > queue.clock)
