@@ -19,7 +19,6 @@ MAY_LOAD = {
     "flow.placement": "import_string: `router`, which a queue's row cannot set",
     "operations.checks": "import_string: the settings",
     "operations.permissions": "import_string: the settings",
-    "pipeline.jobs": "import_module: the list of jobs",
     "poller.executors.isolated": "import_string: the names of registered processors, never of a row",
     "flow.middleware": "import_string: paths of the settings and of processors",
     "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",

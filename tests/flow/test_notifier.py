@@ -220,7 +220,10 @@ def test_a_listener_rests_until_it_hears_something(monkeypatch: pytest.MonkeyPat
             cursor.execute(f"NOTIFY {notify.CHANNEL}, 'letters'")
             until(lambda: woken == ["", "letters"])
             # When its connection breaks, then it makes a new one, and what it may have missed is looked for
-            cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN %'")
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE query LIKE 'LISTEN %' AND datname = current_database()"
+            )
         until(lambda: woken == ["", "letters", ""])
     finally:
         listener.stop()

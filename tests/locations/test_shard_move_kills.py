@@ -109,7 +109,10 @@ def test_a_move_that_died_while_its_target_committed_doubles_no_task(second: str
     with actors(2) as [first, again]:
         dead = first.do(move, 1)
         until_blocked(sessions.get(timeout=PATIENCE))
-        here.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE state = 'idle in transaction'")
+        here.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE state = 'idle in transaction' AND datname = current_database()"
+        )
         moved = again.do(move, 2)
         until_blocked(sessions.get(timeout=PATIENCE))
         there.execute("SELECT pg_advisory_unlock(42)")

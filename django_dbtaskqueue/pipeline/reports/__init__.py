@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -30,9 +30,6 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Op
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_lake
 from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.reports.parts import KeptDays
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
@@ -106,9 +103,20 @@ def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
+class Kept(Protocol):
+    """The closed days of a lake that need not be read (``parts.KeptDays``)."""
+
+    @property
+    def days(self) -> Collection[str]:
+        """The days."""
+
+    def choose(self, live: DataFrame | None) -> None:
+        """Find these days; ``live`` are the tasks of the database."""
+
+
 @contextmanager
 def read(
-    context: Context, table: str, columns: Sequence[str], period: Period, kept: KeptDays | None = None
+    context: Context, table: str, columns: Sequence[str], period: Period, kept: Kept | None = None
 ) -> Iterator[DataFrame]:
     """Yield these columns of every row of ``tasks`` or ``attempts`` that had not ended before the period, each once.
 
