@@ -9,18 +9,9 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
+from django_dbtaskqueue.core import outcomes
 from django_dbtaskqueue.core.columns import TASK_COLUMNS, Column
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskCancelled, TaskQueueError
-from django_dbtaskqueue.core.outcomes import (
-    Complete,
-    CompleteDelete,
-    Fail,
-    Outcome,
-    Poison,
-    Reenqueue,
-    Settlement,
-    Suspend,
-)
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.retry import AnyPolicy
@@ -94,13 +85,13 @@ class Port(Protocol):
     def time(self, text: str) -> datetime:
         """Return a time as the database wrote it, as the site's models would show it."""
 
-    def settle(self, lease: Lease, outcome: Outcome) -> None:
+    def settle(self, lease: Lease, outcome: outcomes.Outcome) -> None:
         """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
 
-    def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
+    def settle_last(self, lease: Lease, outcome: outcomes.Outcome | outcomes.Suspend) -> None:
         """``settle`` as the last act of the calling thread's outermost transaction."""
 
-    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+    def settle_all(self, pairs: Sequence[tuple[Lease, outcomes.Outcome]]) -> None:
         """Write several outcomes in one transaction, or none: then raise ``LeaseLost`` for the first lost lease."""
 
     def stands(self, lease: Lease) -> bool:
@@ -158,7 +149,7 @@ class Lease:
     decoded_context: dict[str, object] | None = None
     policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
     processor: Declared | None = None  # the processor that runs it
-    outcome: Settlement | None = None  # what the processor settled by itself; stored once ``settled``
+    outcome: outcomes.Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
     touched: bool = False  # the processor tried to settle by itself
     unstored_since: float = 0.0  # clock.monotonic() at which its outcome could not be stored; 0: it was not tried
@@ -231,11 +222,11 @@ class Lease:
 
     def complete(self, result: object = None) -> None:
         """Settle as COMPLETED."""
-        self._settle(Complete(result))
+        self._settle(outcomes.Complete(result))
 
     def complete_delete(self) -> None:
         """Settle by deleting the row; the deletion is counted in the same transaction."""
-        self._settle(CompleteDelete())
+        self._settle(outcomes.CompleteDelete())
 
     def reenqueue(self, delay: timedelta | None = None, result: object = None, *, keep_attempts: bool = False) -> None:
         """Put the task back, due after ``delay``: not a failure.
@@ -243,15 +234,15 @@ class Lease:
         Without a delay the ``reenqueue`` policy of the queue or processor gives it; ``ReenqueueDelayMissing`` if there
         is none.
         """
-        self._settle(Reenqueue(delay, result, keep_attempts))
+        self._settle(outcomes.Reenqueue(delay, result, keep_attempts))
 
     def fail(self, error: BaseException | str = "", *, delay: timedelta | None = None, retry: bool = True) -> None:
         """Settle this attempt as failed: retried by policy while attempts are left, ERROR after that."""
-        self._settle(Fail(error, delay, retry))
+        self._settle(outcomes.Fail(error, delay, retry))
 
     def poison(self, reason: str = "") -> None:
         """Settle as POISON."""
-        self._settle(Poison(reason))
+        self._settle(outcomes.Poison(reason))
 
     def touch(self, delta: timedelta) -> None:
         """Extend the lease by ``delta`` (zero is a no-op, negative a ``ValueError``). Raise ``LeaseLost`` if gone."""
@@ -336,7 +327,7 @@ class Lease:
         self.lost = verb
         return LeaseLost(self.id, self.total_attempt, verb)
 
-    def _settle(self, outcome: Outcome) -> None:
+    def _settle(self, outcome: outcomes.Outcome) -> None:
         if self.guard:
             raise TaskQueueError("It settled the task, which changes the outcome. Set its changes_outcome = True")
         self.touched = True
