@@ -295,8 +295,10 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResp
         changed = queue_control.pause_or_resume_queues(verb, names, viewer(request), **given)
     except TaskQueueError as error:
         return page.reply(request, str(error), messages.ERROR)
-    report = _queue_report(verb, changed, len(queues) - changed)
-    return page.reply(request, report, messages.SUCCESS if changed else messages.WARNING, page.back(request))
+    done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
+    words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
+    level = messages.SUCCESS if changed else messages.WARNING
+    return page.reply(request, words % {"done": done, "count": skipped}, level, page.back(request))
 
 
 def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
@@ -315,13 +317,6 @@ def _queue_sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[
         text = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
         lines.append(text % {"count": skipped})
     return lines
-
-
-def _queue_report(verb: Verb, changed: int, skipped: int) -> str:
-    done = str(verb.done % {"number": changed})
-    if not skipped:
-        return f"{done}."
-    return _("%(done)s, %(count)s skipped: not paused.") % {"done": done, "count": skipped}
 
 
 def is_paused(queue: Any) -> bool:

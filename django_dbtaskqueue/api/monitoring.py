@@ -47,11 +47,9 @@ class QueueList(TypedDict):
     queues: list[QueuePause]
 
 
-class QueueDetail(TypedDict):
+class QueueDetail(QueuePause):
     """One queue: its figures, its pause, and what operators set while it runs."""
 
-    queue: str
-    paused: documents.PauseDocument | None
     overrides: dict[str, object]
     stats: documents.QueueStatsDocument
 

@@ -62,12 +62,17 @@ class TaskPage(TypedDict):
     back_to: datetime | None
 
 
-class TaskCount(TypedDict):
+class BoundedCount(TypedDict):
+    """A number of tasks; ``more``: there are more than were counted."""
+
+    count: int
+    more: bool
+
+
+class TaskCount(BoundedCount):
     """How many tasks match; ``more``: there are more than were counted."""
 
     query: str
-    count: int
-    more: bool
 
 
 class ActionReport(TypedDict):
@@ -76,13 +81,6 @@ class ActionReport(TypedDict):
     changed: int
     skipped: int
     skips: dict[str, list[int]]
-
-
-class BoundedCount(TypedDict):
-    """A number of tasks; ``more``: there are more than were counted."""
-
-    count: int
-    more: bool
 
 
 class PreviewDocument(TypedDict):

@@ -321,10 +321,10 @@ def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> i
     alias, handle = str(row._state.db), BatchHandle.of(row)
     handle.queues = None if actor.user is None else [queue for queue in all_queues() if actor.may(verb, queue)]
     with recorded(alias):
-        entry = record(alias, actor, verb, queue=row.queues[0] if len(row.queues) == 1 else "", reason=reason)
+        queue, details = row.queues[0] if len(row.queues) == 1 else "", {"batch": row.pk, "name": row.name}
+        entry = record(alias, actor, verb, queue=queue, reason=reason, details=details)
         entry.changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()
-        entry.details = {"batch": row.pk, "name": row.name}
-        entry.save(using=alias, update_fields=["changed", "details"])
+        entry.save(using=alias, update_fields=["changed"])
     return entry.changed
 
 

@@ -211,30 +211,18 @@ def _stored(until: datetime, alias: str) -> datetime:
 POLLER_VERBS: Mapping[str, Verb] = {
     name: replace(CONTROL_POLLERS, name=name, label=label, effect=effect)
     for name, label, effect in (
-        (
-            "pause",
-            _("Pause"),
-            _("The pollers take no more tasks until they are started again; running tasks go on."),
-        ),
+        ("pause", _("Pause"), _("The pollers take no more tasks until they are started again; running tasks go on.")),
         ("start", _("Start"), _("Pollers that were paused take tasks again.")),
-        (
-            "drain",
-            _("Drain"),
-            _(
-                "The pollers take no more tasks, return the tasks that have not begun, finish the running ones, and "
-                "end. A supervisor or service manager may start new pollers."
-            ),
-        ),
-        (
-            "stop",
-            _("Stop"),
-            _(
-                "The pollers end without waiting: async tasks are cancelled and threads are abandoned. Their attempts "
-                "count and are repeated. A supervisor or service manager may start new pollers."
-            ),
-        ),
+        ("drain", _("Drain"), _(
+            "The pollers take no more tasks, return the tasks that have not begun, finish the running ones, and "
+            "end. A supervisor or service manager may start new pollers."
+        )),
+        ("stop", _("Stop"), _(
+            "The pollers end without waiting: async tasks are cancelled and threads are abandoned. Their attempts "
+            "count and are repeated. A supervisor or service manager may start new pollers."
+        )),
     )
-}
+}  # fmt: skip
 
 
 def command_pollers(
