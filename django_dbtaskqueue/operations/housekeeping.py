@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
-from datetime import UTC, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from django.db import DatabaseError, connections, transaction
@@ -24,7 +24,6 @@ from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, retention
@@ -262,7 +261,7 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport, cloc
     """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
-    now = database_now(session).astimezone(UTC)
+    now = _now(session)
     for partition in months(session.connection, HISTORY_TABLE):
         if partition.end <= now - age and clock.is_left():
             try:
@@ -271,6 +270,11 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport, cloc
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
     return f"{HISTORY_TABLE}_default"
+
+
+def _now(session: Session) -> datetime:
+    found = session.run("SELECT statement_timestamp()", {})[0][0]
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
 
 
 def _repeat(clock: _TurnTime, batch: Callable[[], int]) -> int:
