@@ -65,7 +65,6 @@ class Argument:
     type: Callable[[str], Any] = str
     default: Any = None
     many: bool = False
-    required: bool = False
     choices: tuple[str, ...] = ()
     metavar: str | None = None
 
@@ -96,11 +95,7 @@ def complete(arguments: Sequence[Argument], given: Options) -> Options:
     for name in given:
         if name not in known:
             raise JobOptionError(name, f"there is no such option.{near_match(name, known)}")
-    values = {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
-    for name, argument in known.items():
-        if argument.required and not values[name]:
-            raise JobOptionError(argument.flag, f"it is needed: {argument.help}")
-    return values
+    return {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
 
 
 def moment(text: str) -> datetime:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.architecture.source import MODULES, Module
 
 CODE_BEARING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "jsonpickle"}
-LOADING = {"eval", "exec", "__import__", "import_string", "import_module"}
+LOADING = {"eval", "exec", "__import__", "import_string", "import_module", "resolve_name"}
 MAY_LOAD = {
     "": "import_module: its own names, on first use",
     "testing": "import_module: its own names, on first use",
@@ -19,6 +19,8 @@ MAY_LOAD = {
     "flow.placement": "import_string: `router`, which a queue's row cannot set",
     "operations.checks": "import_string: the settings",
     "operations.permissions": "import_string: the settings",
+    "pipeline.jobs": "resolve_name: the list of jobs",
+    "pipeline.source": "import_module: its own names, on first use",
     "poller.executors.isolated": "import_string: the names of registered processors, never of a row",
     "flow.middleware": "import_string: paths of the settings and of processors",
     "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",

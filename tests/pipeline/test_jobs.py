@@ -25,7 +25,7 @@ def test_every_job_says_what_it_is() -> None:
         assert found.name == name
         assert found.summary and inspect.getdoc(type(found)), name
         assert all(one.help for one in found.arguments), name
-        defaults = found.context(**{one.name: "x" for one in found.arguments if one.required}).options
+        defaults = found.context().options
         text = found.explain(defaults)
         assert text.startswith(f"{name}: {found.summary}")
         assert all(one.flag in text for one in found.arguments), name
@@ -77,8 +77,6 @@ def test_options_get_their_defaults_and_types() -> None:
     assert complete(known, {"queue": ["x", "y"], "rate": "7"})["rate"] == 7
     with pytest.raises(JobOptionError, match="--mode: 'c' is not one of a, b"):
         complete(known, {"mode": "c"})
-    with pytest.raises(JobOptionError, match="--name: it is needed: who"):
-        complete((Argument("name", "who", required=True),), {})
 
 
 def test_a_queue_s_own_objective_wins_over_everybody_s() -> None:
