@@ -64,10 +64,10 @@ class Erase(Job):
 
     def run(self, context: Context) -> Result:
         """Return the proof. Raises PipelineError for tasks that cannot be removed, and CheckFailed if rows are left."""
-        database, wanted = context.need_database(), Wanted.of(context)
+        database, references = context.need_database(), _references(context)
         lake = Lake.at(context.lake) if context.lake else None
         with Batches.locked(database) as batches:
-            erasure = Erasure(context, database, batches.link, lake, wanted)
+            erasure = Erasure(context, database, batches.link, lake, references)
             other = {"erase_here_too": erasure.other_lakes(), "other_tables": [*context.options["other_table"]]}
             other = {name: places for name, places in other.items() if places}
             if lake is not None and not context.dry_run:
@@ -75,7 +75,7 @@ class Erase(Job):
             before = erasure.found()
             erasure.refuse_unfinished(before)
             if context.dry_run:
-                return {"references": len(wanted.references), "before": before.counts, "dry_run": True, **other}
+                return {"references": len(references), "before": before.counts, "dry_run": True, **other}
             proof = {**erasure.performed(before), **other}
         if left := [place for place, number in proof["after"].items() if number]:
             raise CheckFailed(f"Rows are left ({', '.join(left)}), which were written meanwhile. Run it again.", proof)
@@ -96,36 +96,17 @@ class Erase(Job):
         return "\n".join([*lines, super().as_text(facts)])
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which tasks to remove. No queues means all of them."""
-
-    references: tuple[str, ...]
-    queues: tuple[str, ...]
-
-    @classmethod
-    def of(cls, context: Context) -> Wanted:
-        """Return what the options say. Raises JobOptionError without a reference."""
-        references = [*context.options["reference"]]
-        if file := context.options["reference_file"]:
-            try:
-                references += [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
-            except (OSError, UnicodeError) as error:
-                raise JobOptionError("--reference-file", f"{file} cannot be read: {error}") from None
-        if not references:
-            raise JobOptionError("--reference", "whose tasks? Give --reference or --reference-file")
-        return cls(tuple(dict.fromkeys(references)), context.options["queue"])
-
-    def params(self, database: Database) -> dict[str, object]:
-        array = database.dialect.array
-        return {"references": array(self.references), "queues": array(self.queues), "every": not self.queues}
-
-    def among(self, rows: pa.Table) -> pa.Table:
-        """Return those of the lake's tasks that are wanted."""
-        rows = rows.filter(pc.is_in(rows["reference_number"], value_set=pa.array(self.references, pa.string())))
-        if self.queues:
-            rows = rows.filter(pc.is_in(rows["queue_name"], value_set=pa.array(self.queues, pa.string())))
-        return rows
+def _references(context: Context) -> tuple[str, ...]:
+    """Return those of the options. Raises JobOptionError if there is none."""
+    references = [*context.options["reference"]]
+    if file := context.options["reference_file"]:
+        try:
+            references += [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+        except (OSError, UnicodeError) as error:
+            raise JobOptionError("--reference-file", f"{file} cannot be read: {error}") from None
+    if not references:
+        raise JobOptionError("--reference", "whose tasks? Give --reference or --reference-file")
+    return tuple(dict.fromkeys(references))
 
 
 @dataclass
@@ -147,7 +128,7 @@ class Erasure:
     database: Database
     link: Link
     lake: Lake | None
-    wanted: Wanted
+    references: tuple[str, ...]
 
     @property
     def sql(self) -> EraseStatements:
@@ -156,6 +137,11 @@ class Erasure:
     @property
     def retention(self) -> RetentionStatements:
         return RetentionStatements(self.database.tables, self.database.dialect)
+
+    @property
+    def params(self) -> dict[str, object]:
+        array, queues = self.database.dialect.array, self.context.options["queue"]
+        return {"references": array(self.references), "queues": array(queues), "every": not queues}
 
     def other_lakes(self) -> list[str]:
         """Return further lakes with tasks of this database. Raises JobOptionError if there are some and none is given.
@@ -175,16 +161,16 @@ class Erasure:
         Raises LakeError for a damaged file: its rows are unknown.
         """
         self.context.progress("counting rows", 0, 0)
-        found, params = Found(), self.wanted.params(self.database)
+        found = Found()
         found.hot = self._hot()
-        history = [(location, task_id) for location, task_id in self.link.run(self.sql.history, params)]
+        history = [(location, task_id) for location, task_id in self.link.run(self.sql.history, self.params)]
         found.keys = {*removed, *history, *((self.database.location, task_id) for task_id, _status, _free in found.hot)}
         found.counts = {"tasks": len(found.hot), "history": len(history)}
         for table in ("tasks", "finished") if self.lake else ():
             found.files[table] = [*self._files(table, found)]
         for place, (count, _remove) in self.sql.about.items():
             found.counts[place] = int(self.link.run(count, self._rows(found))[0][0])
-        found.counts["used references"] = int(self.link.run(self.sql.used_references, params)[0][0])
+        found.counts["used references"] = int(self.link.run(self.sql.used_references, self.params)[0][0])
         if self.lake:
             found.files["attempts"] = [*self._files("attempts", found)]
             for table, place in LAKE_PLACES.items():
@@ -192,7 +178,7 @@ class Erasure:
         return found
 
     def _hot(self) -> list[tuple[int, str, bool]]:
-        rows = self.link.run(self.sql.tasks, self.wanted.params(self.database))
+        rows = self.link.run(self.sql.tasks, self.params)
         watched = [task_id for task_id, _status, is_watched in rows if is_watched is not None]
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
         needed = {task_id for (task_id,) in self.link.run(self.retention.needed, of)} if watched else set()
@@ -207,7 +193,10 @@ class Erasure:
                 rows = self.lake.read(file, ["location", "task_id"]).rename_columns(["location", "id"])
                 rows = rows.join(known, ["location", "id"], join_type="left semi")
             else:
-                rows = self.wanted.among(self.lake.read(file, ["location", "id", "queue_name", "reference_number"]))
+                rows = self.lake.read(file, ["location", "id", "queue_name", "reference_number"])
+                rows = rows.filter(pc.is_in(rows["reference_number"], pa.array(self.references, pa.string())))
+                if queues := self.context.options["queue"]:
+                    rows = rows.filter(pc.is_in(rows["queue_name"], pa.array(queues, pa.string())))
                 found.keys.update(zip(rows["location"].to_pylist(), rows["id"].to_pylist(), strict=True))
                 if table == "tasks":
                     found.archived.update(rows["queue_name"].to_pylist())
@@ -239,7 +228,7 @@ class Erasure:
 
     def performed(self, before: Found) -> Result:
         """Remove what was found, and return the proof."""
-        facts = {"references": len(self.wanted.references), "before": before.counts}
+        facts = {"references": len(self.references), "before": before.counts}
         audit = self._audit_begun(facts)
         self.context.progress("removing", 0, 0)
         rewritten = sum(self._rewrite(table, before) for table in ("attempts", "finished"))
@@ -272,7 +261,6 @@ class Erasure:
         return int(self.link.run(self.sql.audit, values)[0][0])
 
     def _delete(self, before: Found) -> None:
-        params = self.wanted.params(self.database)
         if self._hot() != before.hot:
             raise PipelineError("Tasks of these references were changed meanwhile. Run erase again.")
         ids = {"ids": self.database.dialect.array([task_id for task_id, _status, _free in before.hot])}
@@ -281,7 +269,7 @@ class Erasure:
         for statement in (self.retention.count, self.retention.delete):
             self.link.run(statement, ids)
         for statement in (self.sql.count_history, self.sql.delete_history, self.sql.delete_used_references):
-            self.link.run(statement, params)
+            self.link.run(statement, self.params)
         for queue, number in before.archived.items():
             self.link.run(self.sql.count_archived, {"queue": queue, "count": number})
 
