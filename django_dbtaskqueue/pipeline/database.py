@@ -9,6 +9,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote, unquote, urlencode, urlsplit
@@ -20,8 +21,6 @@ from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Tables
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
 
-    DATABASE_ERRORS: tuple[type[Exception], ...]
-
 __all__ = ["Database"]
 
 Vendor = Literal["postgresql", "sqlite"]
@@ -32,12 +31,11 @@ Params = Mapping[str, object]
 SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'postgres'"
 
 
-def __getattr__(name: str) -> object:
-    if name != "DATABASE_ERRORS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def database_errors() -> tuple[type[Exception], ...]:
+    """Return what the drivers raise."""
     import psycopg
 
-    return (psycopg.Error, sqlite3.Error)
+    return psycopg.Error, sqlite3.Error
 
 
 @dataclass(frozen=True)
@@ -104,13 +102,25 @@ class Database:
     def sql(self) -> Statements:
         return Statements(self.tables, self.dialect)
 
+    def time(self, value: datetime) -> datetime | str:
+        """Return a time as a statement takes it: SQLite has text in UTC. A time without a zone is in UTC."""
+        value = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
+        return value if self.postgresql else value.strftime("%Y-%m-%d %H:%M:%S.%f")
+
     def connect(self) -> Any:
         """Return a new connection in autocommit: psycopg's, in UTC, or sqlite3's.
 
         Raises `PipelineError` when there is no such database, or it cannot be reached within 10 seconds.
         """
         if self.postgresql:
-            return self._connect()
+            import psycopg
+
+            try:
+                connection = psycopg.connect(self._libpq, autocommit=True)
+                connection.execute(SESSION_SETTINGS)
+            except psycopg.Error as error:
+                raise self._unusable(error) from None
+            return connection
         try:
             uri = f"{Path(self.conninfo['dbname']).as_uri()}?mode=rw"
             file = sqlite3.connect(uri, uri=True, timeout=120, isolation_level=None)
@@ -119,16 +129,6 @@ class Database:
             path = self.conninfo["dbname"]
             raise PipelineError(f"The SQLite database {path} cannot be used: {error}. Check the path.") from None
         return file
-
-    def _connect(self) -> Any:
-        import psycopg
-
-        try:
-            connection = psycopg.connect(self._libpq, autocommit=True)
-            connection.execute(SESSION_SETTINGS)
-        except psycopg.Error as error:
-            raise self._unusable(error) from None
-        return connection
 
     @contextmanager
     def open(self) -> Iterator[Link]:

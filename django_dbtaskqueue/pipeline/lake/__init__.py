@@ -33,7 +33,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
-from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
+from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.lake.store import DAMAGED_FILE_REMEDY, LakeStore, reading, store_of, writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SUMMARIES, TASKS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Snapshot, open_snapshot
@@ -205,7 +205,6 @@ class Lake:
     # -- reading a file ------------------------------------------------------------------------------------------------
 
     def path(self, file: DataFile) -> str:
-        """Return the path, or the URL, of a file."""
         return self.store.place(file.name)
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
@@ -360,7 +359,7 @@ def _open_tokens(database: Database, snapshot: Snapshot) -> set[str]:
     try:
         with nullcontext(snapshot.link) if snapshot.link else database.open() as link:
             return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
-    except DATABASE_ERRORS as error:
+    except database_errors() as error:
         raise PipelineError(f"{database!r} cannot be asked for its archive batches: {error}. Run migrate.") from error
 
 

@@ -37,10 +37,11 @@ LOCK_ARCHIVE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), has
 
 @dataclass(frozen=True)
 class TaskFilters:
-    """Which finished tasks to archive. No queues means all of them."""
+    """Which finished tasks to archive: those that ended before ``cutoff``. No queues means all of them."""
 
     statuses: tuple[str, ...]
-    queues: tuple[str, ...] = ()
+    queues: tuple[str, ...]
+    cutoff: datetime
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,6 @@ class Batch:
     source: str
     first_id: int
     last_id: int
-    cutoff: datetime
     filters: TaskFilters
 
 
@@ -109,29 +109,26 @@ class Batches:
             if left := reported - needed:
                 self._run(sql.unwatch, ids=array(sorted(left)))
 
-    def cutoff(self, age: timedelta) -> datetime:
-        """Return the time that long ago, by the database's clock."""
-        return _moment(self._run(self.sql.cutoff, age=age.total_seconds())[0][0])
+    def filters(self, age: timedelta, statuses: tuple[str, ...], queues: tuple[str, ...]) -> TaskFilters:
+        """Return the filters for tasks that ended that long ago, by the database's clock."""
+        return TaskFilters(statuses, queues, _moment(self._run(self.sql.cutoff, age=age.total_seconds())[0][0]))
 
-    def next(
-        self, source: str, *, after: int, limit: int, cutoff: datetime, filters: TaskFilters
-    ) -> tuple[int, int, int]:
+    def next(self, source: str, after: int, limit: int, filters: TaskFilters) -> tuple[int, int, int]:
         """Return (first id, last id, number) of at most ``limit`` rows that a batch would take next."""
-        params = {"after": after, "limit": limit, "cutoff": self._text(cutoff), **self._params(filters)}
-        first, last, number = self._run(self.sql.frozen(source), **params)[0]
+        first, last, number = self._run(self.sql.frozen(source), after=after, limit=limit, **self._params(filters))[0]
         return first or 0, last or 0, number
 
     def _params(self, filters: TaskFilters) -> Params:
-        array = self.sql.dialect.array
-        return {"statuses": array(filters.statuses), "queues": array(filters.queues), "every": not filters.queues}
+        lists = {name: self.sql.dialect.array(getattr(filters, name)) for name in ("statuses", "queues")}
+        return {**lists, "every": not filters.queues, "cutoff": self.database.time(filters.cutoff)}
 
-    def freeze(self, source: str, ids: tuple[int, int], *, lake: str, cutoff: datetime, filters: TaskFilters) -> Batch:
+    def freeze(self, source: str, ids: tuple[int, int], lake: str, filters: TaskFilters) -> Batch:
         """Store which tasks are archived next; the tasks are not touched."""
-        batch = Batch(uuid.uuid4().hex, self.database.location, source, *ids, cutoff, filters)
-        lists = {"statuses": json.dumps(filters.statuses), "queues": json.dumps(filters.queues)}
+        batch = Batch(uuid.uuid4().hex, self.database.location, source, *ids, filters)
+        lists = {name: json.dumps(getattr(filters, name)) for name in ("statuses", "queues")}
         self._run(
             CREATE_BATCH, token=batch.token, location=batch.location, source=source, lake=lake, first_id=ids[0],
-            last_id=ids[1], cutoff=self._text(cutoff), **lists,
+            last_id=ids[1], cutoff=self.database.time(filters.cutoff), **lists,
         )  # fmt: skip
         return batch
 
@@ -169,8 +166,8 @@ class Batches:
 
     def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
-        facts = {"first_id": batch.first_id, "last_id": batch.last_id, "cutoff": self._text(batch.cutoff)}
-        found = self._run(self.sql.remove_old(batch.source, horizon), **facts, **self._params(batch.filters))
+        facts = {"first_id": batch.first_id, "last_id": batch.last_id, **self._params(batch.filters)}
+        found = self._run(self.sql.remove_old(batch.source, horizon), **facts)
         if tuple(map(int, found[0])) != _checksums(keys):
             raise RowsChanged
         removed = 0
@@ -211,9 +208,6 @@ class Batches:
             return self.link.run(sql, values)
         except MISSING_TABLE_ERRORS as error:
             raise PipelineError(f"{self.database!r} cannot be archived: {error}. Run manage.py migrate.") from error
-
-    def _text(self, moment: datetime) -> datetime | str:
-        return moment if self.link.postgresql else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,9 +36,6 @@ from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 __all__ = ["Archive"]
 
@@ -77,21 +74,20 @@ class Archive(Job):
     def run(self, context: Context) -> Result:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
         database, path = context.need_database(), context.need_lake()
-        filters = TaskFilters(context.options["status"] or TERMINAL_STATUSES, context.options["queue"])
+        sources = context.options["source"] or ARCHIVED_TABLES
         if context.dry_run:
             store_of(path)
-            limit, sources = context.options["limit"] or 2**62, context.options["source"] or ARCHIVED_TABLES
             with Batches.locked(database) as batches:
-                cutoff = batches.cutoff(context.options["older_than"])
-                found = [batches.next(one, after=0, limit=limit, cutoff=cutoff, filters=filters) for one in sources]
+                filters, limit = _filters(context, batches), context.options["limit"] or 2**62
+                found = [batches.next(one, 0, limit, filters) for one in sources]
             return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
         lake = Lake.at(path, create=True)
         with Batches.locked(database) as batches:
             run = Run(context, lake, batches)
             run.resume()
             batches.unwatch()
-            for source in context.options["source"] or ARCHIVED_TABLES:
-                run.archive(source, filters)
+            for source in sources:
+                run.archive(source)
             if not context.options["no_compact"] and run.done["batches"]:
                 tokens, fewest = [token for token, _location, _lake in batches.unfinished()], context.options["compact"]
                 run.done["files_compacted"] = compact(
@@ -126,24 +122,23 @@ class Run:
             self.lake.revoke(token)
             self.batches.abandon(token, REVOKED)
 
-    def archive(self, source: str, filters: TaskFilters) -> None:
-        cutoff = self.batches.cutoff(self.context.options["older_than"])
-        after = 0
-        while (batch := self._freeze(source, after, cutoff, filters)) is not None:
+    def archive(self, source: str) -> None:
+        after, filters = 0, _filters(self.context, self.batches)
+        while (batch := self._freeze(source, after, filters)) is not None:
             after = batch.last_id
             self._finish(batch)
 
-    def _freeze(self, source: str, after: int, cutoff: datetime, filters: TaskFilters) -> Batch | None:
+    def _freeze(self, source: str, after: int, filters: TaskFilters) -> Batch | None:
         limit = self.context.options["batch_size"]
         if self.context.options["limit"]:
             limit = min(limit, self.context.options["limit"] - self.done["tasks"])
         if limit <= 0:
             return None
         self._step("freeze")
-        first, last, number = self.batches.next(source, after=after, limit=limit, cutoff=cutoff, filters=filters)
+        first, last, number = self.batches.next(source, after, limit, filters)
         if not number:
             return None
-        return self.batches.freeze(source, (first, last), lake=self.lake.root, cutoff=cutoff, filters=filters)
+        return self.batches.freeze(source, (first, last), self.lake.root, filters)
 
     def _finish(self, batch: Batch) -> None:
         export = Export(self.lake, batch.token)
@@ -211,6 +206,11 @@ class Run:
 
     def _step(self, name: str) -> None:
         self.context.progress(name, self.done["tasks"], 0)
+
+
+def _filters(context: Context, batches: Batches) -> TaskFilters:
+    options = context.options
+    return batches.filters(options["older_than"], options["status"] or TERMINAL_STATUSES, options["queue"])
 
 
 def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:

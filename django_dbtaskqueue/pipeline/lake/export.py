@@ -193,7 +193,7 @@ class SliceWriter:
         read = read_slice(self.database, self.tasks, Slice(low, high), self.snapshot)
         for index, rows in enumerate(pieces(read)):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
-            old = rows.filter(pc.less(ended, pa.scalar(self.batch.cutoff, pa.timestamp("us", "UTC"))))
+            old = rows.filter(pc.less(ended, pa.scalar(self.batch.filters.cutoff, pa.timestamp("us", "UTC"))))
             if not old.num_rows:
                 continue
             tasks = lake_tasks(old, self.batch.location)

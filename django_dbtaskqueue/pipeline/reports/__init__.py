@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.numbers import number
-from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database
+from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_lake
 from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
@@ -355,7 +355,7 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
     try:
         with database.open() as link, link.transaction():
             yield int(link.run(INSERT_REPORT, row)[0][0])
-    except DATABASE_ERRORS as error:
+    except database_errors() as error:
         raise PipelineError(
             f"The report cannot be kept in {database!r}: {str(error).strip()}. Run migrate, or give --no-store."
         ) from error

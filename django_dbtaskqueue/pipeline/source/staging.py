@@ -31,7 +31,7 @@ from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
-from django_dbtaskqueue.pipeline.database import DATABASE_ERRORS, Database, Link, Params
+from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
 
 RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
 GIVEN = (BY_NAME["queue"], *ENQUEUED)
@@ -223,7 +223,7 @@ def open_staging(database: Database) -> str:
 
 def drop_staging(database: Database, table: str) -> None:
     """Drop a staging table; if that fails, a sweep drops it later."""
-    with suppress(TaskQueueError, *DATABASE_ERRORS), database.open() as link:
+    with suppress(TaskQueueError, *database_errors()), database.open() as link:
         link.run(f"DROP TABLE IF EXISTS {table}")
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ class Selection:
                 tests.append(database.dialect.one_of(column, name))
             else:
                 if isinstance(value, datetime):
-                    column, value = _comparable(column, database), _time_param(value, database)
+                    column, value = _comparable(column, database), database.time(value)
                 params[name] = value
                 tests.append(f"{column} {operator} %({name})s")
         return f" WHERE {' AND '.join(tests)}" if tests else "", params
@@ -100,11 +100,6 @@ def checked_snapshot(name: str | None) -> str | None:
     if name is not None and not SNAPSHOT_NAME.fullmatch(name):
         raise PipelineError(f"snapshot={name!r} is not the name of a snapshot. Use open_snapshot().")
     return name
-
-
-def _time_param(value: datetime, database: Database) -> datetime | str:
-    value = value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
-    return value if database.postgresql else value.strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def _comparable(column: str, database: Database) -> str:
