@@ -24,17 +24,16 @@ from django.conf import settings
 from django.db import connections
 from pyspark import SparkContext, cloudpickle
 
-from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, on_worker
-from django_dbtaskqueue.contrib.spark.work import Place
+from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, on_worker, work
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.pipeline.spark import spark_session
 from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph, without_secrets
 from django_dbtaskqueue.poller.executors import Answer, Job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from django_dbtaskqueue.core.lease import Lease
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -177,8 +176,8 @@ class SparkExecutor:
             for number, call in enumerate(calls)
         ]
         frame = spark.createDataFrame(_sliced(rows, PARTITIONS_PER_CORE * self._cores))
-        work = partial(on_worker, environment=self._environment, places=self._places(calls), again=again)
-        answers = frame.mapInArrow(work, ANSWER_DDL).toArrow().to_pylist()
+        function = partial(on_worker, environment=self._environment, places=self._places(calls), again=again)
+        answers = frame.mapInArrow(function, ANSWER_DDL).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
 
     def _places(self, calls: list[Call]) -> dict[str, tuple[str | None, str]]:
@@ -187,7 +186,7 @@ class SparkExecutor:
         if new := aliases - self._known_places.keys():
             try:
                 for alias in new:
-                    place = Place.of(alias)
+                    place = work.Place.of(alias)
                     self._known_places[alias] = place.server, place.database
             finally:
                 connections.close_all()
@@ -215,7 +214,7 @@ class SparkExecutor:
             for call in calls:
                 call.future.set_exception(CancelledError())
             return
-        left = [call for call in calls if any(lease.id in unsettled for lease in call.job.leases)]
+        left = [call for call in calls if any(lease in unsettled for lease in call.job.leases)]
         for call in calls:
             if call not in left:
                 call.future.set_result([Answer(None, None, "")] * len(call.job.leases))
@@ -258,12 +257,8 @@ def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
     return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=JOB_SCHEMA) for at in starts])
 
 
-def _unsettled(calls: list[Call]) -> set[int]:
-    found: set[int] = set()
+def _unsettled(calls: list[Call]) -> set[Lease]:
     try:
-        for call in calls:
-            port: Any = call.job.lease.port
-            found |= resolve(Session.on(port.alias, port.model), call.job.leases)[1]
+        return work.held([lease for call in calls for lease in call.job.leases])
     finally:
         connections.close_all()
-    return found

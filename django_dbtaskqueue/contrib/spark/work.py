@@ -45,7 +45,6 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, alias: str) -> Place:
-        """Return the place of an alias in this process."""
         session = Session.on(alias)
         if not session.postgresql:
             return cls(None, os.path.realpath(str(session.connection.settings_dict["NAME"])))
@@ -77,16 +76,16 @@ def perform_rows(
                 "with --worker-env DATABASE_URL."
             )
     jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
-    held_leases = _held([lease for leases in jobs.values() for lease in leases])
+    unsettled = held([lease for leases in jobs.values() for lease in leases])
     runner = JobRunner()
     seconds: dict[int, float] = {}
     for number, leases in jobs.items():
         began = clock.monotonic()
         for lease in leases:
-            if lease not in held_leases:
+            if lease not in unsettled:
                 runner.answers[lease] = Answer(None, None, "" if again else "start")
-        if held := [lease for lease in leases if lease in held_leases]:
-            runner.perform(held)
+        if left := [lease for lease in leases if lease in unsettled]:
+            runner.perform(left)
         seconds[number] = clock.monotonic() - began
     runner.settle()
     close_old_connections()
@@ -146,7 +145,7 @@ class JobRunner:
                 self.answers[lease] = Answer(None, None, outcome.facts.verb)
 
 
-def _held(leases: Iterable[Lease]) -> set[Lease]:
+def held(leases: Iterable[Lease]) -> set[Lease]:
     """Return the leases that are neither settled nor lost."""
     by_location: defaultdict[tuple[str, Any], list[Lease]] = defaultdict(list)
     for lease in leases:
