@@ -42,6 +42,9 @@ from django.test import TransactionTestCase
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.core import durations
+from django_dbtaskqueue.db import minute_counts
+from django_dbtaskqueue.flow import dependencies
+from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.pull import handle
 from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
@@ -121,6 +124,13 @@ def _leftovers() -> None:
         for (name,) in server.execute("SELECT datname FROM pg_database WHERE datname ~ '^test_[0-9]+'").fetchall():
             if not _alive(int(re.findall(r"\d+", name)[0])):
                 server.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@pytest.fixture(autouse=True)
+def _no_row_rests() -> None:
+    """Rows of each test have the numbers of those of others, which may rest because they raised."""
+    for module in (dependencies, bulk, minute_counts):
+        module._pauses._rests.clear()
 
 
 @pytest.fixture(autouse=True)

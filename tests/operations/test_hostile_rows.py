@@ -196,6 +196,7 @@ def taken_back(undo: bool) -> Iterator[None]:
         transaction.set_rollback(undo)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["together", "by column"])
 def test_no_row_breaks_a_page_an_answer_or_a_command(browser: Client, each: bool) -> None:
     faults: dict[str, str] = {}
