@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 import psutil
 import pytest
@@ -38,17 +37,18 @@ def family(run: str) -> dict[psutil.Process, str]:
     found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user
-            if process.environ().get(NAME) == run and process.status() != psutil.STATUS_ZOMBIE:
-                found[process] = shlex.join(process.cmdline())
+            command = shlex.join(process.cmdline())
+            ours = run in command or process.environ().get(NAME) == run  # PostgreSQL has its folder, no environment
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
+                found[process] = command
     return found
 
 
 @pytest.fixture
-def run() -> Iterator[str]:
+def run(folder: Path) -> Iterator[str]:
     """The mark of a run; what it leaves is killed."""
-    mark = str(uuid4())
-    yield mark
-    for left in family(mark):
+    yield str(folder)
+    for left in family(str(folder)):
         left.kill()
 
 
