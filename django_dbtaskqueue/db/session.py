@@ -48,8 +48,8 @@ class _Hooks(dict[type[BaseDatabaseWrapper], bool]):
     def __missing__(self, backend: type[BaseDatabaseWrapper]) -> bool:
         from django.db.backends.postgresql.base import DatabaseWrapper
 
-        self[backend] = any(getattr(backend, name) is not getattr(DatabaseWrapper, name) for name in CURSOR_METHODS)
-        return self[backend]
+        hooked = any(getattr(backend, name) is not getattr(DatabaseWrapper, name) for name in CURSOR_METHODS)
+        return self.setdefault(backend, hooked)
 
 
 _hooks = _Hooks()
@@ -69,7 +69,8 @@ class Session:
             self._deadline = liveness.Deadline(connection, answer_timeout)
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.postgresql = connection.vendor == "postgresql"
-        self.hooked = self.postgresql and (_hooks[type(connection)] or "cursor" in vars(connection))
+        own = getattr(connection.cursor, "__func__", None)  # a tool may have put another one on the connection
+        self.hooked = self.postgresql and (_hooks[type(connection)] or own is not type(connection).cursor)
         self.sql = statements_of(model, connection.vendor)
 
     @cached_property
@@ -234,9 +235,7 @@ class Session:
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
 
     def watched(self) -> bool:
-        """Whether statements must go through Django's slower cursor: they are logged (DEBUG, a test, a tracer), or the
-        backend takes part. An owned connection calls on the backend when it connects, because nobody switches it.
-        """
+        """Whether statements go through Django's slower cursor: they are logged (DEBUG), or a backend takes part."""
         watched = bool(self.connection.execute_wrappers)
         if watched and self.connection.execute_wrappers == liveness.FIRST_STATEMENT:  # the poller's own
             liveness.begin_first_statement(self.connection)
@@ -261,7 +260,7 @@ class Session:
             self.connection.connect()
         if not self.owned:
             return
-        if self.hooked:
+        if self.hooked:  # once: nobody switches its schema later
             self.connection.cursor().close()
         import psycopg
 

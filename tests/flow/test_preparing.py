@@ -110,6 +110,16 @@ def seen_by_others(reference: str) -> bool:
         return bool(other.run(sql, {"reference": reference}))
 
 
+def test_a_connection_of_django_s_test_case_is_prepared_and_one_of_a_tool_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    own = connection.cursor
+    monkeypatch.setattr(connections["default"], "cursor", own)  # SimpleTestCase leaves it so
+    assert not Session.on("default").hooked
+    monkeypatch.setattr(connections["default"], "cursor", lambda: own())
+    assert Session.on("default").hooked
+
+
 def test_connections_that_come_and_go_are_not_kept() -> None:
     gone: list[Any] = []
     for _ in range(3):
