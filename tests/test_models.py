@@ -12,7 +12,8 @@ import psycopg
 import pytest
 from django.core.management import call_command
 from django.db import DatabaseError, IntegrityError, connection, connections, transaction
-from django.db.models.functions import Now
+from django.db.models import Count, F, Max
+from django.db.models.functions import Greatest, Now, TruncDay
 from django.utils import timezone
 
 from django_dbtaskqueue.db.session import Session
@@ -378,3 +379,24 @@ def test_the_fault_finder_finds_faults(postgres_process_database: ProcessDatabas
     plan = prepared_plan(session, "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s", {"attempt": 1})
     assert faults(plan, BY_LINE) == ["Seq Scan", "uses no index"]
     session.close()
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"])
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_a_time_goes_where_a_time_of_django_goes(alias: str) -> None:
+    """A SELECT reads it within limits; all else takes it for the plain column."""
+    tasks = Task.objects.using(make_task(using=alias)._state.db)
+    by_day = tasks.annotate(day=TruncDay("create_time")).values("day").annotate(number=Count("pk")).order_by("day")
+    for rows in (
+        tasks.distinct().order_by("create_time"),
+        tasks.values_list("create_time").distinct().order_by("create_time"),
+        tasks.values("create_time").annotate(number=Count("pk")).order_by("create_time"),
+        by_day,
+        tasks.datetimes("create_time", "day"),
+        tasks.annotate(latest=Greatest(Now(), "create_time", "start_time")).order_by("latest"),
+        tasks.annotate(wait=F("next_process_time") - F("create_time")).values("wait"),
+        tasks.values_list("create_time").union(tasks.values_list("next_process_time")),
+        tasks.filter(create_time__in=tasks.values("create_time")),
+    ):
+        assert list(rows)
+    assert tasks.aggregate(last=Max("create_time"))["last"] == tasks.latest("create_time").create_time
