@@ -124,6 +124,7 @@ class Heartbeat:
     def _report(self, alias: str, state: str | None = None) -> float:
         """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
         poller, now = self._poller, clock.monotonic()
+        blocked = poller.state == "RUNNING" and any(one.blocked for one in poller.executors.all)
         report = {
             "host": socket.gethostname()[:200],
             "pid": getpid(),
@@ -138,7 +139,7 @@ class Heartbeat:
                 }
                 for queue in poller.queues.values()
             ],
-            "state": state or ("BLOCKED" if any(one.blocked for one in poller.executors.all) else poller.state),
+            "state": state or ("BLOCKED" if blocked else poller.state),
             "slots": poller.slots(),
             "held": len(poller.settler.held),
             "finished": poller.counts.finished,
