@@ -11,9 +11,9 @@ from django.contrib import admin
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
-from django_dbtaskqueue.admin.plan_pages import BatchAdmin, ScheduleAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
 from django_dbtaskqueue.admin.record_pages import AttemptAdmin, FailureGroupAdmin, PipelineReportAdmin, TaskHistoryAdmin
+from django_dbtaskqueue.admin.schedule_and_batch_pages import BatchAdmin, ScheduleAdmin
 from django_dbtaskqueue.admin.task_pages import PoisonTaskAdmin, TaskAdmin
 
 __all__ = [

@@ -46,8 +46,8 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
-from django_dbtaskqueue.operations.plan_control import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
+from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
 from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
 from django_dbtaskqueue.operations.visibility import check_cancel, narrow

@@ -18,7 +18,8 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models import AuditEntry, Batch, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
 from django_dbtaskqueue.operations import monitor_documents as documents
-from django_dbtaskqueue.operations import plan_control, queue_control
+from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, all_queues
@@ -81,7 +82,7 @@ class ScheduleList(TypedDict):
 class BatchList(TypedDict):
     """The batches, the newest first."""
 
-    batches: list[plan_control.BatchDocument]
+    batches: list[control.BatchDocument]
 
 
 class PollerList(TypedDict):
@@ -212,7 +213,7 @@ def change_queue_settings(call: Call, queue: str) -> Overrides:
 def batches(call: Call) -> BatchList:
     """Return the newest batches, and how many tasks of each are in which status."""
     may_view(call.actor, Batch)
-    return {"batches": plan_control.batch_documents(plan_control.listed_batches(call.actor))}
+    return {"batches": control.batch_documents(control.listed_batches(call.actor))}
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -232,25 +233,25 @@ def schedule(call: Call, schedule: str) -> ScheduleDocument:
 
 def make_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
-    made = plan_control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    made = control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
 def change_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
-    changed = plan_control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    changed = control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 
 def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
     """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
-    verb = plan_control.SCHEDULE_VERBS.get(f"{action}_schedule")
+    verb = control.SCHEDULE_VERBS.get(f"{action}_schedule")
     if verb is None:
-        words = ", ".join(name.removesuffix("_schedule") for name in plan_control.SCHEDULE_VERBS)
+        words = ", ".join(name.removesuffix("_schedule") for name in control.SCHEDULE_VERBS)
         raise Http404(f"There is no action {action!r}; they are {words}.")
     _schedule(call, schedule)
-    row = plan_control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
+    row = control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
     return schedule_document(row, call.actor)
 
 

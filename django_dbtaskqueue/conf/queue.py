@@ -136,10 +136,7 @@ QUEUE_RULES: dict[str, Rule] = {
     "concurrency": (lambda v: v is None or _whole(v, 0), "None or a whole number from 0 to 1,000,000,000"),
     "expired": (lambda v: v in ("poison", "delete"), '"poison" or "delete"'),
     "group_retry": (lambda v: v in ("hold", "skip"), '"hold" or "skip"'),
-    "unique": (
-        lambda v: v is None or isinstance(v, uniqueness.UniqueRule),
-        f"None or a rule. {uniqueness.RULE_FORMS}",
-    ),
+    "unique": (lambda v: v is None or isinstance(v, uniqueness.UniqueRule), f"None or a rule. {uniqueness.RULE_FORMS}"),
     "unique_over": (lambda v: v in ("table", "history"), '"table" or "history"'),
     "strategy": (
         lambda v: isinstance(v, str) and (v in STRATEGIES or "." in v),

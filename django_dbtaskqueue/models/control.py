@@ -149,10 +149,7 @@ MISSED_POLICIES = (
     ("one", _("enqueue one task for all of them")),
     ("all", _("enqueue one task for each, the newest 100 at most")),
 )
-OVERLAP_POLICIES = (
-    ("allow", _("enqueue the task all the same")),
-    ("skip", _("skip the tick")),
-)
+OVERLAP_POLICIES = (("allow", _("enqueue the task all the same")), ("skip", _("skip the tick")))
 CODE, PERSON = "code", "person"
 SCHEDULE_SOURCES = ((CODE, _("code")), (PERSON, _("person")))
 

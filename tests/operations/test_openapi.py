@@ -22,8 +22,8 @@ from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, Failu
 from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.plan_control import add_schedule
 from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule
 from tests.factories import QUEUE, make_task
 from tests.operations.site import attempt, failure_group, logged_in
 

@@ -22,7 +22,12 @@ from django_dbtaskqueue.flow.schedule import Definition, declare
 from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.plan_control import SCHEDULE_VERBS, act_on_schedule, add_schedule, edit_schedule
+from django_dbtaskqueue.operations.schedule_and_batch_control import (
+    SCHEDULE_VERBS,
+    act_on_schedule,
+    add_schedule,
+    edit_schedule,
+)
 from django_dbtaskqueue.operations.schedules import find, in_words, listed, next_times, schedule_document
 from tests.operations.site import ADMIN, command, data, logged_in, page, post, refused, text, user
 

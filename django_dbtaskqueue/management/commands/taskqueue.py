@@ -13,7 +13,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, plan_commands, positive, reading, shard_commands, tokens
+from django_dbtaskqueue.management import changes, duration, positive, reading, shard_commands, tokens
+from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
@@ -66,14 +67,14 @@ class Command(BaseCommand):
             "resume, run, reset, delete."
         )
         schedule = add("schedules", text)
-        plan_commands.add_schedule_arguments(schedule)
+        schedules_batches.add_schedule_arguments(schedule)
         _add_yes(schedule)
         shards = add("shards", "The tasks of a queue on each of its databases: show them, or move those that wait.")
         shard_commands.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
         _add_yes(shards, "Do not ask. Required without a terminal.")
         batches = add("batches", "Batches and workflows: list, show, cancel all, retry failed.")
-        plan_commands.add_batch_arguments(batches)
+        schedules_batches.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
@@ -110,8 +111,8 @@ SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
     "bulk": changes.bulk,
     "index": changes.index,
     "mask": changes.mask,
-    "schedules": plan_commands.run_schedules,
-    "batches": plan_commands.run_batches,
+    "schedules": schedules_batches.run_schedules,
+    "batches": schedules_batches.run_batches,
     "shards": shard_commands.run,
     "token": tokens.make,
     "tokens": tokens.show,

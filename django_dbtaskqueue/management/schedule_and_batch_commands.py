@@ -14,14 +14,15 @@ from django_dbtaskqueue.management.changes import Options
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.operations import plan_control, schedules
+from django_dbtaskqueue.operations import schedule_and_batch_control as control
+from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.verb_inputs import json_of
 
-WRITE_WORDS = {"add": plan_control.ADD_SCHEDULE, "edit": plan_control.EDIT_SCHEDULE}
-VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in plan_control.SCHEDULE_VERBS.items()}
-BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in plan_control.BATCH_VERBS.items()}
+WRITE_WORDS = {"add": control.ADD_SCHEDULE, "edit": control.EDIT_SCHEDULE}
+VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in control.SCHEDULE_VERBS.items()}
+BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in control.BATCH_VERBS.items()}
 NOT_ALL_CODE, MISSING_CODE = 1, 2  # exit codes: a schedule was not imported; wrong usage
 
 
@@ -67,10 +68,10 @@ def run_schedules(output: Output, options: Options) -> int:
         raise CommandError(words, returncode=MISSING_CODE)
     given: Options = {"reason": options["reason"], "using": using}
     if what in WRITE_WORDS:
-        write = plan_control.add_schedule if what == "add" else plan_control.edit_schedule
+        write = control.add_schedule if what == "add" else control.edit_schedule
         row: Schedule | None = write(name, _values(options), actor, **given)
     elif what in VERB_WORDS:
-        row = plan_control.act_on_schedule(VERB_WORDS[what], name, actor, **given)
+        row = control.act_on_schedule(VERB_WORDS[what], name, actor, **given)
     else:
         row = schedules.find(name, actor, using)
     if row is None:
@@ -159,7 +160,7 @@ def run_batches(output: Output, options: Options) -> int:
     """List batches or show one; or act, and show what became of it."""
     actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
     if what == "list":
-        documents = plan_control.batch_documents(plan_control.listed_batches(actor, using))
+        documents = control.batch_documents(control.listed_batches(actor, using))
         output.data(documents)
         if not documents:
             output.write("There is no batch. The code makes one with batch() or Workflow.")
@@ -168,19 +169,19 @@ def run_batches(output: Output, options: Options) -> int:
         return 0
     if not pk:
         raise CommandError(f"Give its id: taskqueue batches {what} ID.", returncode=MISSING_CODE)
-    row = plan_control.find_batch(pk, actor, using)
+    row = control.find_batch(pk, actor, using)
     if row is None:
         raise CommandError(f"There is no batch {pk!r}. taskqueue batches lists them.")
     if what in BATCH_WORDS:
-        changed = plan_control.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
+        changed = control.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
         output.write(f"{BATCH_WORDS[what].done % {'number': changed}}.")
-    [document] = plan_control.batch_documents([row])
+    [document] = control.batch_documents([row])
     output.data(document)
     output.facts({**document, "queues": ", ".join(document["queues"]), **document["statuses"], "statuses": None})
     return 0
 
 
-def _batch_line(one: plan_control.BatchDocument) -> tuple[object, ...]:
+def _batch_line(one: control.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"

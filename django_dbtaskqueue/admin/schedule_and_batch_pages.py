@@ -46,7 +46,8 @@ from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.operations import plan_control, schedules, task_graph
+from django_dbtaskqueue.operations import schedule_and_batch_control as control
+from django_dbtaskqueue.operations import schedules, task_graph
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb
 from django_dbtaskqueue.operations.verb_inputs import json_of
@@ -119,15 +120,15 @@ class ScheduleAdmin(PlanAdmin):
     secrets = ("payload_box",)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return permitted(request, [plan_control.ADD_SCHEDULE, *plan_control.SCHEDULE_VERBS.values()])
+        return permitted(request, [control.ADD_SCHEDULE, *control.SCHEDULE_VERBS.values()])
 
     def page_verbs(self, request: HttpRequest, row: Schedule) -> Sequence[Verb]:
         """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
         hidden |= {"delete_schedule"} if row.source == CODE and schedules.is_declared(row) else set()
-        fitting = [verb for verb in plan_control.SCHEDULE_VERBS.values() if verb.name not in hidden]
-        return permitted(request, [plan_control.EDIT_SCHEDULE, *fitting], row.queue)
+        fitting = [verb for verb in control.SCHEDULE_VERBS.values() if verb.name not in hidden]
+        return permitted(request, [control.EDIT_SCHEDULE, *fitting], row.queue)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         return schedules.find(object_id, viewer(request))
@@ -144,17 +145,17 @@ class ScheduleAdmin(PlanAdmin):
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation or for the fields; once confirmed, act and report."""
         name = request.POST.get("action", "")
-        if name == plan_control.ADD_SCHEDULE.name:
-            return self._write(request, plan_control.ADD_SCHEDULE, None)
+        if name == control.ADD_SCHEDULE.name:
+            return self._write(request, control.ADD_SCHEDULE, None)
         rows = [self.get_object(request, ticked) for ticked in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         found = [row for row in rows if row is not None]
-        if name == plan_control.EDIT_SCHEDULE.name:
+        if name == control.EDIT_SCHEDULE.name:
             if not found:
                 raise Http404
-            return self._write(request, plan_control.EDIT_SCHEDULE, found[0])
-        if name not in plan_control.SCHEDULE_VERBS:
+            return self._write(request, control.EDIT_SCHEDULE, found[0])
+        if name not in control.SCHEDULE_VERBS:
             raise BadRequest(f"Schedules have no action {name!r}.")
-        return self._act(request, plan_control.SCHEDULE_VERBS[name], found)
+        return self._act(request, control.SCHEDULE_VERBS[name], found)
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check(request, verb)
@@ -166,7 +167,7 @@ class ScheduleAdmin(PlanAdmin):
         changed, faults = 0, []
         for row in rows:
             try:
-                plan_control.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
+                control.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
                 changed += 1
             except TaskQueueError as error:
                 faults.append(str(error))
@@ -181,9 +182,9 @@ class ScheduleAdmin(PlanAdmin):
             try:
                 given = {"reason": form.reason()}
                 if row is None:
-                    made = plan_control.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
+                    made = control.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
                 else:
-                    made = plan_control.edit_schedule(row.name, form.values(), viewer(request), **given)
+                    made = control.edit_schedule(row.name, form.values(), viewer(request), **given)
                 return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
@@ -237,7 +238,7 @@ def _origin(row: Schedule) -> str:
 class BatchAdmin(PlanAdmin):
     """The batches, the newest first."""
 
-    listed = staticmethod(plan_control.listed_batches)
+    listed = staticmethod(control.listed_batches)
     detail_template = "batch"
     empty = gettext_lazy("No batch. The code makes one with batch() or Workflow.")
     list_display = ("name", "progress", "failed", "tasks", "queue_names", "created")
@@ -249,12 +250,12 @@ class BatchAdmin(PlanAdmin):
         return Page(_counted(list(rows)))
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
-        row = plan_control.find_batch(object_id, viewer(request))
+        row = control.find_batch(object_id, viewer(request))
         return row and _counted([row])[0]
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""
-        found = [verb for verb in plan_control.BATCH_VERBS.values() if plan_control.fits(verb, row.counts)]
+        found = [verb for verb in control.BATCH_VERBS.values() if control.fits(verb, row.counts)]
         for queue in row.queues:
             found = permitted(request, found, queue)
         return found
@@ -282,7 +283,7 @@ class BatchAdmin(PlanAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation; once confirmed, act and report."""
-        verb = plan_control.BATCH_VERBS.get(request.POST.get("action", ""))
+        verb = control.BATCH_VERBS.get(request.POST.get("action", ""))
         if verb is None:
             raise BadRequest("Batches have no such action.")
         row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
@@ -295,7 +296,7 @@ class BatchAdmin(PlanAdmin):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
             words = text % {"count": number(row.total)}
             return ask(self, request, Question(verb, [words], [str(row)], form, possible=True))
-        changed = plan_control.act_on_batch(verb, row, viewer(request), reason=form.reason())
+        changed = control.act_on_batch(verb, row, viewer(request), reason=form.reason())
         level = messages.SUCCESS if changed else messages.WARNING
         return self.reply(request, f"{verb.done % {'number': changed}}.", level, self.back(request))
 
