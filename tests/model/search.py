@@ -11,13 +11,15 @@ Two things are asked:
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
 
-from tests.model.protocol import ABSENT, CREATED, PROCESSING, Protocol, State
+from tests.model.protocol import ABSENT, CREATED, PROCESSING, Change, Job, Poller, Protocol, State
 
 STUCK = "every task ends once the faults stop (nothing can go on)"
 CIRCLE = "every task ends once the faults stop (the last step is no progress)"
-Before = dict[State, tuple[int, State | None]]  # each state that was visited: its work left, and how it was reached
+Named = TypeVar("Named", Job, Change)
+Before = dict[State, tuple[int, State, State | None]]  # by `canonical`: work left, a state, and the one before it
 
 
 class Found(NamedTuple):
@@ -37,22 +39,22 @@ class Found(NamedTuple):
 
 def search(protocol: Protocol, only: str = "") -> Found:
     """Visit all states, the near ones first, up to the first broken promise; ``only``: up to the first time this is."""
-    start = protocol.start()
-    before: Before = {start: (protocol.work_left(start), None)}
+    start, grouped = protocol.start(), protocol.size.grouped
+    before: Before = {canonical(start, grouped): (protocol.work_left(start), start, None)}
     todo, count = deque([start]), 0
     while todo:
         state = todo.popleft()
-        left, goes_on = before[state][0], False
+        left, goes_on = protocol.work_left(state), False
         broken = protocol.broken(state)
         for _, after, is_fault in protocol.steps(state):
             count += 1
             if isinstance(after, str):
                 broken = after
                 break
-            key = canonical(after)
+            key = canonical(after, grouped)
             if key not in before:
-                before[key] = protocol.work_left(key), state
-                todo.append(key)
+                before[key] = protocol.work_left(after), after, state
+                todo.append(after)
             if not is_fault:
                 goes_on = True
                 if before[key][0] >= left:
@@ -64,31 +66,39 @@ def search(protocol: Protocol, only: str = "") -> Found:
     return Found(len(before), count)
 
 
-def canonical(state: State) -> State:
-    """Return the one of two states that differ in nothing but the names of the pollers."""
+def canonical(state: State, grouped: int) -> State:
+    """Return one of the states that differ in nothing but the names of pollers, and of tasks without a group."""
+    rows = state.tasks
+    order = (*range(grouped), *sorted(range(grouped, len(rows)), key=rows.__getitem__))
+    if order != tuple(range(len(rows))):
+        new = {task: number for number, task in enumerate(order)}
+        state = State(
+            tuple([rows[task] for task in order]),
+            tuple([Poller(up, renamed(jobs, new), renamed(open, new)) for up, jobs, open in state.pollers]),
+            renamed(state.others, new),
+            tuple(sorted((new[task], token) for task, token in state.names)),
+            state.faults,
+        )
     first, second = state.pollers
     return state if first <= second else state._replace(pollers=(second, first))
 
 
+def renamed(about: tuple[Named, ...], new: dict[int, int]) -> tuple[Named, ...]:
+    return tuple(sorted([one._replace(task=new[one.task]) for one in about]))
+
+
 def way_to(protocol: Protocol, before: Before, last: State, broken: str) -> tuple[str, ...]:
-    """Return the steps that break a promise. They are made again from the start, so that each poller keeps its name."""
-    path, state = [last], before[last][1]
-    while state is not None:
-        path.append(state)
-        state = before[state][1]
-    now = protocol.start()
-    way: list[str] = []
-    for wanted in path[-2::-1]:
-        for label, after, _ in protocol.steps(now):
-            if isinstance(after, State) and canonical(after) == wanted:
-                way.append(str(label))
-                now = after
-                break
-    for label, after, is_fault in protocol.steps(now):
+    """Return the steps that break a promise."""
+    path = [last]
+    while (earlier := before[canonical(path[-1], protocol.size.grouped)][2]) is not None:
+        path.append(earlier)
+    path.reverse()
+    way = [next(str(label) for label, after, _ in protocol.steps(now) if after == then) for now, then in pairwise(path)]
+    for label, after, is_fault in protocol.steps(last):
         if isinstance(after, str):
             breaks = after == broken
         else:
-            breaks = broken == CIRCLE and not is_fault and protocol.work_left(after) >= protocol.work_left(now)
+            breaks = broken == CIRCLE and not is_fault and protocol.work_left(after) >= protocol.work_left(last)
         if breaks:
             return (*way, str(label))
     return tuple(way)

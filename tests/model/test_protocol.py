@@ -7,11 +7,9 @@ from tests.model.cases import LARGE, MODELLED, NOT_MODELLED, SMALL, VARIANTS
 from tests.model.protocol import Protocol, Size
 from tests.model.search import search
 
-SIZES = [pytest.param(size, id=name) for name, size in SMALL.items()]
-SIZES += [pytest.param(size, id=name, marks=pytest.mark.slow) for name, size in LARGE.items()]
 
-
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [pytest.param(size, id=name) for name, size in (SMALL | LARGE).items()])
 def test_every_promise_holds_in_every_state(size: Size) -> None:
     found = search(Protocol(size))
     print(found)
