@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# All that needs Spark stays in one process, for one JVM. The jobs' own processes start JVMs, one at a time; beside them
-# is what needs a server of S3. These, and what crashes a server of its own, take longest, so they
+# All that needs Spark stays in one process, for one JVM. A cluster's and the jobs' own processes start JVMs, one at a
+# time; beside the jobs is what needs a server of S3. These, and what crashes a server of its own, take longest, so they
 # start first.
 FIRST = {
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
-    "jobs": re.compile(r"pipeline/test_(archive_kills|cluster|command|erase|object_store)|test_spark_"),
+    "cluster": re.compile(r"pipeline/test_cluster|test_spark_executor"),
+    "jobs": re.compile(r"pipeline/test_(archive_kills|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
 LONG = re.compile(r"tests/(chaos|browser|poller)/|test_matrix")  # files of half a minute, which must not come last

@@ -104,8 +104,8 @@ def test_the_sdist_has_what_a_checkout_has(source: Path) -> None:
 
 @pytest.mark.slow
 def test_all_tests_are_collected_from_the_sdist(source: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_ADDOPTS": ""}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", "-p", "no:cacheprovider"]
+    env = {**os.environ, "PYTHONPATH": str(source), "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider"]
     collected = execute(command, env=env, cwd=source)
     found = set(re.findall(r"^(tests/\S+?\.py)::", collected, re.MULTILINE))
     assert found == {path.relative_to(source).as_posix() for path in (source / "tests").rglob("test_*.py")}

@@ -166,9 +166,9 @@ def test_the_database_is_django_s(database: Database) -> None:
     assert database_of_alias(None) == database
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # quick: the commands in this process (tests/docs); slow: some in their own, on a cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("where", ["folder", "bucket"])
 def test_each_job_does_its_work(
     postgres_process_database: ProcessDatabase, tmp_path: Path, where: str, request: pytest.FixtureRequest
 ) -> None:
