@@ -29,11 +29,13 @@ KEYS = {
 }
 
 
-def demo(database: ProcessDatabase, folder: Path, *options: str, spark: bool = False) -> tuple[dict[str, Any], str]:
+def demo(
+    database: ProcessDatabase, folder: Path, *options: str, spark: bool = False, **env: str
+) -> tuple[dict[str, Any], str]:
     """Run it, without Spark unless asked for; return its figures and what it said."""
-    file = folder / "out.json"
-    without = () if spark else ("--no-spark",)
-    said = replace(database, extra=SETTINGS).run("demo", "--no-serve", "--json", str(file), *without, *options).stdout
+    file, without = folder / "out.json", () if spark else ("--no-spark",)
+    run = replace(database, extra=SETTINGS | env).run
+    said = run("demo", "--no-serve", "--json", str(file), *without, *options).stdout
     return json.loads(file.read_text()), said
 
 
@@ -83,8 +85,15 @@ def test_spark_feeds_the_queue_reports_and_archives(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_another_stopped(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
-    demo(postgres_process_database, tmp_path, "--tasks", "50", "--pollers", "1")
+def test_a_run_goes_on_where_another_stopped_and_needs_no_spark(
+    postgres_process_database: ProcessDatabase, tmp_path: Path
+) -> None:
+    for name in ("pyarrow", "pyspark", "orjson"):  # as with the extra "quick"
+        (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name={name!r})")
+    without = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    demo(postgres_process_database, tmp_path, "--tasks", "50", "--pollers", "1", **without)
+    with pytest.raises(AssertionError, match=r"Spark's part needs pyarrow: .* or give --no-spark"):
+        demo(postgres_process_database, tmp_path, spark=True, **without)
     figures, _ = demo(postgres_process_database, tmp_path, "--tasks", "120", "--pollers", "1")
     assert figures["enqueued"] == Filing.objects.count() == Task.objects.count()
     assert figures["enqueued"] >= 120

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from django.db import transaction
 from django.db.models import QuerySet
 
 from django_dbtaskqueue.models import Task, TaskHistory
-from example_project.flights.demo.pipeline import Engineer
 from example_project.flights.desk import QUEUE, file_claim, file_claims
 from example_project.flights.models import Filing, Flight
+
+if TYPE_CHECKING:
+    from example_project.flights.demo.pipeline import Engineer
 
 CHUNK = 2_000
 PASSENGER = "Demo passenger"

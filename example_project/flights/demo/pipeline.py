@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Task
@@ -30,14 +29,7 @@ from example_project.flights.desk import QUEUE, FlightClaim
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-T = TypeVar("T")
-
-
 MAX_KEPT_COMPLETED = 1_000  # tasks that stay in the table
-
-
-class PipelineFailed(Exception):
-    """A job of the pipeline could not do its work."""
 
 
 @dataclass(slots=True)
@@ -98,7 +90,7 @@ class Engineer:
 
     def archived(self) -> dict[str, int]:
         """Count the tasks of the lake by status, by reading it."""
-        tasks = _tried(lambda: read_lake(self.spark, self.lake)).where(f"queue_name = '{QUEUE}'")
+        tasks = read_lake(self.spark, self.lake).where(f"queue_name = '{QUEUE}'")
         return {row["status"]: row["count"] for row in tasks.groupBy("status").count().collect()}
 
     @property
@@ -111,15 +103,15 @@ class Engineer:
 
     def _run(self, kind: type[Job], **options: Any) -> dict[str, Any]:
         context: Context = kind.context(database=database_of_alias(None), lake=self.lake, spark=self.spark, **options)
-        return dict(_tried(lambda: kind().run(context)))
+        return dict(kind().run(context))
 
 
 @contextmanager
 def engineer() -> Iterator[Engineer]:
     """Hire an engineer for a while: starts Spark, and stops it at the end."""
     lake = setup.lake()
-    _tried(lambda: Lake.at(lake, create=True))
-    spark = _tried(lambda: spark_session(app_name="flight desk", memory="1g"))
+    Lake.at(lake, create=True)
+    spark = spark_session(app_name="flight desk", memory="1g")
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield Engineer(lake, Path(folder), spark)
@@ -129,10 +121,3 @@ def engineer() -> Iterator[Engineer]:
 
 def _payload_type() -> str:
     return f"'{codecs.type_name(FlightClaim)}'"
-
-
-def _tried(work: Callable[[], T]) -> T:
-    try:
-        return work()
-    except TaskQueueError as error:
-        raise PipelineFailed(str(error)) from error

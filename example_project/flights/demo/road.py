@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from django.conf import settings
 
 from example_project.flights import data
 from example_project.flights.demo import figures, filing, loading, pollers, setup
-from example_project.flights.demo.pipeline import Engineer
 from example_project.flights.demo.screen import Screen
+
+if TYPE_CHECKING:
+    from example_project.flights.demo.pipeline import Engineer
 
 MOST_SINGLES = 200  # claims filed one by one, and as many that roll back
 

@@ -8,17 +8,21 @@ import socket
 import sys
 from argparse import ArgumentParser
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from example_project.flights import data
-from example_project.flights.demo import figures, pipeline, pollers, road, setup
+from example_project.flights.demo import figures, pollers, road, setup
 from example_project.flights.demo.screen import Screen
+
+if TYPE_CHECKING:
+    from example_project.flights.demo.pipeline import Engineer
 
 HOST = "127.0.0.1"
 ALL = 336_776  # flights of the year
@@ -68,9 +72,9 @@ class Command(BaseCommand):
                 engineer = None
                 if options["spark"]:
                     with screen.step("Spark", "starting"):
-                        engineer = stack.enter_context(pipeline.engineer())
+                        engineer = stack.enter_context(hired())
                 result = figures.take(database, road.travel(screen, options["tasks"], options["pollers"], engineer))
-        except (data.FlightDataMissing, pipeline.PipelineFailed, pollers.PollerFailed) as error:
+        except (data.FlightDataMissing, TaskQueueError, pollers.PollerFailed) as error:
             raise CommandError(str(error)) from error
         screen.table(result)
         if options["json"]:
@@ -80,6 +84,16 @@ class Command(BaseCommand):
         screen.say("Login", f"{setup.OPERATOR} / {password}")
         if options["serve"]:
             serve(screen, options["port"])
+
+
+def hired() -> AbstractContextManager[Engineer]:
+    """Return the data engineer, who needs Spark."""
+    try:
+        from example_project.flights.demo.pipeline import engineer
+    except ModuleNotFoundError as error:
+        reason = f'Spark\'s part needs {error.name}: pip install -e ".[demo]", or give --no-spark.'
+        raise CommandError(reason) from error
+    return engineer()
 
 
 def number_of_tasks(text: str) -> int:
