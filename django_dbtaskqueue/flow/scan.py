@@ -8,6 +8,7 @@ full scans may use at most 5 % of the time.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -43,6 +44,7 @@ class ScanCursor:
     scanning: bool = False  # one of the threads that share the cursor scans, not all
     row_seconds: float | None = None  # seconds per row of checkouts after the watermarks, smoothed
     lost_races: int = 0
+    others: int = 0  # pollers that scan this queue, too
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
     def rewind(self) -> None:
@@ -99,7 +101,10 @@ class ScanCursor:
         """Decide when the next full scan is due, after one that began at ``begun`` and took ``rows``."""
         now = clock.monotonic()
         cost = now - begun - rows * (self.row_seconds or 0.0)
-        self.may_full_scan = now + min(FULL_SCAN_MAX_INTERVAL_S, max(0.0, cost) / FULL_SCAN_TIME_SHARE)
+        pause = min(FULL_SCAN_MAX_INTERVAL_S, max(0.0, cost) / FULL_SCAN_TIME_SHARE)
+        if self.others:  # they share the full scans: together they make two where one poller makes one
+            pause *= (1 + self.others) / 2 * random.uniform(0.5, 1.5)
+        self.may_full_scan = now + pause
         self.next_full_scan = max(self.may_full_scan, begun + FULL_SCAN_MIN_INTERVAL_S)
 
 

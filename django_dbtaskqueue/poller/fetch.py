@@ -62,13 +62,14 @@ class Fetcher:
 
     # -- choose ------------------------------------------------------------------------------------------------------
 
-    def choose(self) -> tuple[list[QueueState], int] | None:
+    def choose(self, *, alone: bool = False) -> tuple[list[QueueState], int] | None:
         """Reserve the next fetch: return its queues and how many tasks to take from them in all.
 
-        None if no queue is due and has free slots. Turns follow stride scheduling: a turn costs a queue 1 / weight.
+        ``alone``: of queues that no other poller serves. None if no queue is due and has free slots. Turns follow
+        stride scheduling: a turn costs a queue 1 / weight.
         """
         with self._lock:
-            due = sorted(self._due(), key=NEXT_TURN)
+            due = sorted([queue for queue in self._due() if not (alone and queue.others)], key=NEXT_TURN)
             if not due:
                 return None
             queue, asked = self._first_with_free_slots(due)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from datetime import timedelta
@@ -33,7 +34,7 @@ from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, ScheduleJob, background_jobs
-from django_dbtaskqueue.poller.queue_state import QueueState, unpark
+from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -104,6 +105,7 @@ class Heartbeat:
             yield Periodic(alias, "heartbeat", partial(self._report, alias))
             yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
             yield Periodic(alias, "operators' changes", partial(self._apply_changes, alias))
+            yield Periodic(alias, "counting pollers", partial(self._count_pollers, alias))
             yield Periodic(alias, "schedules", ScheduleJob(alias, self._poller.wake).run)
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
@@ -163,6 +165,17 @@ class Heartbeat:
             row.update(applied_settings="\n".join(applied))
             self._poller.wake("")
         return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
+
+    def _count_pollers(self, alias: str) -> float:
+        """Note how many other pollers serve each queue: they share the work of its scans."""
+        began, session = clock.monotonic(), Session.on(alias)
+        reports = reports_of_others(session, self._poller.instance)
+        others = Counter(name for report in reports for name in {*models.control.queue_names_in(report)})
+        for queue in self._poller.queues.values():
+            if queue.port.alias == alias:
+                queue.others = queue.cursor.others = others[queue.name]
+        beat = conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
+        return max(beat, (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 
     def _run_command(self, alias: str) -> None:
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")

@@ -209,7 +209,7 @@ class Poller:
                 wakeup.clear()
             self.busy_since[name] = clock.monotonic()
             try:
-                delay = self.poll(connection_set)
+                delay = self.poll(connection_set, second=not first)
             except Exception as error:
                 connection_set.close()
                 connections.close_all()
@@ -241,8 +241,12 @@ class Poller:
             if self.state in ("STARTUP", "WAITING"):
                 self.state = "RUNNING"
 
-    def poll(self, connection_set: ConnectionSet) -> float:
-        """Settle outcomes, fetch what free slots allow; return the seconds until the next poll."""
+    def poll(self, connection_set: ConnectionSet, *, second: bool = False) -> float:
+        """Settle outcomes, fetch what free slots allow; return the seconds until the next poll.
+
+        The ``second`` thread leaves queues alone that other pollers serve, too: checkouts that overlap walk past the
+        rows of each other, and several pollers keep the database busy without it.
+        """
         stopping = self.stopping
         if stopping:
             return self._wind_up(connection_set)
@@ -250,7 +254,7 @@ class Poller:
             if len(self.settler.done) >= FULL_BATCH_OUTCOMES:
                 self._wake_second.set()  # it fetches while this thread settles
             self.settler.settle(connection_set)
-        chosen = None if self.paused else self.fetcher.choose()
+        chosen = None if self.paused else self.fetcher.choose(alone=second)
         if chosen is None:
             return self._seconds_until_next_poll()
         if self.stopping:  # since this poll began: it would take again what the other fetch thread releases

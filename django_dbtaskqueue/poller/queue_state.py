@@ -103,6 +103,7 @@ class QueueState:
     wakes: int = 0
     vain_looks: int = 0  # fetches in a row that gave no task, each soon after the one before
     vain_look_at: float = 0.0
+    others: int = 0  # other live pollers that serve it
     overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
     refused: object = None  # what the row said last, if it could not be applied
     min_lease: float = 0.0  # seconds that a lease lasts at least, so that it does not run out during its checkout
@@ -147,7 +148,7 @@ class QueueState:
         if not types:
             return self.cursor
         cursor = self.cursors.setdefault(types, ScanCursor(self.name))
-        cursor.max_wait = self.cursor.max_wait
+        cursor.max_wait, cursor.others = self.cursor.max_wait, self.cursor.others
         return cursor
 
     def priorities(self) -> list[int]:
@@ -304,15 +305,19 @@ def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal]
 def find_foreign_types(session: Session, queue: QueueState, types: Iterable[str], instance: str) -> None:
     """Leave out, from now on, those payload types that have no processor here, but in another poller that is alive."""
     queue.foreign_until = clock.monotonic() + FOREIGN_TYPES_SECONDS  # before the look: a new processor ends it
+    served = {name for report in reports_of_others(session, instance) for name in payload_types_in(report, queue.name)}
+    queue.foreign_types = frozenset(
+        name for name in types if name in served and registry.find(queue.name, name or None) is None
+    )
+
+
+def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
+    """Return what each other live poller says of its queues."""
     dialect = session.sql.dialect
     alive = f"state <> 'STOPPED' AND heartbeat_time > {dialect.later('%(seconds)s')}"
     sql = f"SELECT {dialect.text('queues')} FROM {POLLER_TABLE} WHERE instance <> %(instance)s AND {alive}"  # noqa: S608 -- the name of a model
     since = -MISSED_HEARTBEATS * conf.settings().heartbeat.total_seconds()
-    rows = session.run(sql, {"instance": instance, "seconds": since})
-    served = {name for (text,) in rows for name in payload_types_in(as_list(read(text)), queue.name)}
-    queue.foreign_types = frozenset(
-        name for name in types if name in served and registry.find(queue.name, name or None) is None
-    )
+    return [as_list(read(text)) for (text,) in session.run(sql, {"instance": instance, "seconds": since})]
 
 
 def find_next_due(session: Session, queue: QueueState) -> float | None:

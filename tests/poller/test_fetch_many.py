@@ -134,3 +134,20 @@ def test_a_poller_that_begins_with_many_queues_shares_its_first_statements() -> 
     prepared = [sql for sql in said if "group_key IS NOT NULL AND ready_time IS NOT NULL GROUP BY" in sql]
     assert 1 <= len(prepared) <= 2, "by the first fetch, and for the group"
     assert len([sql for sql in said if "attempt = attempt + 1" in sql]) < len(QUEUES) / 2
+
+
+def test_the_second_thread_leaves_a_queue_alone_while_another_poller_serves_it(settings: Any) -> None:
+    """And each of them scans the whole queue half as often as one alone."""
+    settings.DBTASKQUEUE |= {"HEARTBEAT": "1s"}
+    own, shared = QUEUES[:2]
+    with polling({own: 1, shared: 1}) as poller:
+        with polling({shared: 2}):
+            until(lambda: poller.queues[shared].others == 1)
+            assert (poller.queues[own].others, poller.queues[shared].cursor.others) == (0, 1)
+            with poller.fetcher._lock:  # its own threads choose, too
+                poller.queues[shared].next_poll = poller.queues[own].next_poll = 0.0
+                chosen = poller.fetcher.choose(alone=True)
+            assert chosen is not None
+            poller.fetcher.reserve(*chosen[:1], -chosen[1])
+            assert [queue.name for queue in chosen[0]] == [own]
+        until(lambda: poller.queues[shared].others == 0)

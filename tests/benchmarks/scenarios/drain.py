@@ -75,6 +75,7 @@ def drain(server: Server, size: float) -> Scenario:
         ours_short: ours(short),
         loop_2: lambda: raw(tasks, processes=2),
         ours_2: ours(tasks, processes=2),
+        **{f"ours, {number} processes": ours(tasks, processes=number) for number in (4, 12)},
         "loop with our promises, 2 processes": lambda: raw(tasks, "same", processes=2),
         "simplest loop, 100": lambda: raw(tasks, batch=100),
         "simplest loop, 10": lambda: raw(some, batch=10),
