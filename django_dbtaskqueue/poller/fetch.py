@@ -34,6 +34,7 @@ from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_QUEUES_PER_STATEMENT = 50
+MANY_OTHERS = 2  # pollers of a queue, with which the database is busy without a second checkout of this one
 NEXT_TURN = attrgetter("next_turn")
 
 
@@ -65,13 +66,11 @@ class Fetcher:
     def choose(self, *, alone: bool = False) -> tuple[list[QueueState], int] | None:
         """Reserve the next fetch: return its queues and how many tasks to take from them in all.
 
-        ``alone``: of queues that no other poller serves. None if no queue is due and has free slots. Turns follow
+        ``alone``: of queues that few others serve. None if no queue is due and has free slots. Turns follow
         stride scheduling: a turn costs a queue 1 / weight.
         """
         with self._lock:
-            due = sorted([queue for queue in self._due() if not (alone and queue.others)], key=NEXT_TURN)
-            if not due:
-                return None
+            due = sorted([queue for queue in self._due() if not alone or queue.others < MANY_OTHERS], key=NEXT_TURN)
             queue, asked = self._first_with_free_slots(due)
             if queue is None:
                 return None

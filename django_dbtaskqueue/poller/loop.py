@@ -244,8 +244,8 @@ class Poller:
     def poll(self, connection_set: ConnectionSet, *, second: bool = False) -> float:
         """Settle outcomes, fetch what free slots allow; return the seconds until the next poll.
 
-        The ``second`` thread leaves queues alone that other pollers serve, too: checkouts that overlap walk past the
-        rows of each other, and several pollers keep the database busy without it.
+        The ``second`` thread leaves queues alone that many pollers serve: checkouts that overlap walk past the rows of
+        each other.
         """
         stopping = self.stopping
         if stopping:
