@@ -375,4 +375,4 @@ def test_limits_are_those_of_each_value() -> None:
 
 def test_texts_become_an_array() -> None:
     texts = ["a", None, 'é"\\\n']
-    assert json.loads(payload.text_array(texts)) == texts
+    assert json.loads(payload.array(texts)) == texts

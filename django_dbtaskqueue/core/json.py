@@ -26,7 +26,7 @@ except ImportError:  # the "speed" extra is not installed
     orjson = None  # type: ignore[assignment,unused-ignore]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 DEEPEST = 500  # SQLite stops at 1000 levels, Python at 1000 frames for the caller and the encoder together
@@ -98,14 +98,18 @@ def _careful(value: object, limits: Limits) -> str:
     return text
 
 
-_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
-_encode = _json.encode
-if c_make_encoder := getattr(json_encoder, "c_make_encoder", None):
+def _encoder(item: str, key: str) -> Callable[[object], str]:
+    plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(item, key))
+    c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
+    if c_make_encoder is None:
+        return plain.encode
     # JSONEncoder makes this object anew for each call, which costs as much as the encoding of a small payload.
-    _chunks = c_make_encoder(None, _json.default, json_encoder.encode_basestring, None, ":", ",", False, False, False)
+    chunks = c_make_encoder(None, plain.default, json_encoder.encode_basestring, None, key, item, False, False, False)
+    return lambda value: "".join(chunks(value, 0))
 
-    def _encode(o: object) -> str:
-        return "".join(_chunks(o, 0))
+
+_encode = _encoder(",", ":")
+spaced = _encoder(", ", ": ")  # JSON text for people
 
 
 def _well_shaped(value: object, text: str, depth: int) -> bool:
@@ -348,6 +352,6 @@ def _together(values: list[object], limits: Limits) -> list[bytes] | None:
     return None if len(together) > limits.size and any(len(raw) > limits.size for raw in raws) else raws
 
 
-def text_array(texts: list[str | None]) -> str:
-    """Return a JSON array of texts, which must be without lone surrogates."""
-    return json.dumps(texts, ensure_ascii=False) if orjson is None else orjson.dumps(texts).decode()
+def array(values: Sequence[object]) -> str:
+    """Return a JSON array of what we made ourselves: texts without lone surrogates, numbers, and objects of these."""
+    return json.dumps(values, ensure_ascii=False) if orjson is None else orjson.dumps(values).decode()

@@ -18,7 +18,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.columns import OPTIONS, TIMING
 from django_dbtaskqueue.core.exceptions import EnqueueError, PayloadError, near_match
-from django_dbtaskqueue.core.json import dumps_many, short_repr, text_array
+from django_dbtaskqueue.core.json import array, dumps_many, short_repr
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, VARYING_COLUMNS
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, Row, joined, row_of
@@ -64,7 +64,7 @@ class UniformRows:
     def columns(self) -> Row:
         """Return the parameters of ``insert_alike``."""
         written = (b"[" + b",".join(self.payloads) + b"]").decode()
-        return {**self.same, "references": text_array(self.references), "payloads": written}
+        return {**self.same, "references": array(self.references), "payloads": written}
 
     def copied(self, queue: str, ids: list[str] | None) -> tuple[tuple[str, ...], str]:
         """Return the columns and the rows of a COPY, by reference if there are ``ids``: what ``ordered`` is for."""

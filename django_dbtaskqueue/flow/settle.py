@@ -128,11 +128,8 @@ def _completions(session: Session, pairs: list[tuple[Lease, Complete]], *, histo
 def _rows(session: Session, rows: list[dict[str, Any]]) -> tuple[Statements, dict[str, Any]]:
     """Return the statements for one row or several, and the rows as their parameters."""
     if len(rows) > 1:
-        return session.sql, {"rows": json.dumps(rows)}
-    row = rows[0]
-    if row.get("result_value") is not None:
-        row["result_value"] = json.dumps(row["result_value"])
-    return session.sql.one, row
+        return session.sql, {"rows": json_payload.array(rows)}
+    return session.sql.one, rows[0]
 
 
 def _fence(lease: Lease) -> dict[str, Any]:
@@ -143,10 +140,10 @@ def _result(outcome: Complete | Reenqueue) -> dict[str, Any]:
     """Return a result as JSON for ``result`` and as text, cut at 4000 bytes, for ``process_result``."""
     text = outcome.text or json_payload.kept("The result", outcome.result)
     if text is None:
-        return {"result_text": None, "result_value": None}
-    stored = json_payload.loads(text)
-    text = stored if isinstance(stored, str) else json.dumps(stored, ensure_ascii=False)
-    return {"result_text": json_payload.cut_bytes(text), "result_value": stored}
+        return {"result_text": None, "result_json": None}
+    value = json_payload.loads(text) if outcome.text else outcome.result
+    shown = value if isinstance(value, str) else json_payload.spaced(value)
+    return {"result_text": json_payload.cut_bytes(shown), "result_json": text}
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:
@@ -167,7 +164,7 @@ def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Stat
 
 
 UNCHANGED: dict[str, Any] = {
-    **dict.fromkeys(("delay", "result_text", "result_value", "park_reason", "failure_key", "signals_seen")),
+    **dict.fromkeys(("delay", "result_text", "result_json", "park_reason", "failure_key", "signals_seen")),
     **dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0),
 }
 

@@ -20,13 +20,13 @@ OUTCOME_TYPES = {
     "reenqueues_added": "int",
     "deaths": "int",  # 1 if the task ended its process, so that it runs apart from the others again
     "result_text": "text",
-    "result_value": "jsonb",
+    "result_json": "text",
     "park_reason": "text",
     "failure_key": "text",  # the fingerprint
     "signals_seen": "int",  # of a task that waits for one; if there are more, it is due at once
 }
 FAILURE_TYPES = {**FENCED, "error_type": "text", "message": "text", "traceback": "text", "failure_key": "text"}
-COMPLETION_TYPES = {**FENCED, "result_text": "text", "result_value": "jsonb"}
+COMPLETION_TYPES = {**FENCED, "result_text": "text", "result_json": "text"}
 
 
 class SettleStatements(Group):
@@ -48,7 +48,7 @@ class SettleStatements(Group):
 
     @statement
     def complete(self) -> str:
-        return self._complete(self.dialect.rows(COMPLETION_TYPES), "u.result_text", "u.result_value")
+        return self._complete(self.dialect.rows(COMPLETION_TYPES), "u.result_text", self._result)
 
     def _complete(self, source: str, process_result: str, result: str) -> str:
         now = self.dialect.now
@@ -88,7 +88,7 @@ class SettleStatements(Group):
             " reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added,"
             " process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result"
             " ELSE u.result_text END,"
-            " result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE u.result_value END,"
+            f" result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE {self._result} END,"
             " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
             f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
             " lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,"
@@ -96,6 +96,10 @@ class SettleStatements(Group):
             f" FROM {self.dialect.rows(OUTCOME_TYPES)} WHERE {FENCE} AND t.status IN ({sql_sources('fail')})"
             " RETURNING id, watched AND final_status IS NOT NULL"
         )
+
+    @property
+    def _result(self) -> str:
+        return "u.result_json::jsonb" if self.dialect.vendor == "postgresql" else "u.result_json"
 
     @statement
     def attempts(self) -> str:
@@ -113,7 +117,7 @@ class SettleStatements(Group):
         """Copy rows about to leave as COMPLETED into the history; locks them."""
         now = self.dialect.now
         values = {column.db: f"t.{column.db}" for column in HISTORY_COLUMNS} | {
-            "status": "'COMPLETED'", "process_result": "u.result_text", "result": "u.result_value", "finish_time": now,
+            "status": "'COMPLETED'", "process_result": "u.result_text", "result": self._result, "finish_time": now,
             "last_update_time": now,
         }  # fmt: skip
         return (

@@ -299,13 +299,13 @@ RETURNING reference_number;
 -- Statements.complete
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_value
+    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_json::jsonb
 FROM (
     SELECT *
     FROM (
         SELECT *
         FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
-            result_value jsonb)
+            result_json text)
         LIMIT (
             SELECT 1000000
         )
@@ -2019,8 +2019,8 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb,
+    u.result_text, t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
@@ -2028,7 +2028,7 @@ JOIN (
     FROM (
         SELECT *
         FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, result_text text,
-            result_value jsonb)
+            result_json text)
         LIMIT (
             SELECT 1000000
         )
@@ -2150,8 +2150,8 @@ SET status = u.new_status, last_update_time = statement_timestamp(), parked_by =
     t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt +
     u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN
     t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL
-    THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
-    t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    THEN t.result ELSE u.result_json::jsonb END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN
+    NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
     statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
     t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
     coalesce(u.failure_key, t.fingerprint)
@@ -2160,8 +2160,8 @@ FROM (
     FROM (
         SELECT *
         FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint, new_status text, delay
-            float8, attempts_added int, reenqueues_added int, deaths int, result_text text, result_value
-            jsonb, park_reason text, failure_key text, signals_seen int)
+            float8, attempts_added int, reenqueues_added int, deaths int, result_text text, result_json text,
+            park_reason text, failure_key text, signals_seen int)
         LIMIT (
             SELECT 1000000
         )
@@ -3175,10 +3175,10 @@ RETURNING reference_number;
 -- Statements.complete (one row)
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = statement_timestamp(),
-    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_value
+    last_update_time = statement_timestamp(), process_result = u.result_text, result = u.result_json::jsonb
 FROM (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
-        %(result_value)s::jsonb AS result_value
+        %(result_json)s::text AS result_json
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -3681,13 +3681,13 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
-    t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json::jsonb,
+    u.result_text, t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     statement_timestamp(), t.lease_seconds, t.expire_time, t.start_time, statement_timestamp()
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(result_text)s::text AS result_text,
-        %(result_value)s::jsonb AS result_value
+        %(result_json)s::text AS result_json
 ) AS u
 ON t.id = u.task_id
 AND t.total_attempt = u.token
@@ -3722,8 +3722,8 @@ SET status = u.new_status, last_update_time = statement_timestamp(), parked_by =
     t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt = t.reenqueue_attempt +
     u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN
     t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL
-    THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
-    t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    THEN t.result ELSE u.result_json::jsonb END, poller_instance = CASE WHEN u.new_status = 'CREATED' THEN
+    NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
     statement_timestamp() END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN
     t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint =
     coalesce(u.failure_key, t.fingerprint)
@@ -3731,8 +3731,8 @@ FROM (
     SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token, %(new_status)s::text AS new_status,
         %(delay)s::float8 AS delay, %(attempts_added)s::int AS attempts_added, %(reenqueues_added)s::int AS
         reenqueues_added, %(deaths)s::int AS deaths, %(result_text)s::text AS result_text,
-        %(result_value)s::jsonb AS result_value, %(park_reason)s::text AS park_reason, %(failure_key)s::text
-        AS failure_key, %(signals_seen)s::int AS signals_seen
+        %(result_json)s::text AS result_json, %(park_reason)s::text AS park_reason, %(failure_key)s::text AS
+        failure_key, %(signals_seen)s::int AS signals_seen
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token

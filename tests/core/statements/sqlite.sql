@@ -216,10 +216,10 @@ RETURNING reference_number;
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
-    u.result_text, result = u.result_value
+    u.result_text, result = u.result_json
 FROM (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
-        result_text, nullif(value -> '$.result_value', 'null') AS result_value
+        result_text, value ->> '$.result_json' AS result_json
     FROM json_each(%(rows)s)
 ) AS u
 WHERE t.id = u.task_id
@@ -1604,14 +1604,14 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, u.result_text,
     t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.result_text' AS
-        result_text, nullif(value -> '$.result_value', 'null') AS result_value
+        result_text, value ->> '$.result_json' AS result_json
     FROM json_each(%(rows)s)
 ) AS u
 ON t.id = u.task_id
@@ -1728,17 +1728,17 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
     t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
     IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    u.delay IS NULL THEN t.result ELSE u.result_json END, poller_instance = CASE WHEN u.new_status = 'CREATED'
+    THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay
+    IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint
+    = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token, value ->> '$.new_status' AS
         new_status, value ->> '$.delay' AS delay, value ->> '$.attempts_added' AS attempts_added, value ->>
         '$.reenqueues_added' AS reenqueues_added, value ->> '$.deaths' AS deaths, value ->> '$.result_text' AS
-        result_text, nullif(value -> '$.result_value', 'null') AS result_value, value ->> '$.park_reason' AS
-        park_reason, value ->> '$.failure_key' AS failure_key, value ->> '$.signals_seen' AS signals_seen
+        result_text, value ->> '$.result_json' AS result_json, value ->> '$.park_reason' AS park_reason, value
+        ->> '$.failure_key' AS failure_key, value ->> '$.signals_seen' AS signals_seen
     FROM json_each(%(rows)s)
 ) AS u
 WHERE t.id = u.task_id
@@ -2509,10 +2509,10 @@ RETURNING reference_number;
 UPDATE "dbtaskqueue_task" AS t
 SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL, finish_time = strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), process_result =
-    u.result_text, result = u.result_value
+    u.result_text, result = u.result_json
 FROM (
-    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_value)s AS
-        result_value
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_json)s AS
+        result_json
 ) AS u
 WHERE t.id = u.task_id
 AND t.total_attempt = u.token
@@ -2930,14 +2930,14 @@ INSERT INTO "dbtaskqueue_taskhistory" (location, task_id, queue_name, reference_
     context, group_key, tag, poller_instance, create_time, next_process_time, last_update_time, lease_seconds,
     expire_time, start_time, finish_time)
 SELECT %(location)s, t.id, t.queue_name, t.reference_number, 'COMPLETED', t.attempt, t.reenqueue_attempt,
-    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_value, u.result_text,
+    t.total_attempt, t.max_attempts, t.priority, t.payload, t.payload_type, u.result_json, u.result_text,
     t.context, t.group_key, t.tag, t.poller_instance, t.create_time, t.next_process_time,
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), t.lease_seconds, t.expire_time, t.start_time,
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 FROM "dbtaskqueue_task" AS t
 JOIN (
-    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_value)s AS
-        result_value
+    SELECT %(task_id)s AS task_id, %(token)s AS token, %(result_text)s AS result_text, %(result_json)s AS
+        result_json
 ) AS u
 ON t.id = u.task_id
 AND t.total_attempt = u.token
@@ -2971,15 +2971,15 @@ SET status = u.new_status, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f'
     u.attempts_added, t.max_attempts - 1) ELSE t.attempt + u.attempts_added END, reenqueue_attempt =
     t.reenqueue_attempt + u.reenqueues_added, process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay
     IS NULL THEN t.process_result ELSE u.result_text END, result = CASE WHEN u.new_status = 'CREATED' AND
-    u.delay IS NULL THEN t.result ELSE u.result_value END, poller_instance = CASE WHEN u.new_status =
-    'CREATED' THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL
-    ELSE strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND
-    u.delay IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'),
-    fingerprint = coalesce(u.failure_key, t.fingerprint)
+    u.delay IS NULL THEN t.result ELSE u.result_json END, poller_instance = CASE WHEN u.new_status = 'CREATED'
+    THEN NULL ELSE t.poller_instance END, finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now') END, lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay
+    IS NULL THEN t.lost_leases ELSE u.deaths END, final_status = nullif(u.new_status, 'CREATED'), fingerprint
+    = coalesce(u.failure_key, t.fingerprint)
 FROM (
     SELECT %(task_id)s AS task_id, %(token)s AS token, %(new_status)s AS new_status, %(delay)s AS delay,
         %(attempts_added)s AS attempts_added, %(reenqueues_added)s AS reenqueues_added, %(deaths)s AS deaths,
-        %(result_text)s AS result_text, %(result_value)s AS result_value, %(park_reason)s AS park_reason,
+        %(result_text)s AS result_text, %(result_json)s AS result_json, %(park_reason)s AS park_reason,
         %(failure_key)s AS failure_key, %(signals_seen)s AS signals_seen
 ) AS u
 WHERE t.id = u.task_id
