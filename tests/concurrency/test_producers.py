@@ -2,14 +2,18 @@
 
 import random
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connections, transaction
 from django.db.utils import InterfaceError, OperationalError
+from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many
+from django_dbtaskqueue import DuplicateTask, QueueFull, enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
+from tests.clock import SteppedClock
 from tests.support import PATIENCE, actors, at_once, backend_pid, until, until_blocked
 from tests.testapp.models import Booking
 
@@ -59,12 +63,7 @@ def test_overlapping_batches_do_not_wait_for_each_other_in_a_circle(place: str, 
         assert {one.enqueued + one.ignored + one.replaced for one in reports} == {len(REFERENCES)}
         return sum(one.enqueued for one in reports)
 
-    items = shuffled(1, len(REFERENCES))
     assert sum(at_once(4, produce)) == Task.objects.using(place).count() == len(REFERENCES)
-    # The order of the tasks is that of the items, whatever the order in which they are locked
-    Task.objects.using(place).all().delete()
-    enqueue_many("parcels", [(reference, None) for reference in items], using=place)
-    assert list(Task.objects.using(place).due().values_list("reference", flat=True)) == items
 
 
 def test_a_producer_that_loses_its_connection_tries_again_and_nothing_is_twice_or_lost(parcels: None) -> None:
@@ -132,3 +131,64 @@ def test_a_reference_being_inserted_is_waited_for(parcels: None, end: str, on_du
         assert (got, task.payload) == (f"refused for {first.pk}", "first")
     else:
         assert (got, task.payload) == (first.pk, "second" if on_duplicate == "replace" else "first")
+
+
+# -- a full queue: who waits for room gets it as soon as there is some, and not for ever -------------------------------
+
+LONG = timedelta(seconds=2 * PATIENCE)
+
+
+@pytest.fixture
+def full(place: str, settings: Any) -> str:
+    """Return the database whose queue ``narrow`` has a task, and room for one."""
+    settings.DBTASKQUEUE = {"QUEUES": {"narrow": {"capacity": 1}}}
+    enqueue("narrow", "first", using=place)
+    return place
+
+
+def test_who_waits_gets_the_room_that_comes_free(full: str) -> None:
+    with actors(1) as (producer,):
+        second = producer.do(enqueue, "narrow", "second", timeout=LONG, using=full)
+        Task.objects.db_manager(full).checkout("narrow", poller_instance="p")[0].complete()
+        assert second.result(PATIENCE).reference == "second"
+
+
+@pytest.mark.parametrize("parked", [None, "no handler for payload type Alien"])
+def test_a_task_past_its_time_to_live_takes_no_room(full: str, parked: str | None) -> None:
+    past = timezone.now() - timedelta(minutes=1)
+    first = Task.objects.using(full).filter(reference="first")
+    first.update(expire_time=past, parked_by=parked, **({"ready_time": None} if parked else {}))
+    enqueue("narrow", "second", using=full)
+    with pytest.raises(QueueFull):
+        enqueue("narrow", "third", using=full)
+
+
+def test_who_waits_in_vain_is_told(full: str, clock: SteppedClock) -> None:
+    looks: list[str] = []
+
+    def wait() -> Task:
+        with connections[full].execute_wrapper(lambda run, sql, *rest: looks.append(sql) or run(sql, *rest)):
+            return enqueue("narrow", "second", timeout=LONG, using=full)
+
+    with actors(1) as (producer,):
+        second = producer.do(wait)
+        until(lambda: len(looks) > 10)
+        assert not second.done()
+        clock.advance(LONG.total_seconds())
+        with pytest.raises(QueueFull, match="capacity of 1"):
+            second.result(PATIENCE)
+
+
+def test_room_appears_inside_a_transaction_on_postgresql_only(full: str) -> None:
+    """A producer inside a transaction waits on PostgreSQL; on SQLite nobody else could make room."""
+
+    def in_transaction() -> Task:
+        with transaction.atomic(using=full):
+            return enqueue("narrow", "second", timeout=LONG, using=full)
+
+    with actors(1) as (producer,):
+        second = producer.do(in_transaction)
+        if full == "default":
+            Task.objects.checkout("narrow", poller_instance="p")[0].complete()
+        with pytest.raises(QueueFull) if full == "sqlite" else nullcontext():
+            assert second.result(PATIENCE).reference == "second"

@@ -1,30 +1,48 @@
 """Enqueue: in the caller's transaction or not at all, and never by halves."""
 
+import inspect
 import math
+import random
 import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, PayloadError, TaskQueueError, UnknownQueue, enqueue, enqueue_many, queue
+from django_dbtaskqueue import DuplicateTask, PayloadError, UnknownQueue, enqueue, enqueue_many, queue, registry
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.testing import drain
 from tests.factories import make_task
-from tests.patience import PATIENCE
-from tests.support import ended
+from tests.support import PATIENCE, ended
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(params=["one", "many"])
+def replace(alias: str, request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Replace the task with a reference, by either call."""
+
+    def call(reference: str, payload: Any, *, group: str | None = None, **options: Any) -> None:
+        options = {"on_duplicate": "replace", "using": alias, **options}
+        if request.param == "one":
+            enqueue("parcels", reference, payload, group=group, **options)
+        else:
+            enqueue_many("parcels", [{"reference": reference, "payload": payload, "group": group}], **options)
+
+    return call
 
 
 @dataclass
@@ -200,23 +218,23 @@ def test_replace_rewrites_a_created_task(alias: str) -> None:
     assert row.last_update_time > old.create_time
 
 
-def test_replace_may_keep_the_due_time(alias: str) -> None:
+def test_replace_may_keep_the_due_time(alias: str, replace: Callable[..., None]) -> None:
     old = make_task(reference="r", ready_time=timedelta(hours=5), expire_time=timedelta(hours=6), using=alias)
-    enqueue("parcels", "r", {"new": 1}, on_duplicate="replace", keep_due=True, using=alias)
+    replace("r", {"new": 1}, keep_due=True)
     row = Task.objects.using(alias).get()
     assert row.payload == {"new": 1}
     kept = (old.ready_time, old.next_process_time, old.expire_time)
     assert (row.ready_time, row.next_process_time, row.expire_time) == kept
 
 
-def test_a_replacement_in_another_group_says_so(alias: str) -> None:
+def test_a_replacement_in_another_group_says_so(alias: str, replace: Callable[..., None]) -> None:
     enqueue("parcels", "r", group="a", using=alias)
     for group in ("b", None):
         with pytest.raises(DuplicateTask, match="stays in its group") as refused:
-            enqueue("parcels", "r", {"new": 1}, group=group, on_duplicate="replace", using=alias)
+            replace("r", {"new": 1}, group=group)
         assert "on_duplicate" not in str(refused.value)
-    task = enqueue("parcels", "r", {"new": 1}, group="a", on_duplicate="replace", using=alias)
-    assert task.payload == {"new": 1}
+    replace("r", {"new": 1}, group="a")
+    assert Task.objects.using(alias).get().payload == {"new": 1}
 
 
 def test_a_timeout_that_is_no_duration_is_refused(settings: Any) -> None:
@@ -229,30 +247,28 @@ def test_a_timeout_that_is_no_duration_is_refused(settings: Any) -> None:
     assert not Task.objects.exists()
 
 
-def test_replacing_a_parked_task_leaves_it_parked(alias: str) -> None:
+def test_replacing_a_parked_task_leaves_it_parked(alias: str, replace: Callable[..., None]) -> None:
     make_task(reference="r", parked_by="no handler for Old", payload_type="Old", using=alias)
     for number, keep_due in enumerate((True, False)):
-        task = enqueue("parcels", "r", number, on_duplicate="replace", keep_due=keep_due, using=alias)
-        row = Task.objects.using(alias).get(pk=task.pk)
+        replace("r", number, keep_due=keep_due)
+        row = Task.objects.using(alias).get()
         assert (row.payload, row.ready_time, row.parked_by) == (number, None, "no handler for Old")
-        assert task.ready_time is None
 
 
-def test_replace_refuses_a_task_on_its_way_to_another_database(alias: str) -> None:
+def test_replace_refuses_a_task_on_its_way_to_another_database(alias: str, replace: Callable[..., None]) -> None:
     """The other database may have it already, with the old values."""
     mark = "moving to north (0123456789abcdef)"
-    task = make_task("CREATED", using=alias, reference="r", payload=1, parked_by=mark, ready_time=None)
+    make_task("CREATED", using=alias, reference="r", payload=1, parked_by=mark, ready_time=None)
     for policy in ("replace", "replace_running"):
         with pytest.raises(DuplicateTask):
-            enqueue(task.queue, "r", 2, on_duplicate=policy, using=alias)
+            replace("r", 2, on_duplicate=policy)
     assert Task.objects.using(alias).get().payload == 1
 
 
 def test_an_unknown_queue_is_named_with_its_nearest_match() -> None:
     with pytest.raises(UnknownQueue, match=r"Unknown queue 'parcles'\. Did you mean 'parcels'\?.*letters.*parcels"):
         enqueue("parcles")
-    assert issubclass(UnknownQueue, EnqueueError)
-    assert issubclass(EnqueueError, TaskQueueError)
+    assert issubclass(UnknownQueue, EnqueueError) and issubclass(EnqueueError, TaskQueueError)
 
 
 def test_a_queue_made_at_runtime_is_known_and_no_name_by_accident(alias: str) -> None:
@@ -282,14 +298,12 @@ def test_a_bad_payload_is_refused_before_anything_is_written(django_assert_num_q
         assert path in str(refused.value)
 
 
-def test_a_payload_may_be_as_large_as_the_settings_say(settings: Any) -> None:
+def test_a_payload_is_as_large_as_the_settings_say_and_of_its_type(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PAYLOAD_MAX_BYTES": 100}
     enqueue("parcels", payload="x" * 98)
     with pytest.raises(PayloadError, match="100 are allowed"):
         enqueue("parcels", payload="x" * 99)
-
-
-def test_a_typed_payload_names_the_field_that_does_not_fit() -> None:
+    # A typed one names the field that does not fit
     with pytest.raises(PayloadError, match=r"stops\[1\]"):
         enqueue("parcels", payload=Parcel(Decimal(1), date(2013, 1, 1), ["a", 5]))  # type: ignore[list-item]
 
@@ -350,3 +364,92 @@ def test_a_queue_has_a_default_priority_that_an_operator_may_change(alias: str, 
     with pytest.raises(ImproperlyConfigured, match="-32768 to 32767"):
         settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"priority": 40_000}}}
         enqueue("parcels", using=alias)
+
+
+# -- whatever the arguments are: the task can be run, or words refuse it -----------------------------------------------
+
+
+FAR = timezone.get_fixed_timezone(14 * 60), timezone.get_fixed_timezone(-14 * 60)
+
+
+class Raises:
+    """It has no text, as a model whose related row is gone."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("asked")
+
+
+class Liar(str):
+    """A text that shows another one."""
+
+    def __str__(self) -> str:
+        return "fuzz"
+
+
+def deep(number: int) -> Any:
+    value: Any = []
+    for _ in range(number):
+        value = [value]
+    return value
+
+
+def itself() -> Any:
+    value: dict[str, Any] = {}
+    value["self"] = value
+    return value
+
+
+def hostile() -> list[Any]:
+    return [
+        None, True, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 1.5, float("nan"), float("inf"), Decimal("1e400"), 1j,
+        "", " ", "a", "\0", "\ud800", "x" * 100_000, "'; DROP TABLE x", "%s %(queue)s {0}", "\u202e", Liar("other"),
+        b"", b"\xff", [], [None], ["a", "a"], (), {}, {"a": 1}, {1: 2}, {None: None}, {"\0": "\0"}, {1, 2}, iter([1]),
+        (number for number in range(2)), deep(3000), itself(), Raises(), [Raises()], {"a": Raises()}, object(), int,
+        len, lambda: None, Ellipsis, UUID(int=0), date.max, datetime.min, datetime.max, datetime(2026, 1, 1),
+        *(moment.replace(tzinfo=zone) for moment in (datetime.min, datetime.max) for zone in FAR),
+        datetime(2026, 1, 1, tzinfo=UTC), timedelta.min, timedelta.max, timedelta(0), timedelta(microseconds=1),
+        timedelta(days=40_000), -timedelta(seconds=1), "throttle:1h", "unique:fields=a", "parcels",
+    ]  # fmt: skip
+
+
+ARGUMENTS = [name for name in inspect.signature(enqueue).parameters if name not in ("queue", "using")]
+
+
+@pytest.mark.parametrize("size", [0, pytest.param(20_000, marks=pytest.mark.soak)])
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_any_value_is_stored_or_refused_in_words(alias: str, size: int) -> None:
+    registry.register("fuzz", lambda task: None)
+    faults: dict[str, str] = {}
+    for label, call, options in (*one_by_one(), *mixed(size)):
+        try:
+            with transaction.atomic(using=alias):
+                call("fuzz", **options, using=alias)
+        except Exception as error:
+            if not isinstance(error, TaskQueueError | TypeError | ValueError) or len(str(error)) > 2000:
+                faults[label] = f"{type(error).__name__}: {str(error)[:200]}"
+    assert not faults, "\n".join(f"{label}: {text}" for label, text in faults.items())
+    with transaction.atomic(using=alias):
+        drain("fuzz", using=alias, with_scheduled=True)
+    assert set(Task.objects.using(alias).values_list("status", flat=True)) <= {"COMPLETED", "CREATED", "POISON"}
+
+
+def one_by_one() -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    for place, value in enumerate(hostile()):
+        yield f"items={place}", many, {"items": value}
+        yield f"item {place}", many, {"items": [value]}
+        yield f"second payload {place}", many, {"items": [{"reference": "a"}, {"payload": value}]}
+        for name in ARGUMENTS:
+            yield f"{name}={place}", enqueue, {name: value}
+            yield f"item {name}={place}", many, {"items": [{name: value}]}
+
+
+def mixed(number: int) -> Iterator[tuple[str, Any, Mapping[str, Any]]]:
+    chance = random.Random(number)
+    for turn in range(number):
+        values = hostile()
+        places = {name: chance.randrange(len(values)) for name in chance.sample(ARGUMENTS, 3)}
+        yield f"{turn}: {places}", enqueue, {name: values[place] for name, place in places.items()}
+
+
+def many(queue: str, *, items: Any, using: str) -> None:
+    enqueue_many(queue, items, using=using)

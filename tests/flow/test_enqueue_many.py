@@ -15,9 +15,11 @@ from django.db import connections, transaction
 from django.utils import timezone
 
 import django_dbtaskqueue
-from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, UnknownQueue, enqueue, enqueue_many
+from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, UnknownQueue, enqueue, enqueue_many, signals
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core import context
 from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.flow.chunks import Batch, Chunks, UniformRows, options_of
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
@@ -131,21 +133,6 @@ def test_an_error_of_the_iterable_takes_all_with_it(alias: str) -> None:
     assert not Task.objects.using(alias).exists()
 
 
-def test_a_bad_item_is_named() -> None:
-    for items, words in [
-        ([{}, {"refrence": "x"}], "items[1] has no argument 'refrence'. Did you mean 'reference'?"),
-        (["text"], "items[0] is 'text'"),
-        ([("a", 1, 2)], "items[0] is ('a', 1, 2)"),
-        ([{}, {}, {"priority": 1.5}], "items[2]: priority=1.5"),
-        ([{"delay": 3}], "items[0]: delay=3"),
-        ([{"reference": "x" * 201}], "items[0]: reference="),
-        ([{"context": {"a": math.nan}}], "items[0]: Context cannot be stored: context.a"),
-    ]:
-        with pytest.raises(EnqueueError, match=re.escape(words)):
-            enqueue_many("parcels", items)
-    assert not Task.objects.exists()
-
-
 def test_reject_leaves_bad_items_out_and_says_why(alias: str) -> None:
     items: list[Any] = [
         ("a", 1), ("b", math.nan), "text", {"reference": "c", "priority": 10**6}, {"reference": "d"}, ("", 5),
@@ -166,10 +153,8 @@ def test_unknown_queues_and_words_are_refused() -> None:
         enqueue_many("parcels", [], on_invalid="skip")
 
 
-DICT = {"reference": "taken", "priority": 1}  # it makes rows of what would be columns
-
-
-@pytest.mark.parametrize(("others", "last"), [(1, ("taken", 2)), (300, ("taken", 2)), (1, DICT)])
+@pytest.mark.parametrize("others", [1, 300])
+@pytest.mark.parametrize("last", [("taken", 2), {"reference": "taken", "priority": 1}])  # columns, and rows
 def test_a_taken_reference_is_an_error_that_names_it_and_its_holder(alias: str, others: int, last: Any) -> None:
     holder = make_task("COMPLETED", reference="taken", using=alias)
     with transaction.atomic(using=alias):
@@ -222,25 +207,6 @@ def test_replace_refuses_all_when_one_is_no_longer_created(alias: str) -> None:
     assert set(Task.objects.using(alias).values_list("payload", flat=True)) == {0}
 
 
-def test_a_replacement_in_another_group_says_so(alias: str) -> None:
-    enqueue_many("parcels", [{"reference": "r", "group": "a"}], using=alias)
-    for items in ([{"reference": "new"}, {"reference": "r", "group": "b"}], [("new", 1), ("r", 1)]):
-        with pytest.raises(DuplicateTask, match="stays in its group") as refused:
-            enqueue_many("parcels", items, on_duplicate="replace", using=alias)
-        assert "on_duplicate" not in str(refused.value)
-    with pytest.raises(DuplicateTask, match="Pass on_duplicate"):
-        enqueue_many("parcels", [("r", 1)], using=alias)
-    same = [{"reference": "r", "group": "a", "payload": 1}]
-    assert enqueue_many("parcels", same, on_duplicate="replace", using=alias).replaced == 1
-
-
-def test_replace_may_keep_due_times(alias: str) -> None:
-    old = make_task(reference="r", ready_time=timedelta(hours=5), using=alias)
-    for keep_due in (True, False):
-        Task.objects.db_manager(alias).enqueue_many("parcels", [("r", 1)], on_duplicate="replace", keep_due=keep_due)
-        assert (Task.objects.using(alias).get().ready_time == old.ready_time) is keep_due
-
-
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
     async def story() -> None:
@@ -248,9 +214,8 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
         assert (task.reference, task.priority, task.payload_type) == ("r", 2, f"{Letter.__module__}.Letter")
         with pytest.raises(DuplicateTask):
             await django_dbtaskqueue.aenqueue("parcels", "r", using=alias)
-        report = await django_dbtaskqueue.aenqueue_many(
-            "parcels", [("a", 1), ("r", 2)], on_duplicate="ignore", using=alias
-        )
+        items = [("a", 1), ("r", 2)]
+        report = await django_dbtaskqueue.aenqueue_many("parcels", items, on_duplicate="ignore", using=alias)
         assert report == EnqueueReport(enqueued=1, ignored=1)
         with pytest.raises(PayloadError):
             await django_dbtaskqueue.aenqueue_many("parcels", [("b", 1), ("c", math.nan)], using=alias)
@@ -258,3 +223,128 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
 
     asyncio.run(story())
     assert sorted(map(str, Task.objects.using(alias).values_list("reference", flat=True))) == ["a", "r"]
+
+
+# -- on their way into statements: columns where items are alike, rows where not, and never too much at once -----------
+
+
+@dataclass
+class Card:
+    to: str
+
+
+def shares(items: Any) -> list[Batch]:
+    chunks = Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
+    return [share for one in chunks for share in one.values()]
+
+
+UNIFORM: list[list[Any]] = [
+    [{"reference": "a", "payload": 1}, {"payload": {"b": []}}, {"reference": "c"}, {}],
+    [("a", 1), (None, None)],
+    [Letter("me"), Letter("you")],
+    [("a", Letter("me")), (None, Letter("you"))],
+]
+NOT_UNIFORM: list[list[Any]] = [
+    [("a", 1), {"reference": "b"}],
+    [{"reference": "a", "priority": 1}],
+    [("a", Letter("me")), ("b", Card("you"))],
+]
+ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JSON writer that is installed
+
+
+def test_items_of_one_form_become_columns_and_others_rows() -> None:
+    for items in UNIFORM:
+        [share] = shares(items)
+        assert isinstance(share, UniformRows)
+        assert len(share) == len(items)
+    for items in NOT_UNIFORM:
+        assert [type(share) for share in shares(items)] == [list]
+
+
+@pytest.mark.parametrize("items", [*UNIFORM, *NOT_UNIFORM, *ODD])
+def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
+    with context.bound(trace="t"):
+        for item in items:
+            options = options_of(0, item)
+            enqueue("letters", using=alias, **options)
+        enqueue_many("parcels", items, using=alias)
+    ours = {"id", "queue", "max_attempts", "create_time", "ready_time", "next_process_time", "last_update_time"}
+    columns = [field.name for field in Task._meta.concrete_fields if field.name not in ours]
+    rows = Task.objects.using(alias).order_by("id").values(*columns)
+    assert list(rows.filter(queue="letters")) == list(rows.filter(queue="parcels"))
+
+
+def test_a_chunk_of_mixed_slices_is_one_statement_in_order(alias: str) -> None:
+    items: list[Any] = [(None, number) for number in range(900)]
+    items[700] = {"payload": 700, "tag": "gpu"}
+    assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=900)
+    stored = Task.objects.using(alias).order_by("id").values_list("payload", flat=True)
+    assert list(stored) == list(range(900))
+    assert len(shares(items)) == 1
+
+
+def test_references_out_of_order_keep_the_items_order(alias: str) -> None:
+    names: list[str | None] = ["b", "é", "a", None, "\U0001f600", "Z", "~"]
+    enqueue_many("parcels", [(name, None) for name in names], on_duplicate="ignore", using=alias)
+    assert list(Task.objects.using(alias).order_by("id").values_list("reference", flat=True)) == names
+
+
+@pytest.mark.parametrize("before", [0, 600])
+def test_a_bad_item_is_named(alias: str, before: int) -> None:
+    """Where many of one form stand before it, a second pass finds it."""
+    for item, words in [
+        (("x" * 201, 1), "[#]: reference="),
+        (("", 1), "[#]: reference=''"),
+        (("a\0", 1), "without NUL"),
+        (("a\ud800", 1), "lone surrogate"),
+        ((5, 1), "[#]: reference=5"),
+        (("a", {"b": "\0"}), "[#].payload.b"),
+        (Letter(5), "[#].payload.to"),  # type: ignore[arg-type]
+        ({"refrence": "a"}, "[#] has no argument 'refrence'. Did you mean 'reference'?"),
+        ("text", "[#] is 'text'"),
+        (("a", 1, 2), "[#] is ('a', 1, 2)"),
+        ({"priority": 1.5}, "[#]: priority=1.5"),
+        ({"delay": 3}, "[#]: delay=3"),
+        ({"context": {"a": math.nan}}, "[#]: Context cannot be stored: context.a"),
+    ]:
+        items: list[Any] = [*[(f"r-{number:03}", number) for number in range(before)], item]
+        with pytest.raises((EnqueueError, PayloadError), match=re.escape(words.replace("[#]", f"items[{before}]"))):
+            enqueue_many("parcels", items, using=alias)
+    assert not Task.objects.using(alias).exists()
+
+
+def test_large_payloads_make_small_statements(settings: Any) -> None:
+    """Given payloads of 1 MiB each, then no statement holds much more than 16 of them, nor is more read ahead."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "PAYLOAD_MAX_BYTES": 2**26}
+    read = 0
+
+    def items() -> Iterator[Any]:
+        nonlocal read
+        for _ in range(50):
+            read += 1
+            yield None, "x" * 2**20
+
+    sizes = []
+    for chunk in Chunks("parcels", items(), queue_settings("parcels", "default"), ["default"], None):
+        sizes += map(len, chunk.values())
+        assert read == sum(sizes)
+    assert sum(sizes) == 50
+    assert max(sizes) <= 18
+
+
+@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
+def test_who_watches_is_told_every_id(alias: str) -> None:
+    told: list[int] = []
+
+    def listen(*, call: str, task_ids: tuple[int, ...], **_: Any) -> None:
+        told.extend(task_ids if call == "put" else ())
+
+    signals.task_changed.connect(listen)
+    try:
+        enqueue_many("parcels", [("a", 1), ("b", 2)], on_duplicate="ignore", using=alias)
+        enqueue_many("parcels", [{"tag": "x"}], using=alias)
+        enqueue("parcels", using=alias)
+    finally:
+        signals.task_changed.disconnect(listen)
+    assert told == list(Task.objects.using(alias).order_by("id").values_list("id", flat=True))
+    assert len(told) == 4

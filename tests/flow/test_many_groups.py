@@ -106,9 +106,7 @@ def item(group: str, number: int) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("taskqueue_registry")
-def test_more_groups_than_the_server_has_locks_left(
-    crash_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_more_groups_than_there_are_locks(crash_database: ProcessDatabase, caplog: pytest.LogCaptureFixture) -> None:
     """Outcomes do not wait for a producer with many groups: until its commit, each try to store them failed."""
     registry.register("claims", lambda task: None)
     groups = [{"group": f"g{number}"} for number in range(3000)]

@@ -15,15 +15,8 @@ from django.db.models.functions import Now
 from django_dbtaskqueue import enqueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.durations import Pauses
-from django_dbtaskqueue.flow.schedule import (
-    LOCKED_SCHEDULE_S,
-    SCHEDULE_LOOK_S,
-    Definition,
-    declare,
-    enqueue_due,
-    locked,
-    rows_on,
-)
+from django_dbtaskqueue.flow import schedule
+from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.periodic import ScheduleJob
@@ -75,7 +68,7 @@ def test_a_tick_is_enqueued_once_and_the_next_one_waits(alias: str) -> None:
     assert after.next_time == before.next_time + timedelta(hours=1)
     assert seconds == 0.0  # another tick may be due by now
     Schedule.objects.using(alias).update(next_time=Now() + timedelta(hours=1))
-    assert enqueue_due(alias, ()) == (SCHEDULE_LOOK_S, [])
+    assert enqueue_due(alias, ()) == (schedule.SCHEDULE_LOOK_S, [])
     assert len(references(alias)) == 1
     Schedule.objects.using(alias).update(next_time=Now() + timedelta(seconds=2))
     assert enqueue_due(alias, ())[0] <= 2  # at a tick that is nearer than the next look
@@ -286,7 +279,7 @@ def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
 
     def begin() -> None:
         with transaction.atomic():
-            assert locked(rows_on("default").filter(pk="s"))
+            assert schedule.locked(schedule.rows_on("default").filter(pk="s"))
             begun.set()
             over.wait(PATIENCE)
 
@@ -294,7 +287,7 @@ def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
         other.do(begin)
         stack.callback(over.set)
         assert begun.wait(PATIENCE)
-        assert enqueue_due("default", ()) == (LOCKED_SCHEDULE_S, [])
+        assert enqueue_due("default", ()) == (schedule.LOCKED_SCHEDULE_S, [])
         assert not references("default")
 
 
