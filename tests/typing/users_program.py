@@ -8,19 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import assert_type
 
-from django_dbtaskqueue import (
-    Complete,
-    EnqueueReport,
-    Fail,
-    Geometric,
-    Reenqueue,
-    aenqueue,
-    aenqueue_many,
-    enqueue,
-    enqueue_many,
-    processor,
-    queue,
-)
+import django_dbtaskqueue
+from django_dbtaskqueue import Complete, Fail, Geometric, Reenqueue, enqueue, enqueue_many, processor, queue
 from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import AbstractTask, Attempt, Task, TaskHistory
@@ -94,7 +83,7 @@ def produce(at: datetime) -> None:
     assert_type(enqueue("mail", "a", Mail("ann@example.com"), delay=timedelta(minutes=5), run_at=at), Task)
     assert_type(Task.objects.enqueue("mail", "a", {"to": "ann"}, priority=-1), Task)
     report = enqueue_many("mail", ((str(n), Mail("all@example.com", n)) for n in range(3)))
-    assert_type(report, EnqueueReport)
+    assert_type(report, django_dbtaskqueue.EnqueueReport)
     assert_type(report.enqueued, int)
     enqueue("mail", delay=5)  # type: ignore[arg-type]
     enqueue("mail", dealy=None)  # type: ignore[call-arg]
@@ -105,9 +94,10 @@ def produce(at: datetime) -> None:
 
 
 async def produce_later() -> None:
-    assert_type(await aenqueue("mail", "b", ttl=timedelta(hours=1)), Task)
-    assert_type(await aenqueue_many("mail", [{"reference": "c"}], on_duplicate="ignore"), EnqueueReport)
-    await aenqueue("mail", priority="high")  # type: ignore[arg-type]
+    assert_type(await django_dbtaskqueue.aenqueue("mail", "b", ttl=timedelta(hours=1)), Task)
+    report = await django_dbtaskqueue.aenqueue_many("mail", [{"reference": "c"}], on_duplicate="ignore")
+    assert_type(report, django_dbtaskqueue.EnqueueReport)
+    await django_dbtaskqueue.aenqueue("mail", priority="high")  # type: ignore[arg-type]
 
 
 def pull() -> None:

@@ -28,20 +28,19 @@ class Release:
     plants: str = ""  # an app of the tests, beside those of the project
 
     def env(self, database: str) -> dict[str, str]:
-        """Return the variables that lead a process of this release to a database."""
         hidden = ("PYTHONPATH", "DATABASE_URL", "DJANGO_SETTINGS_MODULE")
         return {
             **{name: value for name, value in os.environ.items() if name not in hidden},
             "UPGRADE_DATABASE": json.dumps(database_from_url(database)),
             "UPGRADE_RELEASE": self.name,
             "UPGRADE_APPS": self.plants,
+            "DJANGO_SETTINGS_MODULE": "settings",
             "PYTHONPATH": str(PROJECT),
             "PYTHONUNBUFFERED": "1",
         }
 
     def manage(self, database: str, *arguments: str) -> str:
-        command = [str(self.python), str(PROJECT / "manage.py"), *arguments]
-        return execute(command, env=self.env(database), cwd=PROJECT)
+        return execute([str(self.python), "-m", "django", *arguments], env=self.env(database), cwd=PROJECT)
 
     def plant(self, migration: str) -> None:
         folder = self.app / "migrations"
@@ -50,9 +49,7 @@ class Release:
 
 
 def wheel_of(commit: str, folder: Path) -> Path:
-    archive = subprocess.run(
-        ["git", "archive", commit], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE, check=False
-    )
+    archive = subprocess.run(["git", "archive", commit], cwd=REPOSITORY, capture_output=True, timeout=PATIENCE)
     assert archive.returncode == 0, (
         f"This clone has no commit {commit}, from which the earlier release is built. "
         f"Fetch it: git fetch --unshallow, or git fetch origin {commit}. {archive.stderr.decode()}"

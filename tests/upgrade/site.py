@@ -69,7 +69,7 @@ class Site:
         return process
 
     def poller(self, release: Release) -> subprocess.Popen[bytes]:
-        return self.start(release, str(PROJECT / "manage.py"), "runtaskpoller", "--threads", "2")
+        return self.start(release, "-m", "django", "runtaskpoller", "--threads", "2")
 
     def producer(self, release: Release) -> subprocess.Popen[bytes]:
         return self.start(release, str(PROJECT / "produce.py"))
@@ -96,7 +96,6 @@ class Site:
         return int(self.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
 
     def stop(self, producers: list[subprocess.Popen[bytes]], pollers: list[subprocess.Popen[bytes]]) -> None:
-        """Let the producers end, the pollers finish every task, and end, too."""
         (self.folder / "stop").touch()
         self.until(lambda: all(process.poll() == 0 for process in producers))
         self.until(lambda: self.ask(OPEN) == [(0,)])

@@ -1,12 +1,10 @@
 """A producer: files an order and its tasks in one transaction, again and again, until the file ``stop`` exists."""
 
-import os
 import threading
 from pathlib import Path
 
 import django
 
-os.environ["DJANGO_SETTINGS_MODULE"] = "settings"
 django.setup()
 
 from django.db import connection, transaction  # noqa: E402 -- Django must be set up first
