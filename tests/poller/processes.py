@@ -7,8 +7,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -29,8 +29,8 @@ SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # setti
 
 
 @dataclass
-class PollerProcess:
-    """A ``runtaskpoller`` and its log."""
+class Program:
+    """A process in a group of its own, and its log."""
 
     process: subprocess.Popen[bytes]
     file: IO[bytes]
@@ -64,17 +64,28 @@ class PollerProcess:
         until(lambda: text in self.log)
 
 
+Start = Callable[..., AbstractContextManager[Program]]
+
+
 @contextmanager
-def runtaskpoller(database: ProcessDatabase, *options: str) -> Iterator[PollerProcess]:
-    """Start it; kill it on the way out if it still runs."""
+def program(command: Sequence[str], env: Mapping[str, str], folder: Path = REPOSITORY) -> Iterator[Program]:
+    """Start it; kill it on the way out, and all that it started, if they still run."""
     with tempfile.NamedTemporaryFile() as file:
-        command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpoller", *options]
-        process = subprocess.Popen(command, env=database.env, cwd=REPOSITORY, stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
         try:
-            yield PollerProcess(process, file)
+            yield Program(process, file)
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait(PATIENCE)
+
+
+def manage(database: ProcessDatabase, *words: str) -> AbstractContextManager[Program]:
+    return program([sys.executable, str(REPOSITORY / "manage.py"), *words], database.env)
+
+
+def runtaskpoller(database: ProcessDatabase, *options: str) -> AbstractContextManager[Program]:
+    return manage(database, "runtaskpoller", *options)
 
 
 @contextmanager

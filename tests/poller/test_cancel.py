@@ -1,34 +1,30 @@
-"""Work that really stops: a running task is cancelled, replaced, past its timeout or without its lease."""
+"""Work that really stops: cancelled, replaced, past its timeout or without its lease; and tasks that fork."""
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from io import StringIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 
-from django_dbtaskqueue import DuplicateTask, enqueue, signals
+from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, signals
 from django_dbtaskqueue.models import Attempt, AuditEntry, Task
 from django_dbtaskqueue.operations import lookup
 from tests.clock import SteppedClock
-from tests.conftest import ProcessDatabase
+from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import make_task
-from tests.poller.conftest import Start
-from tests.poller.processes import Gate, alive, completed, lines, polling, status_of
+from tests.poller.processes import Gate, Start, alive, completed, lines, polling, status_of
 from tests.support import until
 from tests.testapp.models import Booking
 
-
-@pytest.fixture(autouse=True)
-def _environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lead the children of pollers in this process to the test's database."""
-    name = "process_database" if "process_database" in request.fixturenames else "postgres_process_database"
-    for key, value in request.getfixturevalue(name).env.items():
-        monkeypatch.setenv(key, value)
+pytestmark = pytest.mark.usefixtures("children_here")
 
 
 @pytest.fixture
@@ -248,3 +244,65 @@ def test_a_replaced_task_keeps_its_due_time_if_asked(gate: Gate) -> None:
         gate.until_started()
         enqueue("aio", "r", {"result": 2}, delay=timedelta(hours=1), on_duplicate="replace_running", keep_due=True)
         until(lambda: status_of(task) == "COMPLETED")
+
+
+# -- processors that fork, and errors that do not pass from one process to another -------------------------------------
+
+
+# How the copy ends, and its exit code. The copy shares the connection, and must not end its transaction.
+ENDS = {"exit": 3, "raise": 1, "return": 0}
+COPIES = (("work", "exit"), ("work", "raise"), ("atomic", "exit"), ("aio", "return"),
+          ("apart", "exit"), ("apart", "raise"), ("aparta", "return"))  # fmt: skip
+
+
+def test_the_copy_of_a_process_ends_with_its_call(tmp_path: Path) -> None:
+    """Given tasks that fork, when a copy ends the call, then only the task's own process goes on, with its answer.
+
+    The copy would else run the tasks after it, or answer in their place.
+    """
+    mark, queues = tmp_path / "mark", dict.fromkeys((queue for queue, _ in COPIES), 1)
+    expected = {}
+    for queue, end in COPIES:
+        fork = {"do": "fork", "end": end}
+        does = fork if queue == "aio" else {"do": "book", "then": fork}
+        enqueue(queue, f"{queue} {end}", {**does, "mark": str(mark)})
+        expected[f"{queue} {end}"] = ENDS[end]
+    for queue, number in product(queues, range(4)):
+        enqueue(queue, f"{queue} {number}", {"result": number, "mark": str(mark)})
+        expected[f"{queue} {number}"] = number
+    with polling(queues, threads=1):
+        until(lambda: completed() == len(expected))
+    assert dict(Task.objects.values_list("reference", "result")) == expected
+    assert Booking.objects.count() == len(COPIES) - 1
+    assert sorted(f"{queue} {what}" for _, queue, what, *_ in lines(mark)) == sorted(expected)
+
+
+def test_a_copy_ends_whatever_its_output_and_its_code_are() -> None:
+    program = """
+import os, sys
+from django_dbtaskqueue.core import threads
+sys.stdout = None
+try:
+    with threads.no_copies():
+        copy = os.fork()
+        if copy == 0:
+            sys.exit(2**70 + 3)
+except SystemExit:
+    os._exit(9)  # the copy goes on
+os._exit(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, check=False).returncode == 3
+
+
+def test_an_error_that_cannot_be_pickled_is_told_whole() -> None:
+    """On a thread and in a process alike."""
+    queues = {"work": 1, "apart": 1}
+    for queue in queues:
+        enqueue_many(queue, [(kind, {"do": "raise_odd", "kind": kind}) for kind in ("ArgumentsLost", "Locked")])
+    tasks = {task.pk: task.reference for task in Task.objects.all()}
+    with polling(queues, threads=1):
+        until(lambda: {*Attempt.objects.values_list("task_id", flat=True)} == {*tasks})
+    for attempt in Attempt.objects.filter(attempt=1):
+        assert attempt.error_type == f"tests.testapp.tasks.{tasks[attempt.task_id]}"
+        assert attempt.message == "order 7 was refused with E5"
+        assert "in _raise_odd" in attempt.traceback

@@ -1,7 +1,10 @@
-"""Heartbeat, rescue, unparking and timeouts, on threads of the test's own process."""
+"""Heartbeat, rescue, unparking, timeouts, and an event loop that stands still."""
 
 import logging
+import os
+import threading
 from collections import Counter
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,21 +16,32 @@ from django.db.models import F
 from django.db.models.functions import Now
 from django.test.utils import CaptureQueriesContext
 
-from django_dbtaskqueue import __version__, enqueue
+from django_dbtaskqueue import __version__, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
+from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.poller import heartbeat, loop
 from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.poller.conftest import Start
-from tests.poller.processes import Gate, counted_queries, cut_connections, polling, status_of
-from tests.support import until
+from tests.poller.processes import (
+    Gate,
+    Start,
+    completed,
+    counted_queries,
+    cut_connections,
+    polling,
+    runtaskpoller,
+    status_of,
+)
+from tests.support import PATIENCE, until
+from tests.testapp.tasks import NEW_RELEASE, Order
 
 QUICK = {"HEARTBEAT": "100ms"}
 
@@ -146,7 +160,7 @@ def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
         assert all(0 < wait <= lease / 3 for wait in waits(None))
 
 
-def test_leases_that_stand_and_attempts_that_are_left_are_no_business_of_rescue(
+def test_rescue_leaves_leases_that_stand_and_tasks_with_attempts_left(
     process_database: ProcessDatabase,
 ) -> None:
     make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1)
@@ -164,9 +178,7 @@ def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: Proce
     assert Attempt.objects.count() == 130
 
 
-def test_many_queues_are_looked_into_together(
-    process_database: ProcessDatabase, django_assert_num_queries: Any
-) -> None:
+def test_many_queues_are_looked_into_at_once(process_database: ProcessDatabase, django_assert_num_queries: Any) -> None:
     """Given more queues than one statement takes, then in each what is dead is found, and nothing else."""
     at_once = heartbeat.MAX_QUEUES_PER_RESCUE
     queues = [state_of("brief") for _ in range(at_once + 5)]
@@ -239,3 +251,86 @@ def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
         assert any(process.cpu_percent(interval=10) <= 0.5 for _ in range(3))
         poller.stop()
     assert not Task.objects.filter(total_attempt__gt=F("attempt")).exists()
+
+
+# -- a coroutine that blocks the event loop: its poller takes no more for it, gives back the rest, and says so ---------
+
+
+TASKS = 6
+
+
+def states() -> list[str]:
+    return list(Poller.objects.values_list("state", flat=True))
+
+
+@pytest.mark.usefixtures("process_database", "taskqueue_registry")
+@pytest.mark.parametrize("options", [{}, {"concurrency": 1}, {"batch": 2}], ids=["plain", "limited", "in batches"])
+def test_it_takes_no_more_gives_back_what_has_not_begun_and_goes_on(
+    clock: SteppedClock, caplog: pytest.LogCaptureFixture, settings: Any, options: dict[str, Any]
+) -> None:
+    settings.DBTASKQUEUE = {"HEARTBEAT": "1s"}
+    began, go_on = threading.Event(), threading.Event()
+
+    async def process(given: Lease | list[Lease]) -> None:
+        began.set()
+        go_on.wait(PATIENCE)  # it does not await, so nothing else runs
+
+    registry.register("letters", process, **options)
+    enqueue_many("letters", [{}] * TASKS)
+    held, running = Task.objects.filter(status="PROCESSING"), options.get("batch", 1)
+    with polling({"letters": 1}):
+        began.wait(PATIENCE)
+        until(lambda: clock.advance(1) or (held.count() == running and states() == ["BLOCKED"]))
+        enqueue_many("letters", [{}])
+        assert set(Task.objects.exclude(pk__in=held).values_list("attempt", flat=True)) == {0}
+        [finding] = [one for one in doctor.examine() if one.id == "poller.blocked"]
+        assert finding.queues == ("letters",)
+        [blocked] = [one for one in caplog.records if "event loop" in one.message]
+        assert f"Task {held.order_by('pk')[0].pk} of letters" in blocked.message and "go_on.wait" in blocked.message
+        assert not Task.objects.filter(total_attempt__gt=1).exists(), "what was given back was taken again"
+        go_on.set()
+        until(lambda: completed() == TASKS + 1 and states() == ["RUNNING"])
+
+
+# -- a rolling release: pollers whose code lacks a payload type run beside one that has it -----------------------------
+
+
+def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
+    postgres_process_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two pollers are of the old release, and one of the new one, which alone has a processor for orders."""
+    assert not registry.payload_types("work")
+    new = replace(postgres_process_database, extra={NEW_RELEASE: "1"})
+    with polling({"work": 1}), polling({"work": 1}), runtaskpoller(new, "--queue", "work", "--threads", "2") as newest:
+        until(Poller.objects.filter(state="RUNNING").exclude(pid=os.getpid()).exists)
+        with caplog.at_level(logging.WARNING, "django_dbtaskqueue"):
+            enqueue_many("work", [Order(number) if number % 2 else {"payload": {}} for number in range(200)])
+            until(lambda: completed() == 200)
+        assert not [message for message in caplog.messages if "parked" in message]
+        assert "are ready again" not in newest.log
+        assert not Task.objects.exclude(attempt=1).exists()
+        newest.stop()
+
+
+def test_a_type_that_no_poller_has_is_parked_and_told_to_the_operator(process_database: ProcessDatabase) -> None:
+    with polling({"work": 1}):
+        order, known = enqueue("work", payload=Order(1)), enqueue("work", payload={})
+        until(lambda: status_of(known) == "COMPLETED")
+        until(Task.objects.filter(pk=order.pk, parked_by__isnull=False).exists)
+    order.refresh_from_db()
+    assert (order.status, order.attempt) == ("CREATED", 0)
+    assert order.parked_by == "no handler for payload type tests.testapp.tasks.Order on queue work"
+    assert "task.parked" in [finding.id for finding in doctor.examine()]
+
+
+def test_what_another_poller_has_is_parked_once_that_poller_is_gone(process_database: ProcessDatabase) -> None:
+    types = {"queue": "work", "weight": 1, "idle_seconds": 0, "types": ["tests.testapp.tasks.Order"]}
+    Poller.objects.create(instance="new", state="RUNNING", queues=[types])
+    with polling({"work": 1}) as poller:
+        order = enqueue("work", payload=Order(1))
+        until(lambda: poller.queues["work"].foreign_types)
+        until(Task.objects.filter(pk=order.pk, status="CREATED", parked_by=None, attempt=0).exists)
+        Poller.objects.filter(pk="new").update(state="STOPPED")
+        poller.queues["work"].foreign_until = 0.0
+        poller.wake("work")
+        until(lambda: Task.objects.get(pk=order.pk).parked_by is not None)

@@ -127,7 +127,7 @@ def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pyte
     assert "are not rolled up" in caplog.text
 
 
-def test_a_poller_stores_what_it_did_and_groups_failures_by_what_they_have_in_common(
+def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
     process_database: ProcessDatabase,
 ) -> None:
     def work(task: Lease) -> None:
@@ -160,6 +160,11 @@ def failing(error: Exception) -> Exception:
     return raised.value
 
 
+class Hostile(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
 def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
     same = signature_of(one, "q")
@@ -167,13 +172,7 @@ def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     different = (one, "p"), (failing(KeyError("row")), "q"), (ValueError("row 17"), "q")
     assert len({same.fingerprint, *(signature_of(*kind).fingerprint for kind in different)}) == 4
 
-
-class Hostile(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
-def test_a_fingerprint_can_be_taken_of_any_error() -> None:
+    # Of any error one can be taken
     for error in (Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")):
         kind = signature_of(error, "q")
         assert len(kind.fingerprint) == 40

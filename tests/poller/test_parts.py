@@ -32,7 +32,7 @@ def test_fetches_under_way_count_for_max_tasks() -> None:
 EXECUTORS: dict[str, Callable[..., Executor]] = {
     "threads": lambda finish: thread.ThreadExecutor(1, finish, ConcurrencyLimiter()),
     "the event loop": lambda finish: AsyncExecutor(1, finish, ConcurrencyLimiter()),
-    "another executor": lambda finish: PoolExecutor("tests.processing.pools.two_threads", finish, ConcurrencyLimiter()),
+    "another executor": lambda finish: PoolExecutor("tests.processing.named.two_threads", finish, ConcurrencyLimiter()),
 }
 
 
@@ -123,15 +123,12 @@ def look(queue: QueueState, *, got: int = 0, woken: bool = True) -> float:
     return queue.next_poll - clock.monotonic()
 
 
-def test_a_wake_up_during_a_fetch_leads_to_another_at_once(queue: QueueState) -> None:
+def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_comes(queue: QueueState) -> None:
     wakes = queue.wakes
     queue.wake()
     queue.fetched(got=0, asked=10, wakes=wakes, next_due=None)
-    assert queue.next_poll <= clock.monotonic()
-
-
-def test_wake_ups_in_vain_lead_to_one_look_in_five_milliseconds_until_a_task_comes(queue: QueueState) -> None:
-    assert look(queue) <= 0, "the first wake-ups lead to a look at once"
+    assert queue.next_poll <= clock.monotonic(), "one during a fetch leads to another at once"
+    assert look(queue) <= 0, "the first ones, too"
     assert [look(queue) for _ in range(FLOOD)][-1] == pytest.approx(WOKEN_LOOK_SECONDS)
     assert look(queue, got=1) <= 0
 

@@ -1,4 +1,4 @@
-"""Behind PgBouncer in transaction mode: every transaction may meet another server process."""
+"""Pools of connections. Behind PgBouncer, in transaction mode, each transaction may meet another server process."""
 
 import os
 from collections.abc import Iterator
@@ -8,14 +8,18 @@ from urllib.parse import urlsplit
 
 import psycopg
 import pytest
+from django.core import checks
 from django.db import connection, connections, transaction
 from django.db.models import Count
 from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.models import Metric, Task
 from django_dbtaskqueue.operations import queue_control
+from django_dbtaskqueue.poller.periodic import STORE_METRICS_SECONDS
 from example_project.database import database_from_url
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import SELDOM, completed, polling
@@ -24,12 +28,9 @@ from tests.support import until
 INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which tells nobody
 
 
-@pytest.fixture(autouse=True)
-def _pooled(
-    postgres_process_database: ProcessDatabase,
-    django_db_blocker: DjangoDbBlocker,
-    taskqueue_registry: None,
-    settings: Any,
+@pytest.fixture
+def pooler(
+    postgres_process_database: ProcessDatabase, django_db_blocker: DjangoDbBlocker, settings: Any
 ) -> Iterator[None]:
     """``default`` goes through PgBouncer, ``direct`` past it; settings as docs/howto/deploy.md says."""
     program = pgbouncer_program()
@@ -54,10 +55,13 @@ def _pooled(
         connections.settings["default"] = before
 
 
-async def later(task: Any) -> None:
-    """Succeed on the event loop."""
+async def later(task: Any) -> None: ...
 
 
+behind_pgbouncer = pytest.mark.usefixtures("taskqueue_registry", "pooler")
+
+
+@behind_pgbouncer
 def test_every_way_to_process_works_through_the_pooler() -> None:
     # The pooler's own command is known there and nowhere else
     version = psycopg.connect(**connection.get_connection_params() | {"dbname": "pgbouncer"}, autocommit=True)
@@ -83,6 +87,7 @@ def test_every_way_to_process_works_through_the_pooler() -> None:
         until(lambda: completed() == 2152)
 
 
+@behind_pgbouncer
 def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
     """A poller that would look again in an hour starts the task, for it listens on the direct alias."""
     settings.DBTASKQUEUE = settings.DBTASKQUEUE | {"DEFAULTS": SELDOM}
@@ -96,6 +101,7 @@ def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
         until(lambda: completed() == 1)
 
 
+@behind_pgbouncer
 def test_without_a_direct_alias_polling_finds_tasks(settings: Any) -> None:
     settings.DBTASKQUEUE = {"DEFAULTS": {"poll_interval": "100ms"}, "PREPARE": False, "NOTIFY": False}
     registry.register("pooled", lambda task: None)
@@ -105,6 +111,7 @@ def test_without_a_direct_alias_polling_finds_tasks(settings: Any) -> None:
         until(lambda: completed() == 1)
 
 
+@behind_pgbouncer
 def test_enqueue_notices_the_pooler_by_itself(settings: Any) -> None:
     """A site left ``PREPARE`` on, and its threads share server processes."""
     settings.DBTASKQUEUE = {"QUEUES": {"pooled": {}}, "NOTIFY": False}
@@ -117,3 +124,55 @@ def test_enqueue_notices_the_pooler_by_itself(settings: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(produce, range(4)))
     assert Task.objects.count() == 100
+
+
+# -- Django's pool may be smaller than a poller would like: what nobody uses goes back to it ---------------------------
+
+
+@pytest.mark.parametrize(
+    ("pool", "warned"),
+    [({"max_size": 6}, True), (True, True), ({"min_size": 9}, False), ({"max_size": 7}, False), (False, False)],
+)
+def test_a_small_pool_is_warned_of(settings: Any, monkeypatch: pytest.MonkeyPatch, pool: object, warned: bool) -> None:
+    settings.DBTASKQUEUE = {"THREADS": 4}
+    monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "pool", pool)
+    found = [one.msg for one in checks.run_checks(tags=["dbtaskqueue"]) if one.id == "dbtaskqueue.W006"]
+    assert len(found) == warned and all("up to 7 connections of the pool of 'default'" in one for one in found)
+
+
+@pytest.fixture
+def pooled(postgres_process_database: ProcessDatabase) -> Iterator[None]:
+    """The default database gives out two connections at a time."""
+    before = connections.settings["default"]
+    options = {**before["OPTIONS"], "pool": {"min_size": 1, "max_size": 2, "timeout": 30}}
+    _use({**before, "CONN_MAX_AGE": 0, "OPTIONS": options})
+    yield
+    connections["default"].close_pool()
+    _use(before)
+
+
+def _use(database: dict[str, Any]) -> None:
+    connections["default"].close()
+    del connections["default"]
+    connections.settings["default"] = database
+
+
+def free() -> bool:
+    connections["default"].close()
+    return True
+
+
+def test_a_pool_of_two_serves_a_poller(pooled: None, taskqueue_registry: None, clock: SteppedClock) -> None:
+    async def count_async(task: Lease) -> int:
+        return await Task.objects.acount()
+
+    registry.register("letters", lambda task: Task.objects.count())
+    registry.register("parcels", count_async)
+    enqueue_many("parcels", [{}] * 9)
+    with polling({"letters": 1, "parcels": 1}, threads=3):
+        until(lambda: free() and completed() == 9)
+        clock.advance(STORE_METRICS_SECONDS)
+        until(lambda: free() and Metric.objects.exists())
+        # Those who used a connection for a moment, and are idle, leave both to the others
+        enqueue_many("letters", [{}] * 20)
+        until(lambda: free() and completed() == 29)

@@ -26,7 +26,7 @@ from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.operations.test_prometheus import scraped
-from tests.poller.processes import Gate, PollerProcess, running, runtaskpoller
+from tests.poller.processes import Gate, Program, running, runtaskpoller
 from tests.support import PATIENCE, until
 
 PORT = re.compile(r"Probes and metrics: http://127\.0\.0\.1:(\d+)/metrics")
@@ -45,7 +45,7 @@ def status(port: int, probe: str) -> int:
     return ask(port, f"/healthz/{probe}")[0]
 
 
-def ports(poller: PollerProcess, number: int = 1) -> list[int]:
+def ports(poller: Program, number: int = 1) -> list[int]:
     until(lambda: len(PORT.findall(poller.log)) >= number or poller.process.poll() is not None)
     return [int(found) for found in PORT.findall(poller.log)]
 
@@ -61,12 +61,10 @@ class Manager:
         self.heard: list[str] = []
 
     def hear(self) -> str:
-        """Wait for the next message, and return it."""
         self.heard.append(self.socket.recv(4096).decode())
         return self.heard[-1]
 
     def until(self, line: str) -> str:
-        """Wait for a message with this line."""
         while line not in self.hear().splitlines():
             pass
         return self.heard[-1]

@@ -105,7 +105,6 @@ def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
 def test_a_lease_made_shorter_while_running_is_renewed_in_time(
     taskqueue: TaskQueueKit, slow: Slow, settings: Any, clock: SteppedClock
 ) -> None:
-    """Given a poller that plans to renew in hours, when an operator shortens the lease, then renewal follows it."""
     settings.DBTASKQUEUE["QUEUES"]["long"]["lease"] = 10 * LEASE
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
     processor("long")(slow)
@@ -158,10 +157,7 @@ def test_waiting_tasks_do_not_outlive_their_leases_in_memory(
 
 
 @pytest.mark.parametrize("kind", ["thread", "coroutine", "batch"])
-def test_a_lease_that_was_lost_in_memory_is_not_started(
-    taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock, kind: str
-) -> None:
-    """Given tasks that wait in memory for a slot, when another poller takes one of them, then it runs there alone."""
+def test_a_lease_lost_in_memory_never_runs(taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock, kind: str) -> None:
     function = {"thread": slow, "coroutine": slow.on_the_loop, "batch": slow.all}[kind]
     processor("long", batch=1 if kind == "batch" else None)(function)
     with taskqueue.run_poller("long", threads=1, coroutines=1) as poller:

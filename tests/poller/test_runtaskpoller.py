@@ -28,12 +28,10 @@ def statuses(queue: str = "work") -> Counter[str]:
 
 
 def polls(*queues: str, **options: Any) -> None:
-    """Run the command to its end in this process."""
     call_command("runtaskpoller", queue=queues, **options)
 
 
 def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, tmp_path: Path) -> None:
-    # Given tasks of every kind, one of them failing for good and one due soon
     mark = tmp_path / "mark"
     enqueue_many("work", [(f"w{n}", {"mark": str(mark)}) for n in range(20)])
     bad = enqueue("other", "bad\nline", {"do": "raise", "message": "two\nlines"})
@@ -43,7 +41,6 @@ def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, 
     words = ("--drain", "--log-format", "json", "--queue", "work,other:2", "--queue", "atomic,aio")
     with runtaskpoller(process_database, *words) as poller:
         said = [json.loads(line) for line in poller.ended().splitlines()]
-    # Then all is done, once each, and it says so
     assert statuses() == {"COMPLETED": 21} and statuses("other") == {"ERROR": 1}
     assert statuses("atomic") == statuses("aio") == {"COMPLETED": 1}
     assert len(lines(mark)) == 20
@@ -106,7 +103,7 @@ def test_queues_have_their_turns_by_weight(clock: SteppedClock) -> None:
 
 
 @pytest.mark.usefixtures("two_queues")
-def test_slow_tasks_which_no_poller_takes_ahead_have_their_turn_beside_a_backlog_of_quick_ones(
+def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(
     clock: SteppedClock,
 ) -> None:
     slow = take_time("slow", 0.3, clock)
@@ -152,7 +149,7 @@ def test_each_command_says_in_a_sentence_that_postgresql_is_not_migrated(unmigra
 # -- which queues, and how often: the words of --queue and --exclude ---------------------------------------------------
 
 
-def test_what_they_mean() -> None:
+def test_what_they_mean_also_if_a_name_has_a_colon(taskqueue_registry: None) -> None:
     for texts, excluded, wanted in (
         (["work"], [], {"work": 1}),
         (["work:3", "other"], [], {"work": 3, "other": 1}),
@@ -162,9 +159,6 @@ def test_what_they_mean() -> None:
         ([], ["work", "other"], dict.fromkeys(set(registry.queues()) - {"work", "other"}, 1)),
     ):
         assert queue_selection.parse(texts, excluded) == wanted
-
-
-def test_a_queue_may_have_a_colon_in_its_name(taskqueue_registry: None) -> None:
     registry.register("mail:8", print)
     assert queue_selection.parse(["mail:8"]) == {"mail:8": 1}
     assert queue_selection.parse(["mail:8:2"]) == {"mail:8": 2}

@@ -15,7 +15,7 @@ from django_dbtaskqueue.models import Schedule, Task
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age
-from tests.poller.processes import PollerProcess, polling, runtaskpoller
+from tests.poller.processes import Program, polling, runtaskpoller
 from tests.support import until
 
 KILLS = int(os.environ.get("SCHEDULE_KILLS", "6"))
@@ -35,9 +35,7 @@ def check_each_once(step: timedelta) -> None:
     assert len(found) == number + 1
 
 
-def test_a_poller_that_idles_wakes_for_the_tick(
-    process_database: ProcessDatabase, settings: Any, clock: SteppedClock
-) -> None:
+def test_an_idle_poller_wakes_for_a_tick(process_database: ProcessDatabase, settings: Any, clock: SteppedClock) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"work": {"idle_interval": "1h", "lease": "10h"}}, "NOTIFY": False}
     with polling({"work": 1}) as poller:
         until(lambda: poller.queues["work"].idle_pause)
@@ -81,7 +79,7 @@ def test_killed_pollers_leave_each_tick_with_exactly_one_task(postgres_process_d
     Schedule.objects.create(name="tick", queue="work", cron="* * * * * *", missed="all", next_time=Now())
     with ExitStack() as stack:
 
-        def start() -> PollerProcess:
+        def start() -> Program:
             poller = stack.enter_context(runtaskpoller(postgres_process_database, "--queue", "work"))
             poller.until_logged("Queues: ")
             return poller

@@ -10,16 +10,18 @@ import psutil
 import pytest
 from django.db.models.functions import Now
 
-from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue import chain, enqueue, enqueue_many, registry
+from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import loop
 from django_dbtaskqueue.poller.queue_state import Options
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
-from tests.poller.conftest import Start
-from tests.poller.processes import SELDOM, Gate, polling, runtaskpoller
+from tests.poller.processes import SELDOM, Gate, Start, polling, runtaskpoller
 from tests.support import PATIENCE, until
+
+committed = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 
 
 @pytest.mark.parametrize(("vendor", "number"), [("postgres", signal.SIGTERM), ("sqlite", signal.SIGINT)])
@@ -33,13 +35,11 @@ def test_the_first_signal_drains_and_gives_back_what_has_not_started(
     slow = Task.objects.filter(reference__startswith="slow")
     with runtaskpoller(database, "--queue", "work", "--threads", "1") as poller:
         until(lambda: gate.starts() and slow.filter(status="PROCESSING").count() > 1)
-        # When it is asked to stop while one of them runs
         poller.signal(number)
         poller.until_logged("Stopping: waiting at most 30s for 1 running tasks")
         until(lambda: slow.filter(status="PROCESSING").count() == 1)
         gate.open()
         poller.ended()
-    # Then that one is done; the others are as if they had never been taken
     assert slow.filter(status="COMPLETED").count() == len(gate.starts()) == 1
     released = slow.exclude(status="COMPLETED")
     assert set(released.values_list("status", "attempt", "poller_instance")) == {("CREATED", 0, None)}
@@ -102,10 +102,8 @@ def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(start: St
     assert set(Task.objects.values_list("status", "attempt")) <= {("CREATED", 0), ("COMPLETED", 1)}
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
-def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
-    taskqueue: TaskQueueKit, settings: Any, alias: str
-) -> None:
+@committed
+def test_a_draining_poller_waits_for_no_task_it_never_takes(taskqueue: TaskQueueKit, settings: Any, alias: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
     registry.register("long", lambda task: None)
     ours, blue = enqueue("long", using=alias), enqueue("long", tag="blue", using=alias)
@@ -116,7 +114,7 @@ def test_a_draining_poller_does_not_wait_for_tasks_it_never_takes(
     assert rows == {ours.pk: "COMPLETED", blue.pk: "CREATED", planned.pk: "CREATED"}
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+@committed
 def test_slow_first_calls_do_not_keep_batches_small(clock: SteppedClock, taskqueue_registry: None) -> None:
     calls: list[Any] = []
 
@@ -133,7 +131,7 @@ def test_slow_first_calls_do_not_keep_batches_small(clock: SteppedClock, taskque
     assert Task.objects.values("start_time").distinct().count() <= 18
 
 
-@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
+@committed
 def test_a_draining_poller_ends_soon_after_its_last_task(settings: Any, taskqueue_registry: None) -> None:
     """It waits for the end of the last task alone, and for no poll."""
     settings.DBTASKQUEUE = {"QUEUES": {"long": SELDOM}}
@@ -146,3 +144,29 @@ def test_a_draining_poller_ends_soon_after_its_last_task(settings: Any, taskqueu
     go.set()
     until(lambda: poller.wait(0))
     poller.close()
+
+
+@committed
+@pytest.mark.parametrize("feeds", ["enqueues", "is the parent"])
+def test_a_draining_run_takes_what_a_queue_brings_another(alias: str, feeds: str, taskqueue_registry: None) -> None:
+    go, names = threading.Event(), ("first", "second", "third")
+
+    def process(task: Lease) -> None:
+        go.wait(PATIENCE)
+        if feeds == "enqueues" and task.queue != "third":
+            enqueue(names[names.index(task.queue) + 1], using=alias)
+
+    for queue in names:
+        registry.register(queue, process)
+    if feeds == "enqueues":
+        enqueue("first", using=alias)
+    else:
+        chain(*({"queue": queue} for queue in names), using=alias)
+    poller = loop.Poller(dict.fromkeys(reversed(names), 1), Options(drain=True, threads=1), using=alias)
+    poller.start()
+    until(lambda: poller.queues["second"].exhausted and poller.queues["third"].exhausted)
+    go.set()
+    assert poller.wait(PATIENCE)
+    poller.close()
+    rows = Task.objects.using(alias).order_by("pk").values_list("queue", "status")
+    assert dict(rows) == dict.fromkeys(names, "COMPLETED") and len(rows) == 3

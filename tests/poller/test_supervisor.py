@@ -13,14 +13,12 @@ import psutil
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.models import Attempt, Poller, Task
+from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.factories import age
-from tests.poller.conftest import Start
-from tests.poller.processes import Gate, alive, pids, runtaskpoller, status_of
+from tests.poller.processes import Gate, Start, alive, pids, runtaskpoller, status_of
 from tests.support import until
 
 
@@ -88,29 +86,6 @@ def test_children_drain_when_the_parent_is_killed(start_on_sqlite: Start, gate: 
     assert (status_of(task), Poller.objects.get().state) == ("COMPLETED", "STOPPED")
 
 
-@pytest.mark.slow  # PostgreSQL: tests/chaos/test_poison.py
-def test_a_task_that_kills_its_process_ends_in_error_after_its_budget(start_on_sqlite: Start, tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    killer = enqueue("work", "killer", {"do": "kill", "mark": str(mark)}, priority=-1)
-    enqueue_many("work", [{}] * 100)
-    options = ("--queue", "work", "--processes", "1", "--threads", "1", "--drain")
-    with start_on_sqlite(*options) as poller:
-        poller.until_logged("Starting another one")
-        age(timedelta(minutes=1), pk=killer.pk)
-        log = poller.ended()
-    killer.refresh_from_db()
-    assert (killer.status, killer.attempt, len(mark.read_text().splitlines())) == ("ERROR", 3, 3)
-    # ... the first killed the poller's process, the others the one that is there for such tasks
-    attempts = list(Attempt.objects.filter(task_id=killer.pk).order_by("attempt"))
-    died = "django_dbtaskqueue.core.exceptions.ProcessDied"
-    assert [(attempt.attempt, attempt.error_type) for attempt in attempts] == [(2, died), (3, died)]
-    assert "The task ended its process" in attempts[-1].message
-    assert "during attempt 3 of 3" in attempts[-1].message
-    assert "ended its process" in (killer.process_result or "")
-    assert log.count("Starting another one") == 1
-    assert Task.objects.filter(status="COMPLETED", attempt=1).count() == 100
-
-
 def test_exit_codes_in_words() -> None:
     assert [exit_text(code) for code in (7, -9, -77)] == ["exit code 7", "killed by SIGKILL", "killed by signal 77"]
 
@@ -126,6 +101,10 @@ def supervisor(tmp_path: Path, program: str, *, count: int = 1, **options: Any) 
     script.write_text(f"import os, signal, socket, sys\nfirst = {str(tmp_path / 'first')!r}\n{program}")
     given: dict[str, Any] = {"endless": False, "heartbeat": SILENCE, "timeout": SILENCE, **options}
     return Supervisor([sys.executable, str(script)], count, ShutdownRequest(), **given)
+
+
+def says(state: str) -> str:
+    return f"""os.write(int(sys.argv[-1]), b'{{"state": "{state}"}}\\n')"""
 
 
 def run(supervised: Supervisor, clock: SteppedClock) -> int:
@@ -144,21 +123,15 @@ def first_time(then: str) -> str:
     return f"try:\n    {create}\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
 
 
-def test_a_stopped_child_is_killed_and_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock
-) -> None:
+def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock) -> None:
     stops = first_time(f"{HEARTBEAT_CODE}; os.kill(os.getpid(), signal.SIGSTOP)")
     assert run(supervisor(tmp_path, stops), clock) == 0
     assert "gave no sign of life" in caplog.text and "killed by SIGKILL" in caplog.text
 
 
-def test_a_child_that_has_stopped_may_take_long_to_end(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock
-) -> None:
+def test_a_stopping_child_may_take_long(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock) -> None:
     """Given a child that said its last word, when Python ends slowly, then its own exit code counts."""
-    program = (
-        """os.write(int(sys.argv[-1]), b'{"state": "STOPPED"}\\n'); socket.socket(fileno=int(sys.argv[-1])).recv(1)"""
-    )
+    program = f"{says('STOPPED')}; socket.socket(fileno=int(sys.argv[-1])).recv(1)"
     supervised = supervisor(tmp_path, program, heartbeat=timedelta(seconds=1))
 
     def let_pass(_: object) -> None:
@@ -171,8 +144,10 @@ def test_a_child_that_has_stopped_may_take_long_to_end(
     assert "Killing it" not in caplog.text
 
 
-def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path) -> None:
-    assert supervisor(tmp_path, first_time("sys.exit(5)")).run() == 0
+@pytest.mark.parametrize("end", ["sys.exit(5)", f"{says('STARTUP')}; os._exit(3)"], ids=["crash", "of a task"])
+def test_a_child_that_crashes_is_replaced_until_it_ends_by_itself(tmp_path: Path, end: str) -> None:
+    """Once it polls, 3 is the exit code of a task that called ``os._exit``, and no wrong configuration."""
+    assert supervisor(tmp_path, first_time(end)).run() == 0
 
 
 def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
@@ -181,7 +156,6 @@ def test_a_wrong_configuration_is_not_tried_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGSTOP)", "os._exit(7)"])
 def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str, clock: SteppedClock) -> None:
-    """Given a child with a worker process of its own, when it hangs or crashes, then its worker is killed, too."""
     start = "worker = subprocess.Popen(['sleep', '1000']); open(first, 'w').write(str(worker.pid))"
     program = f"import subprocess\nif not os.path.exists(first):\n    {start}; {HEARTBEAT_CODE}; {end}\n"
     assert run(supervisor(tmp_path, program), clock) == 0
@@ -189,14 +163,7 @@ def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str, clock: Step
     until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_an_exit_code_of_a_task_is_no_wrong_configuration(tmp_path: Path) -> None:
-    """Given a child that polls, when a task calls ``os._exit(3)``, then another child starts."""
-    polls = 'os.write(int(sys.argv[-1]), b\'{"state": "STARTUP"}\\n\')'
-    assert supervisor(tmp_path, first_time(f"{polls}; os._exit(3)")).run() == 0
-
-
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
-    # Given two children, the first of which will fail when it is asked to stop
     asked = f"{HEARTBEAT_CODE}; socket.socket(fileno=int(sys.argv[-1])).recv(1)\n"
     pair = supervisor(tmp_path, first_time(f"{asked.strip()}; sys.exit(1)") + asked, count=2, endless=True)
 
@@ -204,7 +171,6 @@ def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:
         if all(child.last_seen for child in pair.children):
             pair.shutdown.request(DRAIN)
 
-    # Then that is what the supervisor ends with
     assert pair.run(stop_once_they_live) == 1
     assert sorted(child.code or 0 for child in pair.children) == [0, 1]
 

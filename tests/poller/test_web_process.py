@@ -2,11 +2,9 @@
 
 import os
 import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +21,8 @@ from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller import web_process
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
-from tests.poller.processes import Gate, PollerProcess, alive, pids, status_of
-from tests.support import PATIENCE, until
+from tests.poller.processes import Gate, Program, alive, pids, program, status_of
+from tests.support import until
 
 SETTINGS = """
 from tests.settings import *
@@ -46,7 +44,7 @@ urlpatterns = [path("order", order)]
 
 
 @contextmanager
-def server(database: ProcessDatabase, folder: Path, *options: str) -> Iterator[tuple[PollerProcess, str]]:
+def server(database: ProcessDatabase, folder: Path, *options: str) -> Iterator[tuple[Program, str]]:
     """Run ``manage.py runserver`` in a project of its own; yield it with the address of its page."""
     (folder / "site_settings.py").write_text(SETTINGS)
     (folder / "pages.py").write_text(PAGES)
@@ -54,16 +52,9 @@ def server(database: ProcessDatabase, folder: Path, *options: str) -> Iterator[t
     command = [sys.executable, str(REPOSITORY / "manage.py"), "runserver", *options, address]
     path = f"{REPOSITORY}{os.pathsep}{folder}"
     env = replace(database, extra={"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": path}).env
-    with tempfile.NamedTemporaryFile() as file:
-        process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
-        started = PollerProcess(process, file)
-        try:
-            started.until_logged("Starting development server")
-            yield started, f"http://{address}/order"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE)
+    with program(command, env, folder) as web:
+        web.until_logged("Starting development server")
+        yield web, f"http://{address}/order"
 
 
 def order(address: str) -> Task:

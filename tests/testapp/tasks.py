@@ -1,8 +1,7 @@
-"""Processors whose payload says what they do, so that one of them serves many tests.
+"""Processors whose payload says what they do, so that one of them serves many tests; their queues stand at the end.
 
 A payload is None or an object: ``{"do": VERB, …}``, "ok" by default. ``run(task)`` does it:
 
-=========== ====================================================================================================
 ok          Complete(payload.get("result"))
 sleep       sleeps ``seconds`` (default 0.05) and completes; on ``aio`` without blocking the event loop
 wait        completes as soon as the file ``until`` exists
@@ -23,26 +22,9 @@ linger      deletes its row by itself, marks, waits for the file ``until``, and 
 check       asks ``task.check()`` until it raises, and writes the file ``end``
 fork        forks; the copy ends the call as ``end`` says (exit, return, raise); completes with the copy's exit code
 raise_odd   raises the error ``kind``, which pickle cannot make again
-=========== ====================================================================================================
 
 Whatever it does, ``"mark": PATH`` first appends a line "id reference total_attempt pid" to that file: the record of
 what was really started, and an event to wait for.
-
-======== ====================================== ==============================================================
-queue    processor                              settings
-======== ====================================== ==============================================================
-work     sync                                   3 attempts, retried after 50 ms
-other    sync                                   3 attempts, retried after 50 ms
-atomic   sync, ``mode="atomic"``                3 attempts, retried after 50 ms
-aio      async                                  3 attempts, retried after 50 ms
-brief    sync                                   as work, with a lease of 1 s: for tests where holders die
-apart    sync, ``executor="process"``           3 attempts, retried after 50 ms
-aparta   as apart, ``mode="atomic"``            3 attempts, retried after 50 ms
-apartb   as apart, ``batch=2``                  3 attempts, retried after 50 ms
-apartt   as apart, ``timeout`` of 0.3 s         1 attempt
-timed    sync, ``timeout`` of 0.3 s             1 attempt
-aiotimed async, ``timeout`` of 0.3 s            1 attempt
-======== ====================================== ==============================================================
 """
 
 import asyncio
@@ -206,7 +188,6 @@ def _check(task: Lease, payload: dict[str, Any]) -> None:
 
 
 def _still(task: Lease, payload: dict[str, Any]) -> bool:
-    """Whether this attempt is one of those that are to go wrong."""
     return "until_attempt" not in payload or task.attempt < payload["until_attempt"]
 
 
