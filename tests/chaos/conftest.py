@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import QUEUES
-from tests.chaos.processes import PollerProcess
+from tests.chaos.processes import Configure, PollerProcess, Start
 from tests.conftest import ProcessDatabase
 from tests.forks import ForkServer, fork_server
 from tests.proxy import Proxy, proxied
@@ -20,12 +20,6 @@ from tests.support import Audit
 QUEUE: dict[str, Any] = {
     "lease": "10m", "max_attempts": 3, "retry": "fixed:50ms", "poll_interval": "100ms", "idle_interval": "200ms"
 }  # fmt: skip
-Start = Callable[..., PollerProcess]
-Configure = Callable[..., None]
-
-
-def on(*databases: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("database", databases, indirect=True)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +49,14 @@ class PollerProcess(Fork):
         return self
 
 
+Start = Callable[..., PollerProcess]
+Configure = Callable[..., None]
+
+
+def on(*databases: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("database", databases, indirect=True)
+
+
 def statuses(**selection: Any) -> dict[str, int]:
     """Return how many tasks have each status; the connection may have to be made anew."""
     counted = Task.objects.filter(**selection).values_list("status").annotate(Count("pk")).order_by()
@@ -80,7 +89,6 @@ def expire(**selection: Any) -> None:
 
 
 def expire_orphans() -> None:
-    """Let the leases of pollers that have died run out."""
     held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
     for instance in held.distinct().order_by():
         if instance and _has_died(int(instance.split(":")[1])):

@@ -8,8 +8,7 @@ from django.db import connections
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.models import Attempt, Task
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import PollerProcess, until_all
+from tests.chaos.processes import Configure, PollerProcess, Start, until_all
 from tests.poller.processes import lines
 
 EACH = 3_000
@@ -33,7 +32,6 @@ def test_no_task_is_started_twice(strategy: str, tasks: int, start: Start, queue
     enqueue_many("chaos", [{"payload": {"do": "ok", "mark": str(mark)}}] * tasks)
     until_all("COMPLETED", timeout=100)
 
-    # Each was started once, by the processes' own record and by the rows
     started = lines(mark)
     assert len(started) == len({line[0] for line in started}) == tasks
     assert Task.objects.filter(status="COMPLETED", total_attempt=1, attempt=1).count() == tasks

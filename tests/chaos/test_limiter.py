@@ -9,8 +9,7 @@ from django.db import connection
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.models import Task
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import PollerProcess, expire_orphans, until_all
+from tests.chaos.processes import Configure, PollerProcess, Start, expire_orphans, until_all
 from tests.support import until
 
 POLLERS = 3
@@ -63,7 +62,6 @@ SELECT extract(epoch FROM time), extract(epoch FROM committed), 1 FROM groups_se
 
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.soak)])
 def test_limits_hold_whatever_is_killed(kills: int, start: Start, queues: Configure) -> None:
-    # Given pollers with many more threads than the limits allow tasks
     of_groups = {"rate_per_group": f"{GROUP_RATE}/s", "burst_per_group": GROUP_BURST, "max_running_per_group": 4}
     queues(chaos={**POLLS, "max_running": MAX_RUNNING, "rate": f"{RATE}/s", "burst": BURST}, ledger=POLLS | of_groups)
     ask(WATCH_QUEUE)
@@ -77,7 +75,6 @@ def test_limits_hold_whatever_is_killed(kills: int, start: Start, queues: Config
     # Then at no time more of the queue ran than the limit, but as many as it
     seen = ask(SEEN)
     assert max(running for _, _, running, _ in seen) == MAX_RUNNING
-    # ... and no more started in any time than the rates allow
     assert_rate([(begin, time, started) for begin, time, _, started in seen if started], RATE, BURST)
     for group in GROUPS:
         starts = ask(STARTS.format(group))

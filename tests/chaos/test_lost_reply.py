@@ -13,8 +13,7 @@ from django.db.utils import OperationalError
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from example_project.database import database_from_url
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import until_all
+from tests.chaos.processes import Configure, Start, until_all
 from tests.poller.processes import lines
 from tests.proxy import Loss, Proxy
 from tests.support import until
@@ -106,7 +105,6 @@ def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues:
             until(renewed.exists)
             gate.touch()
 
-        # Then the task is done all the same, and was not started once too often
         if case.statement == REMOVE:
             until(lambda task=task: not Task.objects.filter(pk=task.pk).exists())
         else:

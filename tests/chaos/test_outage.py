@@ -3,23 +3,25 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from itertools import count
 from pathlib import Path
 from threading import Event
 
 import psycopg
-from django.db import connections, transaction
+import pytest
+from django.db import connection, connections, transaction
 from django.db.utils import Error
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.models import Task
-from tests.chaos.conftest import Configure, Start, on
-from tests.chaos.processes import statuses, until_all, until_dead
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.models import Attempt, Poller, Task
+from tests.chaos.processes import Configure, PollerProcess, Start, on, statuses, until_all, until_dead
 from tests.conftest import ProcessDatabase
-from tests.patience import PATIENCE
 from tests.poller.processes import lines
-from tests.support import actors, blocked, until
+from tests.proxy import Proxy
+from tests.support import PATIENCE, actors, blocked, until
 from tests.testapp.models import Booking
 
 ROUNDS = 6  # of cutting all connections
@@ -28,7 +30,6 @@ CUT = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND datname = %s AND pid <> pg_backend_pid()
 """
-PACE = 0.02  # seconds between two filings of one producer
 
 
 def file_orders(acknowledged: set[str], over: Event) -> None:
@@ -41,7 +42,7 @@ def file_orders(acknowledged: set[str], over: Event) -> None:
             acknowledged.add(f"order-{number}")
         except Error:
             connections["default"].close()
-        if over.wait(PACE):
+        if over.wait(1 / 50):
             return
 
 
@@ -108,7 +109,6 @@ def test_the_server_is_cut_off_again_and_again_and_crashes(
         over.set()
         filing.result(PATIENCE)
 
-    # ... and nothing was lost, committed in part or done twice
     until_all("COMPLETED")
     present = set(Task.objects.values_list("reference", flat=True))
     assert acknowledged <= present == set(Booking.objects.values_list("reference", flat=True))
@@ -126,15 +126,12 @@ def is_without_database(log: str) -> bool:
 
 
 @on("crash_database")
-def test_a_read_only_spell(
-    database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, tmp_path: Path
-) -> None:
+def test_a_read_only_time(database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 4)
     poller = start().ready()
     until(lambda: statuses(queue="chaos") == {"PROCESSING": 4})
 
-    # When the server takes no writes any more, and they end
     with read_only(pg_server) as control:
         poller.until_logged("Heartbeat and rescue fail")
         gate.touch()
@@ -164,9 +161,7 @@ def read_only(pg_server: EmbeddedPostgres) -> Iterator[psycopg.Connection[tuple[
             control.execute("SELECT pg_reload_conf()")
 
 
-def test_an_outcome_whose_statement_is_cancelled_is_written_later(
-    database: ProcessDatabase, start: Start, tmp_path: Path
-) -> None:
+def test_a_cancelled_statement_is_tried_again(database: ProcessDatabase, start: Start, tmp_path: Path) -> None:
     poller = start().ready()
     with server(database.url) as control:
         for number, timeout in enumerate(("lock_timeout", "statement_timeout"), 1):
@@ -192,9 +187,7 @@ def test_an_outcome_whose_statement_is_cancelled_is_written_later(
     poller.ready().end()
 
 
-def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_again(
-    start: Start, tmp_path: Path
-) -> None:
+def test_outcomes_that_were_not_flushed_die_with_their_poller_and_are_made_again(start: Start, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 8)
     poller = start()
@@ -209,3 +202,70 @@ def test_outcomes_that_could_not_be_flushed_die_with_their_poller_and_are_made_a
     until_all("COMPLETED")
     assert sorted(Task.objects.values_list("attempt", flat=True)) == [1, 1, 1, 1, 2, 2, 2, 2]
     other.end()
+
+
+# -- the network drops what is sent, and breaks nothing: a poller says that it waits, and soon works again -------------
+
+
+@pytest.fixture
+def poller(proxy: Proxy, start: Start, queues: Configure) -> PollerProcess:
+    """A poller behind the proxy that has done some tasks, so that all its connections are open."""
+    queues(lease="4.5s", max_attempts=1)  # so that a poller waits 1.5 s for an answer, and no task may fail
+    enqueue_many("chaos", [{"payload": {"do": "count", "seconds": 0.2}}] * 20)
+    found = start(url=proxy.url).ready()
+    until_all("COMPLETED")
+    return found
+
+
+@pytest.mark.slow
+def test_the_network_is_away(audited: None, poller: PollerProcess, proxy: Proxy) -> None:
+    # Given a network that drops everything, for so long that a poller could fill its log
+    proxy.silent = True
+    proxy.swallow()
+    enqueue_many("chaos", [{"payload": {"do": "count"}}] * 20)
+    poller.until_logged("Polling failed, trying again until it works")
+    connected = proxy.connections
+    until(lambda: proxy.connections >= connected + 4)
+    assert statuses() == {"COMPLETED": 20, "CREATED": 20}
+
+    proxy.silent = False
+    back = last_report()
+    until_all("COMPLETED")
+    poller.until_logged("The database is back")
+    poller.until_logged("Heartbeat and rescue work again")
+    until(lambda: last_report() > back)
+    assert len(poller.log.splitlines()) <= 40
+    poller.end()
+
+
+@pytest.mark.slow
+def test_present_connections_fall_silent(poller: PollerProcess, proxy: Proxy) -> None:
+    """New ones would work, as behind a firewall that forgot what was connected: no task waits for one, or fails."""
+    proxy.swallow()
+    silent = last_report()
+    enqueue_many("chaos", [{"payload": {"do": "count"}}] * 20)
+    until_all("COMPLETED")
+    assert set(Task.objects.values_list("attempt", flat=True)) == {1}
+    assert not Attempt.objects.exists()
+    until(lambda: last_report() > silent + timedelta(seconds=1))
+    poller.end()
+
+
+def last_report() -> datetime:
+    return Poller.objects.get().heartbeat_time
+
+
+def test_the_server_ends_a_statement_whose_poller_has_gone(database: ProcessDatabase) -> None:
+    """It would go on for as long as it takes, and hold its locks."""
+    session = Session.open("default")
+    ((server_process,),) = session.run("SELECT pg_backend_pid()", {})
+    raw = session.connection.connection.pgconn
+    raw.send_query(b"SELECT pg_sleep(600)")
+    raw.finish()
+
+    def present() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [server_process])
+            return bool(cursor.fetchone()[0])
+
+    until(lambda: not present())

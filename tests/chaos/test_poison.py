@@ -8,8 +8,7 @@ import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Task
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import until_all, until_over
+from tests.chaos.processes import Configure, Start, on, until_all, until_over
 from tests.poller.processes import lines
 
 KILLERS = {"segfault": "SIGSEGV", "overflow": "SIGSEGV", "exit": "exit code 7", "kill": "SIGKILL"}
@@ -19,6 +18,7 @@ GOOD = 200
 
 
 @pytest.mark.slow
+@on("postgres_process_database", "sqlite_process_database")
 def test_poison_among_good_tasks(audited: None, start: Start, queues: Configure, tmp_path: Path) -> None:
     queues(heartbeat="10s")
     mark, kinds = tmp_path / "mark", [*KILLERS, *RAISERS]
@@ -39,9 +39,9 @@ def test_poison_among_good_tasks(audited: None, start: Start, queues: Configure,
     deaths = len(re.findall(r"Child \d+ ended", poller.log))
     assert max(good.values_list("attempt", flat=True)) <= 1 + deaths
     for task in poison:
-        last = Attempt.objects.filter(task_id=task.pk).order_by("total_attempt").last()
-        assert last is not None
+        last = Attempt.objects.filter(task_id=task.pk).latest("total_attempt")
         assert (last.attempt, last.error_type) == (3, RAISERS.get(str(task.reference), DIED))
+        assert "ended its process" in (task.process_result or "") or task.reference in RAISERS
 
     # ... and the supervisor has replaced every child that died, and goes on
     for death in KILLERS.values():
@@ -62,9 +62,40 @@ def test_a_task_that_kills_takes_nobody_with_it(start: Start, queues: Configure,
     until_all("COMPLETED", reference=None)
     killer.refresh_from_db()
     assert killer.attempt == 2
-    last = Attempt.objects.filter(task_id=killer.pk).order_by("attempt").last()
-    assert last is not None
-    assert last.error_type == DIED
+    assert Attempt.objects.filter(task_id=killer.pk).latest("attempt").error_type == DIED
     assert set(Task.objects.filter(reference=None).values_list("attempt", flat=True)) <= {1, 2}
     assert poller.log.count("Starting another one") == 1
     poller.end()
+
+
+# -- a thread that a poller cannot work without ends: the process ends with a message, and another one goes on ---------
+
+
+@pytest.fixture
+def leaving(start: Start, queues: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
+    """Start pollers, of which the first to take tasks loses its fetch thread then."""
+    queues(heartbeat="10s", listeners=("tests.chaos.crashing.LeavesOnce",))
+    monkeypatch.setenv("CHAOS_FLAG", str(tmp_path / "left"))
+    return start
+
+
+def test_a_child_without_its_fetch_thread_is_replaced(leaving: Start) -> None:
+    parent = leaving("--processes", "1")
+    enqueue_many("chaos", [{}] * 3)
+    parent.until_logged("Thread dbtaskqueue-fetch-0 ended")
+    parent.until_logged("Starting another one")
+    enqueue("chaos")
+    until_all("COMPLETED")
+    parent.end()
+
+
+def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(leaving: Start, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    enqueue("chaos", None, {"do": "hold", "until": str(gate)})
+    poller = leaving()
+    poller.until_logged("Thread dbtaskqueue-fetch-0 ended")
+    gate.touch()
+    poller.ended(1)  # once the other thread has stored the outcome
+    assert "SystemExit: 4" in poller.log
+    assert "its poller ends" in poller.log
+    assert Task.objects.get().status == "COMPLETED"

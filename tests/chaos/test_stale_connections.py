@@ -27,13 +27,11 @@ from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
-from tests.chaos.conftest import Configure, Start, on
-from tests.chaos.processes import until_all
+from tests.chaos.processes import Configure, Start, on, until_all
 from tests.conftest import ProcessDatabase, _as_default
-from tests.patience import PATIENCE
 from tests.poller.processes import lines
 from tests.proxy import Proxy
-from tests.support import at_once, until
+from tests.support import PATIENCE, at_once, until
 
 TASKS = 12
 
@@ -137,7 +135,6 @@ CASES: tuple[tuple[tuple[str, ...], Callable[..., Any], dict[str, Any], type], .
 def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
     wire: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given tasks that were taken before the server went away
     monkeypatch.setenv("DATABASE_URL", wire.url)
     monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
     calls = [
@@ -154,7 +151,7 @@ def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_c
     assert at_once(len(calls), run) == [[end] * len(leases) for _, _, leases, end in calls]
 
 
-def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_their_first_statement(
+def test_coroutines_are_not_charged_for_the_end_of_a_shared_connection_before_their_first_statement(
     wire: Proxy,
 ) -> None:
     # Given three coroutines on one connection, two of which have not used it yet
@@ -184,7 +181,7 @@ def test_coroutines_that_share_a_connection_are_not_charged_for_its_end_before_t
     executor.close()
 
 
-def test_a_task_on_a_worker_of_spark_is_not_charged_for_a_connection_that_died_before_its_first_statement(
+def test_a_task_on_a_spark_worker_is_not_charged_for_a_connection_dead_before_its_first_statement(
     wire: Proxy,
 ) -> None:
     def lose_first(task: Lease) -> None:

@@ -19,15 +19,13 @@ from pytest_django import DjangoDbBlocker
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.models import Task
-from tests.chaos.conftest import Start, on
-from tests.chaos.processes import statuses
+from tests.chaos.processes import Start, on, statuses
 from tests.conftest import ProcessDatabase, _as_default
 from tests.factories import make_task
 from tests.faults.standby import Standby
 from tests.operations.test_read_alias import ADMIN, alias_of, logged_in
-from tests.patience import PATIENCE
 from tests.poller.processes import lines
-from tests.support import actors, eventually, until
+from tests.support import PATIENCE, actors, eventually, until
 from tests.testapp.models import Booking
 
 QUEUES = ("work", "atomic", "aio")

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
-from tests.chaos.conftest import Configure, Start
-from tests.chaos.processes import PollerProcess, expire, until_all
+from tests.chaos.processes import Configure, PollerProcess, Start, expire, until_all
 from tests.poller.processes import lines
 from tests.support import row_of, until
 from tests.testapp.models import Booking
@@ -66,7 +65,6 @@ def test_a_late_outcome_changes_nothing(audited: None, start: Start, tmp_path: P
 
 
 def test_a_late_renewal_does_not_take_the_lease_back(start: Start, queues: Configure, tmp_path: Path) -> None:
-    # Given a stopped holder that has to renew, and a successor that need not
     mark, told = tmp_path / "mark", tmp_path / "told"
     queues(lease="6s")
     task = enqueue("chaos", None, {"do": "check", "end": str(told), "mark": str(mark)})

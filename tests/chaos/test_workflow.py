@@ -9,8 +9,7 @@ import pytest
 
 from django_dbtaskqueue import batch, enqueue, signal
 from django_dbtaskqueue.models import Attempt, Hold, Signal, Task
-from tests.chaos.conftest import Configure, Start, on
-from tests.chaos.processes import expire_orphans
+from tests.chaos.processes import Configure, Start, expire_orphans
 from tests.support import until
 from tests.testapp.models import Booking
 
@@ -18,7 +17,9 @@ POINTS = ("before", "inside reserve", "between", "inside charge", "wait", "insid
 USUAL = ("postgres_process_database", ("inside charge", "wait"))
 SOAKED = [pytest.param(f"{kind}_process_database", POINTS, marks=pytest.mark.soak) for kind in ("postgres", "sqlite")]
 STEPS = ("reserve", "charge", "letter")
-TASKS = int(os.environ.get("WORKFLOW_TASKS", "10000"))
+LARGE = int(os.environ.get("WORKFLOW_TASKS", "10000"))
+SIZES = [(f"{kind}_process_database", 60, 2) for kind in ("postgres", "sqlite")]
+SIZES += [pytest.param(SIZES[0][0], LARGE, 30, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])]
 WIDTH = 20  # tasks of a layer, each of which waits for some of the layer before
 BOOK = {"do": "book"}  # in a queue whose processor and outcome are one transaction
 
@@ -38,20 +39,9 @@ def done(**selection: str) -> int:
     return Task.objects.filter(status="COMPLETED", **selection).count()
 
 
-@on("postgres_process_database", "sqlite_process_database")
-def test_a_small_workflow_survives_kills(audited: None, start: Start, queues: Configure) -> None:
-    run_under_kills(start, queues, 60, kills=2)
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_a_large_workflow_survives_kills(audited: None, start: Start, queues: Configure) -> None:
-    """WORKFLOW_TASKS says how many tasks."""
-    run_under_kills(start, queues, TASKS, kills=30)
-
-
-def run_under_kills(start: Start, queues: Configure, number: int, kills: int) -> None:
-    """Run a workflow with two pollers; kill one each time that another part of the tasks is done."""
+@pytest.mark.parametrize(("database", "number", "kills"), SIZES, indirect=["database"])
+def test_a_workflow_survives_kills(audited: None, start: Start, queues: Configure, number: int, kills: int) -> None:
+    """Of two pollers one is killed each time that another part of the tasks is done."""
     queues(max_attempts=100)
     build(number)
     pollers = [start(), start()]
@@ -75,7 +65,6 @@ def test_each_step_has_its_effect_once_wherever_the_poller_dies(
     for point in points:
         enqueue("chaos", point, {"do": "steps", "die": point, "mark": str(marks[point])})
 
-    # When pollers come again and again, and each wait is answered
     unfinished, waiting = Task.objects.exclude(status="COMPLETED"), Task.objects.filter(parked_by="signal")
     pollers = [start()]
     while unfinished.exists():
@@ -86,7 +75,6 @@ def test_each_step_has_its_effect_once_wherever_the_poller_dies(
         if pollers[-1].code is not None:
             pollers.append(start())
 
-    # Then each has died once, each step has its effect once, and each signal was received once
     assert all(mark.exists() for mark in marks.values())
     wanted = sorted(f"{point} {step}" for point in points for step in STEPS)
     assert sorted(Booking.objects.values_list("reference", flat=True)) == wanted
