@@ -57,7 +57,6 @@ class Site:
         return testing.drain(QUEUE, using=self.alias, **options)
 
     def task(self, task: Any) -> Task:
-        """Return the row as it stands."""
         found: Task = Task.objects.using(self.alias).get(pk=getattr(task, "pk", None) or task.id)
         return found
 

@@ -37,12 +37,9 @@ def test_what_is_bound_travels_and_explicit_values_win(site: Site) -> None:
     assert site.task(task).result == [{"request": "0815", "user": "bob"}] * 2
     assert context.current() == {}
     assert site.task(site.enqueue()).context is None
-
-
-def test_many_tasks_take_it_along(site: Site) -> None:
     with context.bound(run=7):
         enqueue_many(QUEUE, [("a", 1), {"reference": "b", "context": {"x": 1}}], using=site.alias)
-    assert site.values("context") == [{"run": 7}, {"run": 7, "x": 1}]
+    assert site.values("context")[2:] == [{"run": 7}, {"run": 7, "x": 1}]
 
 
 def test_a_task_sees_its_own_context_and_not_the_one_around_the_poller(site: Site) -> None:
@@ -209,7 +206,7 @@ WAYS: dict[str, tuple[Any, dict[str, Any]]] = {
     "in a batch": (leave_traces, {"batch": 1}),
     "atomic": (leave_traces, {"mode": "atomic"}),
     "on the event loop": (leave_traces_async, {}),
-    "on another executor": (leave_traces, {"executor": "tests.processing.pools.two_threads"}),
+    "on another executor": (leave_traces, {"executor": "tests.processing.named.two_threads"}),
 }
 
 

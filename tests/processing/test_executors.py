@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import Held
-from tests.processing import pools
+from tests.processing import named
 from tests.processing.conftest import QUEUE, SOON, Letter, Site, both, on_real_connections
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
@@ -37,7 +38,7 @@ class Crowded(ThreadPoolExecutor):
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as made:
         yield made
-        pools.close_connections(made, 2)
+        named.close_connections(made, 2)
 
 
 @contextmanager
@@ -116,7 +117,7 @@ def test_failures_there_and_of_the_executor_fail_the_attempt(site: Site, pool: T
 def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
     running, sizes = threading.Lock(), list[int]()
 
-    @processor(QUEUE, executor="tests.processing.pools.two_threads", batch=3, concurrency=1)
+    @processor(QUEUE, executor="tests.processing.named.two_threads", batch=3, concurrency=1)
     def process(tasks: list[Lease]) -> None:
         assert running.acquire(blocking=False)
         sizes.append(len(tasks))
@@ -130,7 +131,7 @@ def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
 
 @on_real_connections
 def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
-    processor(QUEUE, executor=pools.Inline)(lambda task: None)
+    processor(QUEUE, executor=named.Inline)(lambda task: None)
     enqueue_many(QUEUE, [{}] * 20, using=site.alias)
     site.run()
     assert site.values("status") == ["COMPLETED"] * 20
@@ -224,7 +225,7 @@ def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome
 def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     for name, value in process_database.env.items():
         monkeypatch.setenv(name, value)
-    processor(QUEUE, executor="tests.processing.pools.two_processes", max_attempts=1)(pools.where)
+    processor(QUEUE, executor="tests.processing.named.two_processes", max_attempts=1)(named.where)
     yield Site("default")
     connections.close_all()
 
@@ -235,8 +236,8 @@ def test_children_of_the_poller_use_the_databases_of_the_test_and_run_its_middle
     site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
-    around = "tests.processing.around.with_process"
-    processor(QUEUE, executor="process", mode="atomic", middleware=[around])(pools.book)
+    around = "tests.processing.named.with_process"
+    processor(QUEUE, executor="process", mode="atomic", middleware=[around])(named.book)
     task = site.enqueue(reference="r1")
     site.run()
     pid, booked = site.task(task).result
@@ -276,9 +277,9 @@ def test_what_is_no_executor_is_refused_at_registration(pool: ThreadPoolExecutor
 
 
 NO_EXECUTORS = [
-    (pools.Unsized(), "attribute slots"),
+    (SimpleNamespace(submit=print), "attribute slots"),
     (lambda: 5, "no submit"),
-    ("tests.processing.pools.nowhere", "cannot be imported"),
+    ("tests.processing.named.nowhere", "cannot be imported"),
 ]
 
 

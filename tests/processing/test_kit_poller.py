@@ -65,15 +65,6 @@ def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> No
     assert (minutes_to_wait(site, again), minutes_to_wait(site, fails)) == (7, 9)
 
 
-def test_a_poller_obeys_a_runtime_override_of_retry(site: Site) -> None:
-    processor(QUEUE, retry="fixed:1h,jitter=0")(fail)
-    with site.poller() as poller:
-        override(site, retry="fixed:9m,jitter=0")
-        until(lambda: "retry" in poller.queues[QUEUE].overrides)
-        task = site.enqueue()
-    assert minutes_to_wait(site, task) == 9
-
-
 def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, settings: Any) -> None:
     seen: list[Any] = []
 
@@ -110,9 +101,6 @@ def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, s
     site.enqueue()
     site.drain()
     assert seen == ["https://one.example"] * 2 + ["https://two.example"] * 2
-
-
-def test_own_settings_that_are_no_dict_are_refused(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"extra": ["url"]}}}
     with pytest.raises(ImproperlyConfigured, match="a dict of the project's own settings"):
         conf.queue_settings(QUEUE)

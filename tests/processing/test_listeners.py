@@ -17,8 +17,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.poller.loop import Poller
 from tests.processing.conftest import QUEUE, SOON, Crate, Site, both, on_real_connections
-from tests.processing.listening import LIFE, Diary, Told, listening
-from tests.processing.pools import two_threads
+from tests.processing.named import LIFE, Diary, Told, listening, two_threads
 from tests.support import PATIENCE, until
 
 pytestmark = on_real_connections
@@ -30,12 +29,10 @@ def diary() -> Iterator[Diary]:
         yield made
 
 
-def in_a_thread(task: Lease) -> None:
-    """Do nothing."""
+def in_a_thread(task: Lease) -> None: ...
 
 
-async def on_the_loop(task: Lease) -> None:
-    """Do nothing."""
+async def on_the_loop(task: Lease) -> None: ...
 
 
 @both
@@ -119,8 +116,6 @@ def test_each_task_of_a_batch_is_told(site: Site, diary: Diary) -> None:
 
 
 class Reader(Told):
-    """Writes down what each hook reads of a task."""
-
     def __init__(self) -> None:
         self.read: list[tuple[str, Any, Any]] = []
 
@@ -169,8 +164,6 @@ def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
 
 
 class Rude(Told):
-    """Raises whatever it is told."""
-
     def told(self, hook: str, subject: Any, *facts: Any) -> None:
         raise RuntimeError("how rude")
 
@@ -218,7 +211,7 @@ def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Dia
 
 
 def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"LISTENERS": ["tests.processing.listening.Diary"]}
+    settings.DBTASKQUEUE = {"LISTENERS": ["tests.processing.named.Diary"]}
     processor(QUEUE)(in_a_thread)
     site.enqueue(reference="a")
     with site.poller():
@@ -229,7 +222,7 @@ def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
 
 
 def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of_a_start(settings: Any) -> None:
-    for path in ("tests.processing.listening.Nobody", "tests.processing.listening.Missing", "nowhere"):
+    for path in ("collections.Counter", "tests.processing.named.Missing", "nowhere"):
         settings.DBTASKQUEUE = {"LISTENERS": [path]}
         (error,) = checks.run_checks(tags=["dbtaskqueue"])
         assert error.id == "dbtaskqueue.E006" and path in error.msg
@@ -240,7 +233,7 @@ def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of
 
 
 def test_what_is_no_listener_and_no_list_of_them_is_refused(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"LISTENERS": "tests.processing.listening.Diary"}
+    settings.DBTASKQUEUE = {"LISTENERS": "tests.processing.named.Diary"}
     (error,) = checks.run_checks(tags=["dbtaskqueue"])
     assert error.id == "dbtaskqueue.E001" and "is not valid: a list of dotted paths" in error.msg
     with pytest.raises(TypeError, match="Give an object of a subclass"):

@@ -14,7 +14,7 @@ from django.db import transaction
 from django_dbtaskqueue import Poison, Reenqueue, processor, registry, testing
 from django_dbtaskqueue.core.exceptions import MiddlewareError
 from django_dbtaskqueue.core.lease import Lease
-from tests.processing import around
+from tests.processing import named
 from tests.processing.conftest import QUEUE, SOON, Site
 
 pytestmark = pytest.mark.django_db
@@ -24,11 +24,11 @@ Call = Callable[[Any], Any]
 
 @pytest.fixture(autouse=True)
 def _book() -> None:
-    around.BOOK.clear()
+    named.BOOK.clear()
 
 
 def use(settings: Any, *names: str) -> None:
-    paths = [f"tests.processing.around.{name}" for name in names]
+    paths = [f"tests.processing.named.{name}" for name in names]
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "MIDDLEWARE": paths}
 
 
@@ -64,7 +64,7 @@ def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is
     site.enqueue(7, "a")
     getattr(site, how)()
     assert site.values("result") == [{"said": 7}]
-    names, moments, facts, threads = zip(*around.BOOK, strict=True)
+    names, moments, facts, threads = zip(*named.BOOK, strict=True)
     assert names == ("outer", "inner", "inner", "outer") and moments == ("before", "before", "after", "after")
     assert facts[0] is facts[1] and (facts[0].reference, facts[0].payload) == ("a", 7)
     assert facts[2:] == ({"said": 7}, {"said": 7})
@@ -73,10 +73,10 @@ def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is
 
 def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: Any) -> None:
     use(settings, "outer")
-    processor(QUEUE, middleware=[around.inner])(lambda task: None)
+    processor(QUEUE, middleware=[named.inner])(lambda task: None)
     site.enqueue()
     site.drain()
-    assert [entry[0] for entry in around.BOOK] == ["outer", "inner", "inner", "outer"]
+    assert [entry[0] for entry in named.BOOK] == ["outer", "inner", "inner", "outer"]
 
 
 @real
@@ -86,7 +86,7 @@ def test_a_batch_is_one_call_with_the_list(site: Site, settings: Any) -> None:
     site.fill(0, 1, 2)
     site.run()
     assert site.values("result") == [0, 1, 2]
-    before, _ = around.BOOK
+    before, _ = named.BOOK
     assert [lease.payload for lease in before[2]] == [0, 1, 2]
 
 

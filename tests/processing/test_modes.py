@@ -244,8 +244,7 @@ def test_async_a_lost_connection_costs_one_attempt_not_every_one(site: Site) -> 
     assert site.values("status") == ["COMPLETED"] * 4
 
 
-def book(task: Lease) -> None:
-    """Do nothing."""
+def book(task: Lease) -> None: ...
 
 
 def test_an_atomic_processor_of_another_database_is_a_system_check_error(settings: Any) -> None:
@@ -309,15 +308,13 @@ def enqueue_batch(site: Site, number: int) -> None:
     enqueue_many(QUEUE, [(f"r{index}", index) for index in range(number)], using=site.alias)
 
 
-def register(
-    function: Callable[[list[Lease]], Any], *, is_async: bool = False, batch: int = 10, **options: Any
-) -> None:
+def register(work: Callable[[list[Lease]], Any], *, is_async: bool = False, batch: int = 10, **options: Any) -> None:
     """Register a function as it is, or as a coroutine function."""
 
     async def process(tasks: list[Lease]) -> Any:
-        return function(tasks)
+        return work(tasks)
 
-    processor(QUEUE, batch=batch, **options)(process if is_async else function)
+    processor(QUEUE, batch=batch, **options)(process if is_async else work)
 
 
 @either

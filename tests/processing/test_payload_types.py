@@ -76,7 +76,6 @@ def test_each_type_goes_to_its_handler(site: Site) -> None:
 @both
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> None:
-    # Given many crates in front, of which two may be moved at a time, and letters behind them
     crates = Meter(is_open=False)
     processor(QUEUE, payload=Crate, concurrency=2)(crates.wait if is_async else crates)
     processor(QUEUE, payload=Letter)(lambda task: None)
@@ -84,7 +83,6 @@ def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> N
     enqueue_many(QUEUE, [Letter("a")] * 20, using=site.alias)
     with site.poller(threads=4) as poller:
         assert crates.started.acquire(timeout=PATIENCE) and crates.started.acquire(timeout=PATIENCE)
-        # When the crates stand still, every letter is delivered, and no more crates are held than may be moved
         until(lambda: site.tasks(payload_type=LETTER, status="COMPLETED").count() == 20)
         until(lambda: len(poller.settler.held) == 2)  # the letters leave it soon after their commit
         assert crates.running == 2
@@ -167,9 +165,7 @@ def test_a_task_without_a_handler_waits_and_runs_as_soon_as_there_is_one(site: S
     assert (site.task(crate).result, site.task(crate).attempt) == ("crate", 1)
 
 
-def test_a_draining_poller_does_not_end_while_another_thread_unparks(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_draining_poller_does_not_end_while_a_thread_unparks(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Given a heartbeat whose statement is under way, then the poll that finds nothing is not the last one."""
     reason = f"no handler for payload type {CRATE} on queue {QUEUE}"
     crate = make_task(queue=QUEUE, payload={"weight": 1}, payload_type=CRATE, parked_by=reason)

@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.retry import Fixed
 from django_dbtaskqueue.models import Signal, Step, Task
 from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase
-from tests.processing import pools
+from tests.processing import named
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
 from tests.support import PATIENCE, Audit, actors, backend_pid, until, until_blocked
 
@@ -305,11 +305,9 @@ def test_a_poller_goes_on_after_the_signal(site: Site, function: Any, options: d
 
 
 @on_real_connections
-def test_a_task_in_a_process_of_its_own_goes_on_after_the_signal(
-    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_in_a_process_goes_on_after_a_signal(site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
-    processor(QUEUE, executor="process", max_attempts=1)(pools.wait)
+    processor(QUEUE, executor="process", max_attempts=1)(named.wait)
     task = site.enqueue(reference="r1")
     with site.poller():
         until(lambda: site.task(task).parked_by == "signal")
