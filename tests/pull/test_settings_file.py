@@ -109,7 +109,7 @@ def test_all_faults_are_told_together_with_place_value_and_fix(file: Path) -> No
         assert fault in text
 
 
-def test_what_is_no_such_file_is_told(file: Path) -> None:
+def test_what_is_no_such_file_is_an_error_and_the_system_check_says_so(file: Path) -> None:
     for text, message in (
         ("[queues.mail\n[", r"is not valid TOML: .*line 1"),
         ("queues = 5", r"queues = 5 must be tables"),
@@ -119,9 +119,6 @@ def test_what_is_no_such_file_is_told(file: Path) -> None:
         file.write_text(text)
         with pytest.raises(ImproperlyConfigured, match=message):
             conf.settings()
-
-
-def test_a_missing_file_is_an_error_and_the_system_check_says_so(file: Path) -> None:
     file.unlink()
     with pytest.raises(ImproperlyConfigured, match=r"queues.toml cannot be read"):
         conf.settings()
@@ -159,7 +156,7 @@ def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(
     assert lease_minutes() == 25
 
 
-def test_a_file_that_goes_away_changes_nothing(
+def test_a_lost_file_is_no_change(
     file: Path, edit: Edit, clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert lease_minutes() == 15

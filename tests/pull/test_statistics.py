@@ -86,7 +86,6 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
 
 
 def test_what_a_poller_does_is_counted_and_told(mail: QueueHandle, told: Told, taskqueue_registry: None) -> None:
-    # Given a task for each outcome, and one that comes too late
     outcomes: list[tuple[str, Any]] = [
         *[("ack", None), ("ack", Complete(1)), ("ack", CompleteDelete()), ("poison", Poison("bad"))],
         *[("reenqueue", Reenqueue(HOUR)), ("fail", Fail("no", retry=False)), ("retry", Fail("no", delay=HOUR))],
@@ -96,7 +95,6 @@ def test_what_a_poller_does_is_counted_and_told(mail: QueueHandle, told: Told, t
     age(HOUR, pk=late)
     told.clear()
     poll(lambda task: outcomes[task.payload][1])
-    # Then each call is counted and told once
     expected = [("take", pk) for pk in (*ids, late)] + [("ttl", late)]
     expected += [(call, pk) for (call, _), pk in zip(outcomes, ids, strict=True)]
     assert sorted(told) == sorted(expected)
@@ -120,9 +118,7 @@ def test_only_a_lease_that_ran_out_is_counted_as_expired(
     assert told == [(call, task.id) for call in calls]
 
 
-def test_a_release_after_a_crash_is_no_other_expired_lease(
-    mail: QueueHandle, told: Told, taskqueue_registry: None
-) -> None:
+def test_a_release_after_a_crash_is_no_expired_lease(mail: QueueHandle, told: Told, taskqueue_registry: None) -> None:
     """A poller takes two tasks whose holder died, and releases them to run them one by one."""
     ids = [taken(mail).id for _ in range(2)]
     age(HOUR)
@@ -137,7 +133,6 @@ def test_a_release_after_a_crash_is_no_other_expired_lease(
 
 @pytest.mark.urls("tests.operations.test_api")
 def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, told: Told, settings: Any) -> None:
-    # Given failed tasks, one for each way, and two whose time is up
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API": True}
     failed = [make_task("ERROR", queue="mail", reference=f"R{number}").pk for number in range(5)]
     late = [mail.put(ttl=SECOND).pk for _ in range(2)]
@@ -145,7 +140,6 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     told.clear()
     browser = Client()
     browser.force_login(User.objects.create_superuser("ada"))
-    # When they are changed by a queryset, on the command line, by the API, in the admin, and by housekeeping
     Task.objects.filter(pk=failed[0]).reprocess()
     call_command("taskqueue", "reprocess", f"--id={failed[1]}", "--yes", stdout=StringIO())
     body = {"ids": [failed[2]], "reason": "mended"}

@@ -1,6 +1,5 @@
 """Waiting for a task: woken by events, served in the order of coming, and never a busy loop. And ``take(group=…)``."""
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from datetime import timedelta
@@ -23,6 +22,7 @@ from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age
+from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
 from tests.poller.processes import counted_queries
 from tests.pull.conftest import HOUR, SECOND, Configure, Told, status, take, waiters
 from tests.support import PATIENCE, Actor, at_once, backend_pid, until
@@ -89,9 +89,7 @@ def test_a_task_scheduled_for_later_is_taken_when_it_is_due(mail: QueueHandle) -
     assert taken.start_time >= taken.ready_time
 
 
-def test_without_events_polling_finds_the_task(
-    mail: QueueHandle, waiter: Waiter, configure: Configure, settings: Any
-) -> None:
+def test_without_events_polls_find_it(mail: QueueHandle, waiter: Waiter, configure: Configure, settings: Any) -> None:
     configure(poll_interval="100ms")
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
     future = waiter()
@@ -204,13 +202,6 @@ def test_who_waits_behind_another_leaves_in_time_too(mail: QueueHandle, waiter: 
     mail.put()
 
 
-def test_a_timeout_is_a_duration(sqlite_process_database: ProcessDatabase) -> None:
-    for verb, wrong in ((queue("mail").take, "5s"), (queue("mail").wait, None)):
-        for value in (wrong, 5, -SECOND):
-            with pytest.raises((TypeError, ValueError), match="timeout="):
-                verb(value)  # type: ignore[arg-type]
-
-
 def test_a_waiter_of_a_queue_that_goes_is_told(mail: QueueHandle, waiter: Waiter) -> None:
     future = waiter(queue("brief-queue").create().take, name="brief-queue")
     Queue.objects.filter(pk="brief-queue").delete()
@@ -231,9 +222,7 @@ def test_who_fails_leaves_the_line_to_the_next(postgres_process_database: Proces
     assert got(after) == task.pk
 
 
-def test_a_transaction_waits_where_news_can_reach_it(
-    postgres_process_database: ProcessDatabase, waiter: Waiter
-) -> None:
+def test_a_transaction_waits_where_news_reach_it(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
     future = waiter(transaction.atomic(queue("mail").take))
     task = queue("mail").put()
     assert got(future) == task.pk and status(task) == "PROCESSING"
@@ -331,8 +320,11 @@ def test_of_a_group_one_of_many_consumers_gets_the_task(mail: QueueHandle) -> No
     assert [lease.id for lease in leases if lease is not None] == [task.pk]
 
 
-def test_what_cannot_be_a_group_is_refused(mail: QueueHandle) -> None:
-    mail.put()
+def test_what_cannot_be_a_timeout_or_a_group_is_refused(mail: QueueHandle) -> None:
+    for verb, wrong_time in ((mail.take, "5s"), (mail.wait, None)):
+        for value in (wrong_time, 5, -SECOND):
+            with pytest.raises((TypeError, ValueError), match="timeout="):
+                verb(value)  # type: ignore[arg-type]
     for wrong in (7, "", "a\0b", "x" * 201):
         with pytest.raises(TaskQueueError, match="group="):
             mail.take(group=wrong)  # type: ignore[arg-type]
@@ -352,16 +344,7 @@ def test_it_is_found_by_the_index_of_groups(mail: QueueHandle) -> None:
         return
     for statistics in ("SELECT 1", "ANALYZE dbtaskqueue_task"):  # those of an empty table at first
         session.run(statistics, {})
-        (plan,) = session.run(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", params)[0]
-        nodes = list(nodes_of((json.loads(plan) if isinstance(plan, str) else plan)[0]["Plan"]))
+        nodes = [*nodes_of(plan_of(session, sql, params))]
         names = [node.get("Index Name", "") for node in nodes]
         assert [name for name in names if name.startswith("dbtaskqueue_task")] == ["dbtaskqueue_task_lead"]
-        read = [node for node in nodes if node.get("Relation Name") == "dbtaskqueue_task"]
-        assert [(node["Actual Rows"], node.get("Rows Removed by Filter", 0)) for node in read] == [(1, 0)]
-
-
-def nodes_of(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the nodes of a plan."""
-    yield node
-    for child in node.get("Plans", []):
-        yield from nodes_of(child)
+        assert [read_rows(node) for node in nodes if node.get("Relation Name") == "dbtaskqueue_task"] == [1]
