@@ -67,7 +67,6 @@ def test_overlapping_batches_do_not_wait_for_each_other_in_a_circle(place: str, 
 
 
 def test_a_producer_that_loses_its_connection_tries_again_and_nothing_is_twice_or_lost(parcels: None) -> None:
-    """Given connections that are cut all the time, when each producer repeats what it has no answer to."""
     calm, answered = threading.Event(), list[str]()
 
     def produce(index: int) -> int:

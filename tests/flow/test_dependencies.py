@@ -241,7 +241,6 @@ def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: 
 
 @contextmanager
 def refusing(alias: str, reference: str) -> Iterator[None]:
-    """The database lets no task with this reference change."""
     when = f"BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.reference_number = '{reference}')"
     begin = [f"CREATE TRIGGER refuse {when} BEGIN SELECT RAISE(ABORT, 'refused'); END"]
     end = ["DROP TRIGGER refuse"]
@@ -261,7 +260,6 @@ def refusing(alias: str, reference: str) -> Iterator[None]:
 
 
 def test_an_end_that_cannot_be_told_delays_no_other(alias: str, put: Callable[..., Task], clock: SteppedClock) -> None:
-    """Given a child whose row the database does not let go, when ends are swept, then the other children start."""
     parents = [put() for _ in range(5)]
     children = [put("letters", f"child {number}", after=[parent]) for number, parent in enumerate(parents)]
     clock.stop()

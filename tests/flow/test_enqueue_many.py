@@ -69,13 +69,15 @@ def test_what_many_writes_is_what_one_writes(alias: str) -> None:
     assert plain.ready_time == plain.create_time
 
 
-def test_twelve_thousand_from_a_generator(alias: str, django_assert_max_num_queries: Any) -> None:
+def test_twelve_thousand_from_a_generator_and_none(alias: str, django_assert_max_num_queries: Any) -> None:
     items = ({"reference": f"r-{number:05}", "payload": {"number": number}} for number in range(12_000))
     with django_assert_max_num_queries(10, using=alias):
         assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=12_000)
     assert Task.objects.using(alias).count() == 12_000
     ids = Task.objects.using(alias).order_by("id").values_list("payload__number", flat=True)
     assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
+    with django_assert_max_num_queries(3, using=alias):  # the savepoint, and the row of the queue
+        assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
 
 
 ODD_TEXTS = [*"\t\n\r\\\"'{,é\U0001f600\x01", "\\N", "\\.", "null", "NULL", "a\\tb"]
@@ -106,12 +108,6 @@ def test_many_are_stored_under_row_level_security() -> None:
         assert enqueue_many("parcels", [(f"r-{n}", n) for n in range(400)]) == EnqueueReport(enqueued=400)
         assert enqueue_many("parcels", [(None, n) for n in range(400)]) == EnqueueReport(enqueued=400)
         transaction.set_rollback(True)
-
-
-def test_nothing_is_an_empty_report(alias: str, django_assert_max_num_queries: Any) -> None:
-    queue_settings("parcels", alias)  # the queue's row is read once a second
-    with django_assert_max_num_queries(2, using=alias):  # the savepoint
-        assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
 
 
 def test_a_bad_item_of_the_last_chunk_takes_all_chunks_with_it(alias: str) -> None:
@@ -281,12 +277,10 @@ def test_a_chunk_of_mixed_slices_is_one_statement_in_order(alias: str) -> None:
     stored = Task.objects.using(alias).order_by("id").values_list("payload", flat=True)
     assert list(stored) == list(range(900))
     assert len(shares(items)) == 1
-
-
-def test_references_out_of_order_keep_the_items_order(alias: str) -> None:
+    # So are references out of order
     names: list[str | None] = ["b", "é", "a", None, "\U0001f600", "Z", "~"]
     enqueue_many("parcels", [(name, None) for name in names], on_duplicate="ignore", using=alias)
-    assert list(Task.objects.using(alias).order_by("id").values_list("reference", flat=True)) == names
+    assert list(Task.objects.using(alias).order_by("id").values_list("reference", flat=True))[900:] == names
 
 
 @pytest.mark.parametrize("before", [0, 600])

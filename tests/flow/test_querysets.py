@@ -166,7 +166,7 @@ def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str
     assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 3)
 
 
-def test_housekeep_may_be_limited_to_some_statuses(alias: str) -> None:
+def test_housekeep_may_be_limited_to_some_statuses_of_finished_tasks(alias: str) -> None:
     for status in TERMINAL:
         for each in TERMINAL:
             make_task(each, using=alias)
@@ -174,9 +174,6 @@ def test_housekeep_may_be_limited_to_some_statuses(alias: str) -> None:
         assert tasks_of(alias).housekeep(older_than=timedelta(0), statuses=status) == 0
         assert not tasks_of(alias).filter(status=status).exists()
         tasks_of(alias).purge()
-
-
-def test_housekeep_refuses_what_is_not_finished(alias: str) -> None:
     for status in (CREATED, PROCESSING, "DONE"):
         with pytest.raises(TaskQueueError, match=f"{status}.*is not one"):
             tasks_of(alias).housekeep(older_than=DAY, statuses=[status])

@@ -292,7 +292,6 @@ def test_a_tick_that_another_poller_has_begun_is_left_to_it() -> None:
 
 
 def test_a_schedule_that_raises_says_so_and_stops_no_other(alias: str, clock: SteppedClock) -> None:
-    """Given a row that SQL wrote and Python cannot read, when ticks are due, then the others have their tasks."""
     made(alias, hourly(), ago=timedelta(hours=1))
     Schedule.objects.using(alias).filter(pk="s").update(name="bad")
     depth = 2500 if alias == "default" else 900  # SQLite takes no more than 1,000

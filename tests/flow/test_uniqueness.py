@@ -90,6 +90,14 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
         with pytest.raises(DuplicateTask, match="The rule allows"):
             enqueue_many("work", [{"payload": item} for item in items], unique=rule, using=alias)
     assert ids(alias) == [first.pk]
+    # In a period, too, when the task has left the table
+    rule = Unique(period=HOUR, on_duplicate="error")
+    enqueue("delete", payload=1, unique=rule, using=alias)
+    taken(alias, "delete").complete()
+    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
+        enqueue("delete", payload=1, unique=rule, using=alias)
+    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
+        enqueue_many("delete", [{"payload": 1}], unique=rule, using=alias)
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -117,16 +125,6 @@ def test_after_its_period_a_throttle_does_not_wait_for_the_first_task(alias: str
     advance(HOUR + SECOND, using=alias)
     assert enqueue("work", payload=1, unique=Throttle(HOUR), using=alias).pk not in (throttled.pk, unique.pk)
     assert enqueue("work", payload=1, unique=Unique(period=HOUR), using=alias).pk == unique.pk
-
-
-def test_an_error_in_a_period_names_the_rule(alias: str) -> None:
-    rule = Unique(period=HOUR, on_duplicate="error")
-    enqueue("delete", payload=1, unique=rule, using=alias)
-    taken(alias, "delete").complete()
-    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
-        enqueue("delete", payload=1, unique=rule, using=alias)
-    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
-        enqueue_many("delete", [{"payload": 1}], unique=rule, using=alias)
 
 
 def test_housekeeping_deletes_periods_that_are_over() -> None:
