@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from subprocess import PIPE
 from typing import TYPE_CHECKING
@@ -54,22 +52,6 @@ def in_turn(database: ProcessDatabase, *options: str) -> Iterator[Callable[..., 
 
         yield run
         process.communicate(timeout=PATIENCE)
-
-
-@contextmanager
-def job_process(database: ProcessDatabase, *words: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a process that runs a job, in a group of its own, which is killed at the end."""
-    command = [sys.executable, str(REPOSITORY / "manage.py"), "runtaskpipeline", *words]
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, env=database.env, cwd=REPOSITORY, stdout=file, stderr=file, start_new_session=True
-        )
-    try:
-        yield process
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(PATIENCE)
 
 
 def main() -> None:

@@ -49,7 +49,6 @@ def sqlite(sqlite_process_database: ProcessDatabase) -> Database:
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def database(request: pytest.FixtureRequest) -> Database:
-    """Both, one after the other."""
     found: Database = request.getfixturevalue({"postgresql": "pg", "sqlite": "sqlite"}[request.param])
     return found
 

@@ -32,8 +32,6 @@ def times(created: datetime, *, waited: float = 1, ran: float) -> dict[str, date
 
 @dataclass(frozen=True)
 class Row:
-    """What the report reads of a task."""
-
     queue_name: str = "claims"
     reference_number: str | None = None
     status: str = "COMPLETED"
@@ -58,7 +56,6 @@ def row(*, created: float = 0, waited: float | None = 1, ran: float | None = 1, 
 
 
 def frame(spark: SparkSession, rows: Iterable[Row]) -> DataFrame:
-    """Return the tasks as a DataFrame."""
     return spark.createDataFrame([tuple(asdict(one).values()) for one in rows], schema_of("task", REPORT_COLUMNS))
 
 
@@ -114,7 +111,6 @@ def _level(arrived: list[Row], ended: list[Row]) -> dict[str, Any]:
 
 
 def backlog(rows: Iterable[Row]) -> dict[tuple[str, datetime], int]:
-    """Return what ``backlog`` must say."""
     changes: dict[tuple[str, datetime], int] = defaultdict(int)
     for one in rows:
         changes[one.queue_name, hour_of(one.create_time)] += 1

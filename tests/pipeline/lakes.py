@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from deltalake import DeltaTable
-from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
@@ -46,13 +44,10 @@ def to_history(task: Task) -> None:
     Task.objects.filter(pk=task.pk).housekeep(older_than=timedelta(0))
 
 
-def archive(
-    database: Database, lake: str | os.PathLike[str], *, spark: SparkSession | None = None, **options: Any
-) -> Mapping[str, Any]:
+def archive(database: Database, lake: Path | str, *, spark: Any = None, **options: Any) -> Mapping[str, Any]:
     """Run the job; everything finished is old enough unless told otherwise."""
-    options.setdefault("older_than", "0s")
-    session: Any = spark or ThisProcess()
-    return Archive().run(Archive.context(spark=session, database=database, lake=lake, **options))
+    given = {"spark": spark or ThisProcess(), "database": database, "lake": lake, "older_than": "0s", **options}
+    return Archive().run(Archive.context(**given))
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,6 @@ def counted(database: Database, folder: Path) -> list[int]:
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:
-    """Change one bit of a file."""
     content = bytearray(path.read_bytes())
     content[place] ^= 1 << bit
     path.write_bytes(content)

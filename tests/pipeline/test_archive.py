@@ -20,7 +20,6 @@ from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, Census, archive, counted, fill, flip, ids
@@ -124,9 +123,8 @@ def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(da
         Attempt.objects.create(task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1)
     before = Census.of(folder)
     for number in (1, 0):
-        with pytest.raises(
-            CheckFailed, match=rf"finished before it started: 1 rows \(task {bad.pk}\).*--no-check"
-        ) as caught:
+        said = rf"finished before it started: 1 rows \(task {bad.pk}\).*--no-check"
+        with pytest.raises(CheckFailed, match=said) as caught:
             archive(database, folder)
         assert caught.value.result["broken"] == {"finished before it started": 1}
         assert (caught.value.result["tasks"], caught.value.result["quarantined"]) == (number, 1)
@@ -246,9 +244,3 @@ def test_a_table_of_one_s_own_is_archived(own: Database, folder: Path) -> None:
     (row,) = DeltaTable(str(folder / "tasks")).to_pyarrow_table().to_pylist()
     assert (row["location"], row["queue_name"], row["reference_number"]) == ("testapp.parcel", "parcels", "a")
     assert (Parcel.objects.count(), Task.objects.count()) == (2, 1)
-
-
-def test_it_says_what_it_will_do() -> None:
-    text = Archive().explain(Archive.context().options)
-    assert "After a kill nothing is" in text
-    assert "--older-than 1d" in text

@@ -20,10 +20,9 @@ from django_dbtaskqueue.pipeline.spark import _default_master, find_java, scratc
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
 from tests.contrib.test_spark_executor import POLLER, tasks
-from tests.patience import PATIENCE
-from tests.pipeline.commands import in_turn, job_process
-from tests.poller.processes import runtaskpoller
-from tests.support import until
+from tests.pipeline.commands import in_turn
+from tests.poller.processes import manage, runtaskpoller
+from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
 QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"
@@ -144,20 +143,19 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
 def test_a_job_on_a_busy_cluster_says_what_it_waits_for_and_ends_by_sigterm(
     postgres_process_database: ProcessDatabase, tmp_path: Path
 ) -> None:
-    orders, log = tmp_path / "orders.jsonl", tmp_path / "job"
+    orders = tmp_path / "orders.jsonl"
     orders.write_text('{"reference": "a"}\n')
-    job = ["enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"]
+    words = ["enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"]
     with ExitStack() as stack:
         cluster = Cluster(stack, tmp_path, workers=0)
         options = ["--master", cluster.url, *confs("starvation.timeout=1s")]
-        process = stack.enter_context(job_process(postgres_process_database, *job, *options, output=log))
-        until(lambda: "sufficient resources" in log.read_text(), timeout=200)
-        started = psutil.Process(process.pid).children(recursive=True)
+        job = stack.enter_context(manage(postgres_process_database, "runtaskpipeline", *words, *options))
+        until(lambda: "sufficient resources" in job.log, timeout=200)
+        started = psutil.Process(job.process.pid).children(recursive=True)
         assert started
-        process.terminate()
-        assert process.wait(PATIENCE) == 130
+        job.signal()
+        said = job.ended(130)
         assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
-    said = log.read_text()
     assert "Interrupted. Finished work stays" in said
     assert "Traceback" not in said and "\tat " not in said
 

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,10 +30,10 @@ from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.patience import PATIENCE
-from tests.pipeline.commands import CHEAP, in_turn, job_process
+from tests.pipeline.commands import CHEAP, in_turn
 from tests.pipeline.lakes import Bucket, flip
-from tests.support import until
+from tests.poller.processes import Program, manage
+from tests.support import PATIENCE, until
 
 
 class Echo(jobs.Job):
@@ -71,7 +70,6 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str) -> tuple[int, str, str]:
-    """Return exit code, output and errors of a command line."""
     out, err = io.StringIO(), io.StringIO()
     url = Argument("database_url", "the database", metavar="URL")
     code = perform(words, Face("run", (url,), command_line.database_of_url, out, err))
@@ -212,49 +210,41 @@ def test_each_job_does_its_work(
     assert ArchiveBatch.objects.get().lake == root
 
 
-Reporting = tuple[subprocess.Popen[bytes], Path]
-
-
 @pytest.fixture
-def reporting(sqlite_process_database: ProcessDatabase, tmp_path: Path) -> Iterator[Reporting]:
-    """A process that makes a report of one task, and the file of what it says."""
+def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[Program]:
+    """A process that makes a report of one task."""
     make_task("COMPLETED")
-    with job_process(sqlite_process_database, "report", "--no-store", *CHEAP, output=tmp_path / "said") as process:
-        yield process, tmp_path / "said"
+    with manage(sqlite_process_database, "runtaskpipeline", "report", "--no-store", *CHEAP) as job:
+        yield job
 
 
-def interrupted(process: subprocess.Popen[bytes], started: Sequence[psutil.Process], said: Path) -> None:
+def interrupted(job: Program, started: Sequence[psutil.Process]) -> None:
     """See that the job has ended well, without a stack trace or a process that stays."""
-    assert process.wait(PATIENCE) == 130, said.read_text()
+    said = job.ended(130)
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
-    assert said.read_text().splitlines()[-1].startswith("Interrupted. Finished work stays"), said.read_text()
-    assert "Traceback" not in said.read_text()
+    assert said.splitlines()[-1].startswith("Interrupted. Finished work stays") and "Traceback" not in said, said
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Reporting) -> None:
-    process, said = reporting
-    until(lambda: "reading tasks" in said.read_text())
-    started = psutil.Process(process.pid).children(recursive=True)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
-    interrupted(process, started, said)
+def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Program) -> None:
+    reporting.until_logged("reading tasks")
+    started = psutil.Process(reporting.process.pid).children(recursive=True)
+    os.killpg(reporting.process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
+    interrupted(reporting, started)
 
 
 @pytest.mark.slow
-def test_sigterm_while_spark_starts_leaves_no_process(reporting: Reporting) -> None:
-    process, said = reporting
-
+def test_sigterm_while_spark_starts_leaves_no_process(reporting: Program) -> None:
     def children() -> list[psutil.Process]:
-        return psutil.Process(process.pid).children(recursive=True)
+        return psutil.Process(reporting.process.pid).children(recursive=True)
 
     until(lambda: any("org.apache.spark.deploy.SparkSubmit" in command_of(child) for child in children()))
     started = children()
-    process.terminate()  # as a service manager does that only knows this process
-    interrupted(process, started, said)
+    reporting.signal()  # as a service manager does that only knows this process
+    interrupted(reporting, started)
 
 
 def command_of(process: psutil.Process) -> str:
-    """Return the command line of a process, or nothing if it has ended."""
     try:
         return " ".join(process.cmdline())
     except psutil.Error:
@@ -269,7 +259,7 @@ def handler() -> Iterator[Any]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_waits_for_what_must_not_be_cut_off(handler: Any) -> None:
+def test_ctrl_c_waits_for_what_must_not_be_cut_off_and_a_second_one_does_not(handler: Any) -> None:
     """Whatever handler the block sets, as PySpark does."""
     finished = []
     with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
@@ -281,6 +271,11 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_off(handler: Any) -> None:
     with terminal.interrupts_delayed():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) == handler
+    with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("The second one was held as well.")
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 def test_sigterm_interrupts_and_waits_as_ctrl_c_does() -> None:
@@ -290,14 +285,6 @@ def test_sigterm_interrupts_and_waits_as_ctrl_c_does() -> None:
         finished.append("start")
     assert finished == ["start"]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-
-
-def test_a_second_ctrl_c_does_not_wait(handler: Any) -> None:
-    with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-        pytest.fail("The second one was held as well.")
-    assert signal.getsignal(signal.SIGINT) == handler
 
 
 def test_only_the_main_thread_is_held() -> None:

@@ -12,18 +12,8 @@ from deltalake import DeltaTable
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.models import (
-    Attempt,
-    AuditEntry,
-    DeletedTasks,
-    Signal,
-    Step,
-    Task,
-    TaskChange,
-    TaskHistory,
-    UsedReference,
-)
+from django_dbtaskqueue import enqueue, models
+from django_dbtaskqueue.models import Attempt, Signal, Step, Task, TaskChange, TaskHistory, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
@@ -43,12 +33,10 @@ PLACES = (
 )  # fmt: skip
 
 
-class Killed(BaseException):
-    """Ends a run where a kill would."""
+class Killed(BaseException): ...
 
 
 def fill(database: Database, folder: Path) -> None:
-    """Store tasks of Ada and of Bob in each place."""
     for name in ("ada", "bob"):
         for queue in ("claims", "refunds"):
             failed(name, queue, days=3)
@@ -60,7 +48,7 @@ def fill(database: Database, folder: Path) -> None:
         Step.objects.create(position=1, name="charge", result={"email": name}, **about)
         Signal.objects.create(name="paid", data={"email": name}, **about)
         UsedReference.objects.create(queue="claims", reference=name)
-    entry = AuditEntry.objects.create(actor="operator", verb="edit")
+    entry = models.AuditEntry.objects.create(actor="operator", verb="edit")
     ids = [*Task.objects.order_by("pk").values_list("pk", flat=True)]
     for some in (ids, ids[1:]):
         span = {"first_task_id": some[0], "last_task_id": some[-1], "task_ids": some}
@@ -142,7 +130,7 @@ def test_a_person_s_tasks_leave_every_place_with_a_proof(database: Database, fol
     assert proof["files_rewritten"] <= proof["files_deleted"]
     assert names_in(folder) == names_in_tables() == {"bob"}
     assert sorted(TaskChange.objects.values_list("before", flat=True), key=bool) == [None, {"payload": ["..."]}]
-    entry = AuditEntry.objects.get(pk=proof["audit_entry"])
+    entry = models.AuditEntry.objects.get(pk=proof["audit_entry"])
     assert (entry.verb, entry.reason, entry.changed) == ("erase", "request 7", 4)
     assert entry.details["after"] == proof["after"]
     assert "ada" not in json.dumps(entry.details)
@@ -194,7 +182,7 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
     assert Task.objects.count() == 3
     erase("--reference-file", names)
     assert not Task.objects.filter(reference="bob").exists()
-    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == 1
+    assert sum(models.DeletedTasks.objects.values_list("count", flat=True)) == 1
     with pytest.raises(CommandError, match="whose tasks"):
         erase()
 

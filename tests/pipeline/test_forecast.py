@@ -21,12 +21,15 @@ from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
 TARGET = Target(wait=30)
 
 
-def test_erlang_c_is_that_of_the_tables() -> None:
+def test_erlang_c_is_that_of_the_tables_and_uneven_loads_need_more() -> None:
     assert f.erlang_c(1, 0.5) == pytest.approx(0.5)  # M/M/1: the load itself
     assert f.erlang_c(2, 1.0) == pytest.approx(1 / 3)
     assert f.erlang_c(10, 8.0) == pytest.approx(0.409180, abs=1e-6)
     assert f.erlang_c(4, 4.0) == 1.0
     assert 0 < f.erlang_c(2_000, 1_950.0) < 1
+    # Uneven arrivals and run times need more
+    even, uneven = (f.servers_needed(1.0, Service(10, spread), TARGET, spread) for spread in (0.1, 8.0))
+    assert f.servers_needed(0, Service(10), TARGET) == 0 < even < uneven
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,13 +39,6 @@ def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait:
     found = f.servers_needed(rate, service, target)
     assert f.late(found, rate, service, target) <= 0.05
     assert found == 1 or f.late(found - 1, rate, service, target) > 0.05
-
-
-def test_uneven_arrivals_and_run_times_need_more() -> None:
-    even = f.servers_needed(1.0, Service(10, 0.1), TARGET, 0.5)
-    uneven = f.servers_needed(1.0, Service(10, 8.0), TARGET, 8.0)
-    assert even < uneven
-    assert f.servers_needed(0, Service(10), TARGET) == 0
 
 
 def test_the_need_has_the_interval_of_the_arrivals() -> None:
@@ -103,9 +99,7 @@ def departures() -> dict[datetime, int]:
 
 
 @pytest.mark.parametrize(("weeks", "most"), [pytest.param(4, 1.45, marks=pytest.mark.slow), (26, 1.6)])
-def test_it_is_better_than_the_same_hour_last_week_on_real_flights(
-    departures: dict[datetime, int], weeks: int, most: float
-) -> None:
+def test_real_flights_are_nearer_than_the_week_before(departures: dict[datetime, int], weeks: int, most: float) -> None:
     found = judged(departures, ZoneInfo("America/New_York"), weeks)
     assert found.error < found.naive
     assert found.error < most
@@ -131,9 +125,7 @@ def test_an_hour_that_is_there_twice_counts_once_and_one_that_is_not_there_is_fi
 
 @settings(max_examples=15, deadline=None)
 @given(weeks=st.integers(2, 9), level=st.floats(0, 50), jump=st.floats(-0.9, 3), seed=st.integers(0, 99))
-def test_no_model_is_used_whose_backtest_is_worse_than_the_naive_one(
-    weeks: int, level: float, jump: float, seed: int
-) -> None:
+def test_no_model_is_used_that_tests_worse_than_the_naive_one(weeks: int, level: float, jump: float, seed: int) -> None:
     chance = np.random.default_rng(seed)
     first = datetime(2026, 1, 5, tzinfo=UTC)
     rates = [level * (1 + (jump if step // 168 >= weeks // 2 else 0)) for step in range(weeks * 168)]
@@ -173,9 +165,7 @@ def test_tasks_wait_for_a_slot_in_their_order_and_a_lower_number_goes_first() ->
     assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5), slots=2) == [0, 0, 3]
     assert waits(Arrival(0, 5), Arrival(100, 5)) == [0, 0]
     assert waits(Arrival(0, 5), Arrival(1, 5), Arrival(2, 5, priority=-1)) == [0, 9, 3]
-
-
-def test_a_failed_task_comes_back_after_its_delay_and_others_go_meanwhile() -> None:
+    # One that failed comes back after its delay, and others go meanwhile
     first, other = replay([Arrival(0, 2, failures=2), Arrival(1, 1)], slots=1, back_off=tenths)
     assert (first.wait, first.lead) == (0, 2 + 10 + 2 + 20 + 2)
     assert (other.wait, other.lead) == (1, 2)

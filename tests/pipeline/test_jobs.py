@@ -12,11 +12,12 @@ from typing import Any
 import psycopg
 import pytest
 
-from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, Objective, by_queue, complete, job, objective
 from django_dbtaskqueue.pipeline.spark import terminal
 from django_dbtaskqueue.pipeline.spark.terminal import shown_on
+from tests.poller.test_logs import Terminal
 
 
 def test_every_job_says_what_it_is() -> None:
@@ -29,11 +30,6 @@ def test_every_job_says_what_it_is() -> None:
         text = found.explain(defaults)
         assert text.startswith(f"{name}: {found.summary}")
         assert all(one.flag in text for one in found.arguments), name
-
-
-def test_an_unknown_job_is_named_with_its_nearest() -> None:
-    with pytest.raises(JobOptionError, match=r"reprot: there is no such job\. Did you mean 'report'"):
-        job("reprot")
 
 
 VALUES: list[tuple[Callable[[str], Any], str, object]] = [
@@ -98,11 +94,6 @@ def test_progress_off_a_terminal_is_a_line_for_each_tenth() -> None:
     assert (len(lines), lines[-1]) == (12, "counting")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
     pytest.importorskip("rich")
     stream = Terminal()
@@ -115,7 +106,7 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
     assert quiet.getvalue() == ""
 
 
-def test_no_error_tells_a_password() -> None:
+def test_an_error_is_one_paragraph_and_tells_no_password() -> None:
     for text in (
         "connection to postgresql://me:sesame@db/x failed",
         "host=db password=sesame user=me",
@@ -124,27 +115,17 @@ def test_no_error_tells_a_password() -> None:
         said = terminal.one_paragraph(psycopg.OperationalError(text))
         assert "sesame" not in said and "***" in said
         assert said.startswith("The database says: ")
-
-
-def test_an_error_is_one_paragraph() -> None:
     assert terminal.one_paragraph(PipelineError("Do this instead.")) == "Do this instead."
     assert terminal.one_paragraph(KeyError("a\n\tb")) == r"KeyError: 'a\n\tb'."
     assert terminal.one_paragraph(ValueError("first\n  second")) == "ValueError: first second."
 
 
-def test_a_result_is_plain_json() -> None:
+def test_a_result_is_plain_json_in_a_file_that_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     value = {"when": datetime(2026, 1, 1, tzinfo=UTC), "long": timedelta(minutes=2), "no": float("nan"), 1: (1, "a")}
     expected = {"when": "2026-01-01T00:00:00+00:00", "long": 120.0, "no": None, "1": [1, "a"]}
     assert json.loads(jobs.as_json(value)) == expected
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     jobs.write_whole(tmp_path / "new" / "a.json", "x")
     assert (tmp_path / "new" / "a.json").read_text() == "x"
     with pytest.raises(PipelineError, match="cannot be written"):
         jobs.write_whole(tmp_path / "new" / "a.json" / "b", "x")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]
-
-
-def test_a_failed_check_keeps_what_it_found() -> None:
-    assert CheckFailed("Two terminal.", {"faults": 2}).result == {"faults": 2}

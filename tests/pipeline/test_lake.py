@@ -70,7 +70,6 @@ def test_a_lake_of_an_older_version_gets_the_new_columns(tmp_path: Path) -> None
 
 
 def read(where: str, *columns: str) -> list[dict[str, Any]]:
-    """Return columns of the tasks that count, by id, read without our reader."""
     return DeltaTable(f"{where}/tasks").to_pyarrow_table(columns=["id", *columns]).sort_by("id").to_pylist()
 
 
@@ -113,18 +112,14 @@ def test_other_readers_find_checksums_in_the_pages(tmp_path: Path) -> None:
         pq.read_table(path, columns=["payload"], page_checksum_verification=True)
 
 
-def test_a_damaged_log_is_named(tmp_path: Path) -> None:
+def test_a_log_that_cannot_be_read_and_a_path_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     lake = lake_of(tmp_path, rows(1))
     max((tmp_path / "tasks" / "_delta_log").iterdir()).write_text("{")
     with pytest.raises(LakeError, match=f"{tmp_path}/tasks/_delta_log cannot be read: .*Restore it from a backup"):
         lake.files("tasks")
-
-
-def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    place = tmp_path / "file" / "lake"
     with pytest.raises(LakeError, match=rf"{tmp_path}/file.* cannot be written: .*give another folder with --lake"):
-        Lake.at(place, create=True)
+        Lake.at(tmp_path / "file" / "lake", create=True)
 
 
 def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
@@ -135,7 +130,7 @@ def test_paths_that_are_no_lake_are_refused(tmp_path: Path) -> None:
         Lake.at(tmp_path, create=True)
 
 
-def test_a_url_with_a_key_is_refused_and_not_repeated() -> None:
+def test_a_url_with_a_key_is_refused_and_not_repeated_and_one_lake_has_one_name() -> None:
     key = "hunter2hunter2"
     for url in (
         f"s3://KEY:{key}@bucket/lake", f"s3://{key}@bucket/lake", f"abfss://a@b.net/lake?sig={key}",
@@ -144,7 +139,4 @@ def test_a_url_with_a_key_is_refused_and_not_repeated() -> None:
         with pytest.raises(LakeError, match=r"Write it as s3://BUCKET/FOLDER") as found:
             Lake.at(url)
         assert "hunter2" not in str(found.value) + found.value.path, url
-
-
-def test_one_lake_has_one_name() -> None:
     assert Lake("s3a://bucket/lake/").root == Lake("s3://bucket/lake").root == "s3://bucket/lake"

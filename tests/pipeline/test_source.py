@@ -58,9 +58,7 @@ def test_every_column_of_every_task_is_read_as_it_stands(database: Database, tas
         assert row == {name: expected[name] for name in TASKS.names}
 
 
-def test_columns_are_read_in_the_order_asked_for_and_nulls_are_rows(
-    database: Database, tasks: list[dict[str, Any]]
-) -> None:
+def test_columns_have_the_order_asked_for_and_nulls_are_rows(database: Database, tasks: list[dict[str, Any]]) -> None:
     found = read(reader(database, "status", "id", "parked_by"))
     assert found.column_names == ["status", "id", "parked_by"]
     rows = {(status, number) for status, number, _ in zip(*(one.to_pylist() for one in found.columns), strict=True)}
@@ -71,9 +69,7 @@ def test_columns_are_read_in_the_order_asked_for_and_nulls_are_rows(
 def test_history_and_attempts_have_schemas_of_their_own(database: Database) -> None:
     TaskHistory.objects.create(queue="default", task_id=7, status="COMPLETED", payload={"a": 1})
     Attempt.objects.create(queue="default", task_id=7, attempt=1, total_attempt=1, traceback="a\nb")
-    history, attempts = (
-        few_tasks(database, schema.names, table) for table, schema in (("history", HISTORY), ("attempt", ATTEMPTS))
-    )
+    history, attempts = few_tasks(database, HISTORY.names, "history"), few_tasks(database, ATTEMPTS.names, "attempt")
     assert history is not None and attempts is not None
     assert (history.schema, attempts.schema) == (arrow_schema(HISTORY), arrow_schema(ATTEMPTS))
     assert history.select(["task_id", "payload"]).to_pylist()[0]["task_id"] == 7
@@ -95,9 +91,7 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], set[str | None]]] = [
 def test_rows_are_chosen_by_the_database(database: Database, tasks: list[dict[str, Any]]) -> None:
     for among, ranges, references in CHOICES:
         found = reader(database, "reference_number")
-        conditions = _conditions(
-            {f"{name}_name" if name == "queue" else name: one for name, one in among.items()}, ranges
-        )
+        conditions = _conditions(among, ranges)
         found.selection = Selection(found.selection.table, found.selection.schema, tuple(conditions))
         assert {*read(found)["reference_number"].to_pylist()} == references, (among, ranges)
 

@@ -19,9 +19,8 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
 from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, check_schema
-from tests.patience import PATIENCE
 from tests.pipeline.executors import ThisProcess
-from tests.support import actors, blocked, until
+from tests.support import PATIENCE, actors, blocked, until
 
 TEXT, TIME, LENGTH = pa.string(), pa.timestamp("us", "UTC"), pa.duration("us")
 COLUMNS: dict[str, pa.DataType] = {
@@ -124,9 +123,7 @@ def test_bad_rows_are_refused_or_returned_with_the_reason(database: Database) ->
     rows = [{**good, "reference": str(number), **bad} for number, (bad, _reason) in enumerate(BAD)]
     rows.append({**good, "reference": "good"})
     options: dict[str, Any] = {"queues": ["other", "work"], "require_reference": True}
-    with pytest.raises(
-        PipelineError, match=rf"{len(BAD)} rows cannot be enqueued \(on_invalid=\"error\"\), so nothing was"
-    ):
+    with pytest.raises(PipelineError, match=rf"{len(BAD)} rows cannot be enqueued .*error.*, so nothing was"):
         write_tasks(frame(rows), database, **options)
     assert (Task.objects.count(), staging_tables()) == (0, [])
     report = write_tasks(frame(rows), database, on_invalid="reject", **options)
@@ -283,9 +280,7 @@ def test_what_a_killed_driver_leaves_is_swept(postgres_process_database: Any, pg
         "fill(plan, [pa.RecordBatch.from_pydict({'reference': pa.array(['a'])})], 1)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=postgres_process_database.env, timeout=PATIENCE, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", program], env=postgres_process_database.env, timeout=PATIENCE)
     assert done.returncode == -9
     (left,) = staging_tables()
     assert sweep_staging(pg) == []

@@ -92,7 +92,6 @@ def follower(pg: Database, request: pytest.FixtureRequest) -> Follower:
 
 @pytest.fixture
 def events(pg: Database) -> Follower:
-    """A registered stream only."""
     enqueue_many("other", [(name, None) for name in "abcdefgh"])
     return registered(pg)
 
@@ -159,9 +158,7 @@ def test_telling_of_an_end_brings_no_task_twice(pg: Database, events: Follower) 
     events.read_until("b")
 
 
-def test_a_stream_that_is_registered_later_goes_on(
-    pg: Database, follower: Follower, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_registered_later_goes_on(pg: Database, follower: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
     """So does one whose events were deleted. Neither skips a task, or reads one twice."""
     commit(finish(pg, "a"))
     follower.read_until("a")
@@ -289,5 +286,7 @@ def test_a_table_of_one_s_own_is_streamed(pg: Database, own: Database) -> None:
 
 
 def test_sqlite_has_no_stream(sqlite: Database) -> None:
-    with pytest.raises(PipelineError, match="PostgreSQL only"):
+    with pytest.raises(PipelineError, match="With SQLite, use `archive`"):
+        Stream().run(Stream.context(database=sqlite, lake="nowhere"))
+    with pytest.raises(PipelineError, match="from PostgreSQL only"):
         TaskStreamReader(sqlite, Selection(sqlite.tables.task, schema_of("task")), "task")

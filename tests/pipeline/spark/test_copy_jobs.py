@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue import enqueue_many
-from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
@@ -153,9 +153,7 @@ def test_each_finish_is_copied_once(spark: SparkSession, quiet_pg: Database, tmp
     assert read_lake(spark, tmp_path).count() == 0, "what is streamed is not archived"
 
 
-def test_a_micro_batch_whose_commit_was_lost_adds_nothing(
-    spark: SparkSession, quiet_pg: Database, tmp_path: Path
-) -> None:
+def test_a_batch_whose_commit_was_lost_adds_nothing(spark: SparkSession, quiet_pg: Database, tmp_path: Path) -> None:
     task = make_task("COMPLETED")
     assert stream(spark, quiet_pg, tmp_path)["rows"] == 1
     folder, _name = checkpoint(Lake.at(tmp_path), quiet_pg.location)
@@ -163,8 +161,3 @@ def test_a_micro_batch_whose_commit_was_lost_adds_nothing(
         path.unlink()  # the driver died after the lake's log and before Spark's own
     assert stream(spark, quiet_pg, tmp_path)["rows"] == 0
     assert copied(spark, tmp_path) == [(task.pk, 1, "COMPLETED")]
-
-
-def test_sqlite_cannot_be_streamed(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
-    with pytest.raises(PipelineError, match="from PostgreSQL only"):
-        stream(spark, sqlite, tmp_path / "lake")

@@ -26,18 +26,12 @@ def csv(tmp_path: Path) -> str:
     return str(file)
 
 
-def enqueue(
-    spark: SparkSession, database: Database, file: str, *, dry_run: bool = False, **options: Any
-) -> Mapping[str, Any]:
-    context = Enqueue.context(
-        spark=spark, database=database, dry_run=dry_run, **{"input": file, "queue": "claims", **options}
-    )
-    return Enqueue().run(context)
+def enqueue(spark: SparkSession, database: Database, file: str, **options: Any) -> Mapping[str, Any]:
+    given = {"spark": spark, "database": database, "input": file, "queue": "claims", **options}
+    return Enqueue().run(Enqueue.context(**given))
 
 
-def test_rows_become_tasks_as_mapped_and_a_taken_reference_is_an_error_or_ignored(
-    spark: SparkSession, sqlite: Database, csv: str
-) -> None:
+def test_rows_become_tasks_as_mapped_each_reference_once(spark: SparkSession, sqlite: Database, csv: str) -> None:
     mapping = ("reference=flight", "payload=*", "priority=CASE place WHEN 'JFK' THEN -1 ELSE 0 END", "tag=place")
     done = enqueue(spark, sqlite, csv, map=mapping, max_attempts=2, where="place <> 'EWR'")
     assert (done["enqueued"], done["ignored"], done["rejected"]) == (2, 0, 0)
@@ -56,9 +50,7 @@ def references() -> set[str | None]:
 
 
 @pytest.mark.usefixtures("pg")
-def test_a_stopped_load_goes_on_with_new_rows_unless_rows_of_finished_chunks_have_changed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: SparkSession, tmp_path: Path) -> None:
     names = spark.createDataFrame([(f"UA{number}",) for number in range(9)], "reference string")
     first, second, third = ([row.reference for row in chunk.collect()] for chunk in _split(names, 3))
     load = {"input": str(tmp_path / "flights.csv"), "queue": "claims", "map": "reference=flight", "resume": "flights"}
@@ -100,9 +92,7 @@ def test_a_stopped_load_goes_on_with_new_rows_unless_rows_of_finished_chunks_hav
     assert "chunks done before: 3" in again and "enqueued: 0" in again
 
 
-def test_rows_that_cannot_be_tasks_are_set_aside_or_stop_the_job(
-    spark: SparkSession, pg: Database, tmp_path: Path
-) -> None:
+def test_bad_rows_are_set_aside_or_stop_the_job(spark: SparkSession, pg: Database, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"id": "A", "body": "{\\"a\\": 1}"}\n{"id": "B", "body": "{"}\n{"id": null, "body": "2"}\n')
     load = {"map": ("reference=id", "payload=body"), "require_reference": True}

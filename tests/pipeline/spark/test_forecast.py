@@ -63,9 +63,7 @@ def test_a_replay_of_real_rows_shows_what_more_slots_would_do(spark: SparkSessio
         WhatIf().run(WhatIf.context(spark=spark, database=database, priority="mails=-1"))
 
 
-def test_the_pollers_that_a_forecast_advises_are_replayed_hour_by_hour(
-    spark: SparkSession, sqlite: Database, tmp_path: Path
-) -> None:
+def test_pollers_of_a_forecast_are_replayed_hour_by_hour(spark: SparkSession, sqlite: Database, tmp_path: Path) -> None:
     """Ten tasks of five minutes come at ten o'clock in Berlin: one slot until then, ten from then on."""
     ten = MONDAY + 9 * HOUR
     for at in [ten - timedelta(minutes=10)] * 2 + [ten] * 10:

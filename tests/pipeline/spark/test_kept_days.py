@@ -122,9 +122,7 @@ ALL = {"since": FIRST + DAY, "queue": ("claims",), "objective": (Objective("*", 
 @pytest.mark.soak
 @pytest.mark.usefixtures("lake")
 @pytest.mark.parametrize("options", [PERIOD, {"queue": ("mails",)}, MAILS, ALL])
-def test_options_choose_the_same_figures(
-    spark: SparkSession, folder: Path, tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_options_choose_equally(spark: SparkSession, folder: Path, tmp_path: Path, options: dict[str, Any]) -> None:
     shutil.copytree(folder, tmp_path / "plain")
     figures(Report, spark, folder, **{name: one for name, one in options.items() if name == "objective"})
     found = figures(Report, spark, folder, **options)

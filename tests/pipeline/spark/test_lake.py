@@ -64,9 +64,7 @@ def test_a_damaged_file_is_named_or_left_out(spark: SparkSession, tmp_path: Path
 
 
 @pytest.mark.parametrize("database", ["postgresql", pytest.param("sqlite", marks=pytest.mark.slow)], indirect=True)
-def test_finished_tasks_and_their_attempts_move_to_the_lake(
-    spark: SparkSession, database: Database, folder: Path
-) -> None:
+def test_finished_tasks_and_attempts_move_to_the_lake(spark: SparkSession, database: Database, folder: Path) -> None:
     fill()
     waiting = make_task("CREATED")
     before = Census.of(folder)

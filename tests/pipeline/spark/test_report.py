@@ -52,9 +52,7 @@ def report(spark: SparkSession, database: Database | None, **options: Any) -> di
 
 
 @pytest.mark.slow
-def test_it_says_how_the_queues_were_served_and_keeps_that_everywhere(
-    spark: SparkSession, database: Database, tmp_path: Path
-) -> None:
+def test_it_says_everywhere_how_queues_were_served(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     fill()
     folder = tmp_path / "out"
     objective = (Objective("claims", 0.9, timedelta(seconds=95)),)
@@ -150,16 +148,13 @@ def test_few_tasks_and_many_have_the_same_figures(
     assert {"levels.parquet", "failures.parquet", "retry_waste.parquet"} <= tables.keys()
 
 
-def test_attempts_among_many_rows_are_read_with_spark_s_own_settings(spark: SparkSession) -> None:
+def test_many_rows_are_read_with_spark_s_own_settings_and_few_whole(spark: SparkSession) -> None:
     with reports._settings(spark, reports._for_rows(few=False, attempts=True)):
         assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["true", "200", "true", "FALLBACK"]
     assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["false", "1", "false", "NO_CODEGEN"]
-
-
-def test_an_empty_chunk_hides_no_row_after_it(spark: SparkSession) -> None:
-    schema = schema_of("task", ["id"])
+    # Of few rows an empty chunk hides none after it
     chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
-    found = reports.frame_of(spark, pa.concat_tables(chunks), schema)
+    found = reports.frame_of(spark, pa.concat_tables(chunks), schema_of("task", ["id"]))
     assert sorted(row.id for row in found.collect()) == [1, 2, 3]
 
 
@@ -174,9 +169,7 @@ def test_what_is_too_large_for_the_driver_is_left_to_spark(database: Database, m
 @pytest.mark.parametrize(
     ("apart", "step"), [(timedelta(seconds=20), timedelta(seconds=1)), (timedelta(minutes=20), timedelta(minutes=1))]
 )
-def test_the_charts_of_a_short_span_have_short_steps(
-    spark: SparkSession, sqlite: Database, apart: timedelta, step: timedelta
-) -> None:
+def test_a_short_span_has_short_steps(spark: SparkSession, sqlite: Database, apart: timedelta, step: timedelta) -> None:
     for number in range(3):
         make_task("COMPLETED", **times(MONDAY + number * apart, waited=0, ran=1))
     found = report(spark, sqlite, store=False)

@@ -16,11 +16,11 @@ from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.source import few_tasks, open_snapshot, read_tasks
+from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session
 
 
-def test_the_running_session_is_the_session_and_its_workers_are_this_python_with_this_package(
+def test_the_running_session_is_used_and_its_workers_are_this_python_with_this_package(
     spark: SparkSession,
 ) -> None:
     def where(_row: object) -> tuple[str, str]:
@@ -33,9 +33,7 @@ def test_the_running_session_is_the_session_and_its_workers_are_this_python_with
     assert spark.sparkContext.parallelize([1]).map(where).collect() == [where(None)]
 
 
-def test_rows_are_those_of_the_database_and_it_takes_the_filters_of_a_query(
-    spark: SparkSession, database: Database
-) -> None:
+def test_rows_are_the_database_s_and_it_takes_the_filters_of_a_query(spark: SparkSession, database: Database) -> None:
     enqueue_many("other", [("a", {"text": 'line\nbreak, "quote", \\ é漢😀'}), ("later", None)])
     (first,) = Task.objects.checkout("other", poller_instance="p", limit=1)
     first.complete("done")
@@ -48,15 +46,6 @@ def test_rows_are_those_of_the_database_and_it_takes_the_filters_of_a_query(
     assert [row.reference_number for row in chosen.collect()] == ["later"]
     (condition,) = re.findall(r"Filter \(?(.*)", chosen._jdf.queryExecution().executedPlan().toString())
     assert "StartsWith" in condition and not re.search(r"\bid#|create_time#|status#", condition)
-
-
-def test_partitions_of_a_snapshot_see_one_state(spark: SparkSession, pg: Database) -> None:
-    enqueue_many("other", [(str(number), number) for number in range(100)])
-    before = dict(Task.objects.values_list("id", "reference"))
-    with open_snapshot(pg) as snapshot:
-        Task.objects.filter(reference__in=["1", "99"]).delete()
-        df = read_tasks(spark, pg, ["id", "reference_number"], snapshot=snapshot).repartition(2)
-        assert {row.id: row.reference_number for row in df.collect()} == before
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -98,7 +87,6 @@ def test_a_password_is_seen_nowhere(spark: SparkSession, pg: Database, capfd: py
 
 
 def everything_written(spark: SparkSession) -> str:
-    """The event log, the settings, and the arguments of every process."""
     events = Path(spark.conf.get("spark.eventLog.dir").removeprefix("file:"))
     logs = [file.read_text(errors="replace") for file in events.rglob("*") if file.is_file()]
     assert logs
