@@ -29,7 +29,6 @@ class Judged(NamedTuple):
     naive: float
     held: float
     promised: float  # what the forecasts said of their interval
-    models: Mapping[str, int]
 
 
 def flights() -> dict[datetime, int]:
@@ -43,7 +42,7 @@ def flights() -> dict[datetime, int]:
 def judged(arrivals: Mapping[datetime, int], zone: tzinfo, weeks: int) -> Judged:
     begin, counts = wall_clock(arrivals, zone)
     monday = (-begin.weekday() * 24 - begin.hour) % HOURS_OF_WEEK
-    found, models = [], Counter[str]()
+    found = []
     for start in range(monday + max(weeks, MIN_WEEKS_BEFORE) * HOURS_OF_WEEK, len(counts) - 167, HOURS_OF_WEEK):
         hours = start - weeks * HOURS_OF_WEEK, start
         first, now = ((begin + timedelta(hours=hour)).replace(tzinfo=zone) for hour in hours)
@@ -56,8 +55,7 @@ def judged(arrivals: Mapping[datetime, int], zone: tzinfo, weeks: int) -> Judged
         naive = np.abs(actual - counts[start - HOURS_OF_WEEK : start]).mean()
         held = ((least <= actual) & (actual <= most)).mean()
         found.append((np.abs(actual - expected).mean(), naive, held, coming.coverage or 0.0))
-        models[coming.model] += 1
-    return Judged(len(found), *np.mean(found, axis=0).tolist(), models)
+    return Judged(len(found), *np.mean(found, axis=0).tolist())
 
 
 def main() -> None:

@@ -92,9 +92,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pipeline", description=__doc__)
     parser.add_argument("what", choices=["source", "archive", "report", "cluster"])
     parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks (%(default)s).")
-    parser.add_argument(
-        "--runs", type=int, default=3, help="Readings of each way of a source, or reports (%(default)s)."
-    )
+    parser.add_argument("--runs", type=int, default=3, help="Readings of each way of a source; reports (%(default)s).")
     parser.add_argument("--nap", type=int, default=0, metavar="MS", help="Tasks of a cluster wait so long instead.")
     options = parser.parse_args()
     if options.what == "source" and not JAR.exists():
@@ -117,7 +115,6 @@ def main() -> None:
 
 
 def filled(server: Server, rows: int) -> Database:
-    """Have so many tasks in the table."""
     server.run("TRUNCATE dbtaskqueue_task, dbtaskqueue_attempt RESTART IDENTITY")
     server.run(FILL, {"rows": rows})
     server.calm("dbtaskqueue_task")

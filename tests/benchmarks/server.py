@@ -112,7 +112,6 @@ class Server:
 
 
 def family(pid: int) -> set[psutil.Process]:
-    """Return a process and all that it started."""
     process = psutil.Process(pid)
     return {process, *process.children(recursive=True)}
 

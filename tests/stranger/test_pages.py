@@ -180,7 +180,6 @@ def test_django_s_tasks(python: Python, environment: Environment, tmp_path: Path
 
 
 def serves_the_admin(address: str) -> None:
-    """Open the log-in page and a style sheet from a real server."""
     for path in ("/admin/login/?next=/admin/dbtaskqueue/task/", "/static/dbtaskqueue/operations.css"):
         with urllib.request.urlopen(address + path, timeout=PATIENCE) as answer:  # noqa: S310 -- our own server
             assert answer.status == 200, path

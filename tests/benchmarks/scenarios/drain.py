@@ -103,7 +103,6 @@ def drain(server: Server, size: float) -> Scenario:
 
 
 def sqlite(server: Server, size: float) -> Scenario:
-    """Where the database is a file."""
     cases = {"ours": lambda: sqlite_drain(server, int(20_000 * size))}
     return Scenario("sqlite", "SQLite, drain", cases, [Target("SQLite ≥ 5,000/s", "ours", RATE, 5000)])
 
