@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 FIRST = {
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster|test_spark_executor"),
-    "jobs": re.compile(r"pipeline/test_(archive_kills|command|erase|object_store)|test_spark_"),
+    "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
 LONG = re.compile(r"tests/(chaos|browser|poller)/|test_matrix")  # files of half a minute, which must not come last
