@@ -54,7 +54,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=1.0, help="Factor of the numbers of tasks (%(default)s).")
     longer = "Milliseconds that each commit takes longer, as on a slower disk (%(default)s)."
     parser.add_argument("--commit-delay", type=float, default=0.0, metavar="MS", help=longer)
-    parser.add_argument("--only", default="", metavar="TEXT", help="Only cases with TEXT in it, and simplest loops.")
+    parser.add_argument("--only", default="", metavar="TEXT", help="Only cases named with TEXT; simplest loops.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="Write all that was measured there.")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="Draw the rates of volume there; --into shows it.")
     parser.add_argument("--into", type=Path, metavar="PAGE", help=f"Put them into a page, between {BEGIN} and {END}.")
