@@ -76,7 +76,8 @@ def test_twelve_thousand_from_a_generator_and_none(alias: str, django_assert_max
     assert Task.objects.using(alias).count() == 12_000
     ids = Task.objects.using(alias).order_by("id").values_list("payload__number", flat=True)
     assert list(ids[4_990:5_010]) == list(range(4_990, 5_010))
-    with django_assert_max_num_queries(3, using=alias):  # the savepoint, and the row of the queue
+    queue_settings("parcels", alias)  # the queue's row is read once a second
+    with django_assert_max_num_queries(2, using=alias):  # the savepoint
         assert enqueue_many("parcels", iter(()), using=alias) == EnqueueReport()
 
 
