@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from statistics import median, median_high
 from typing import NamedTuple
@@ -11,10 +12,10 @@ from typing import NamedTuple
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from tests.faults.history import Change
 from tests.faults.ledger import Event
-from tests.faults.sizes import LEASE_S
+from tests.faults.sizes import LEASE_S, MAX_RUNNING, RATES, STEPS
 
-# No operator acts in a run; but rows that have ended may leave.
-USED = [edge for edge in EDGES if edge.actor != "operator" or edge.target is None]
+# Operators cancel tasks, and nothing else; but rows that have ended may leave.
+USED = [edge for edge in EDGES if edge.actor != "operator" or edge.target is None or edge.verb == "cancel"]
 LEGAL = {(str(source), edge.target and str(edge.target)) for edge in USED for source in edge.sources}
 ENDED = {str(status) for status in TERMINAL}
 LIVE = {"CREATED", "PROCESSING"}
@@ -25,6 +26,11 @@ SLOPE, SLOPE_S = 0.5 * 2**20, 120.0  # bytes of memory a minute, over so many se
 CLOCK_S = 0.05  # a ledger's clock and the database's may differ by so much
 CANCELLED = "Cancelled while the poller was stopping"
 # Errors of a connection. A processor that does not touch the database cannot have caused one.
+OWN = {"ticks", "unique"}  # queues with references that no producer chose
+WRITERS = {"effects", "steps"}  # queues whose processors use the database
+KEPT = {"evented", "processes"}  # queues that keep what has completed in the history
+START_S = 0.5  # between the check of a lease and the first line of a processor
+STOP_S = 4 * LEASE_S  # from a cancel to the end of the code: a poller may be paused before it hears of it
 OUTAGE_ERRORS = ("OperationalError", "InterfaceError", "AdminShutdown", "InternalError")
 
 
@@ -37,6 +43,7 @@ class Row:
     reference: str
     status: str
     attempt: int
+    result: object = None
     history: bool = False  # it stands in the history table
 
 
@@ -56,6 +63,9 @@ class Evidence:
     history: Sequence[Change] = ()
     events: Sequence[Event] = ()
     rows: Sequence[Row] = ()
+    moved: Sequence[Change] = ()  # of the queue with shards, in both databases
+    shards: Sequence[Row] = ()  # its tasks
+    received: Sequence[str] = ()  # references of what came over the bridge
     bookings: Mapping[str, int] = field(default_factory=dict)  # amounts, by reference
     attempts: Sequence[tuple[int, int, str]] = ()  # task, fence and error (its class, or a text) of each attempt
     deleted: int = 0  # as the package counts deletions
@@ -84,7 +94,28 @@ class Evidence:
 
     @cached_property
     def references(self) -> set[str | None]:
-        return {reference for _, reference in self.inserted}
+        return {reference for _, reference in self.inserted} | {change.reference for change in self.moved}
+
+    @cached_property
+    def by_queue(self) -> Counter[str]:
+        """How many tasks were enqueued, and moved to a shard."""
+        changes = (*self.history, *self.moved)
+        return Counter(change.queue for change in changes if change.old_status is None)
+
+    @cached_property
+    def own(self) -> set[int]:
+        """Tasks whose references no producer chose."""
+        return {change.task for change in self.history if change.queue in OWN}
+
+    @cached_property
+    def asked(self) -> set[str]:
+        """References that an operator may have cancelled."""
+        return {event.values["reference"] for event in self.of("cancel")}
+
+    @cached_property
+    def cancels(self) -> dict[str, float]:
+        """When a cancel of a reference was told to have had an effect."""
+        return {event.values["reference"]: event.clock for event in self.of("cancelled") if event.values["done"]}
 
     @cached_property
     def starts(self) -> dict[tuple[int, int], Event]:
@@ -164,8 +195,10 @@ def lost(evidence: Evidence) -> Iterator[str]:
 def phantom(evidence: Evidence) -> Iterator[str]:
     """Nothing is there that nobody enqueued, or that was rolled back."""
     known = [references for references, answer in evidence.transactions.values() if answer != "rolled back"]
-    started = {event.values["reference"] for event in evidence.of("start")}
-    for reference in sorted((evidence.references | started).difference(*known), key=str):
+    started = {event.values["reference"] for event in evidence.of("start") if event.values["task"] not in evidence.own}
+    chosen = {reference for queue, reference in evidence.inserted if queue not in OWN}
+    chosen |= {change.reference for change in evidence.moved} | {*evidence.received} | started
+    for reference in sorted(chosen.difference(*known), key=str):
         yield f"{reference} was enqueued by nobody, or rolled back, and is there or was started"
 
 
@@ -183,7 +216,7 @@ def torn(evidence: Evidence) -> Iterator[str]:
 def duplicate(evidence: Evidence) -> Iterator[str]:
     """A reference is inserted once in its queue."""
     for (queue, reference), number in evidence.inserted.items():
-        if number > 1:
+        if number > 1 and queue != "unique":
             yield f"{reference} was inserted {number} times into {queue}"
 
 
@@ -198,9 +231,10 @@ def stale_write(evidence: Evidence) -> Iterator[str]:
             yield f"task {change.task} went from fence {change.old_fence} to {change.new_fence} without a checkout"
         given_back = change.new_status == "CREATED" and (change.new_attempt or 0) < (change.old_attempt or 0)
         rescued = change.new_status == "ERROR" and change.due is not None and change.due <= change.clock
-        # The only processor that uses the database may fail in the middle of its own transaction.
+        # A processor that uses the database may fail in the middle of a transaction.
         key = (change.task, change.fence)
-        failed = change.queue == "effects" and key in errors
+        failed = change.queue in WRITERS and key in errors
+        failed |= change.new_status == "POISON" and change.reference in evidence.asked  # an operator wrote it
         # Its poller saw the process end; a processor that goes on to its end was alive.
         failed |= errors.get(key, "").endswith(".ProcessDied") and key not in evidence.ends
         failed |= errors.get(key) == CANCELLED  # a second SIGTERM does not wait for threads
@@ -219,7 +253,7 @@ def charged_for_outage(evidence: Evidence) -> Iterator[str]:
     """An error of the database fails a task only if its processor had begun and uses the database."""
     queues = {changes[0].task: changes[0].queue for changes in evidence.by_task.values()}
     for task, number, error in evidence.attempts:
-        could_fail = queues.get(task) == "effects" and (task, number) in evidence.starts
+        could_fail = queues.get(task) in WRITERS and (task, number) in evidence.starts
         if not could_fail and error.rpartition(".")[2] in OUTAGE_ERRORS:
             yield f"task {task} of {queues.get(task)} spent attempt {number} on {error}"
 
@@ -263,10 +297,10 @@ def fifo(evidence: Evidence) -> Iterator[str]:
     # By group, as inserted: one producer at a time writes to it.
     waiting: dict[str, dict[int, None]] = defaultdict(dict)
     for task, changes in sorted(evidence.by_task.items()):
-        if changes[0].group is not None:
+        if changes[0].group is not None and changes[0].queue == "grouped":
             waiting[changes[0].group][task] = None
     for change in evidence.history:
-        if change.group is None:
+        if change.group is None or change.queue != "grouped":
             continue
         line = waiting[change.group]
         if change.is_checkout and (head := next(iter(line), None)) is not None and change.task > head:
@@ -295,6 +329,152 @@ def wrong_end(evidence: Evidence) -> Iterator[str]:
         if kind in evidence.expected and status != evidence.expected[kind]:
             place = "" if row is None else f" of {row.queue}, after {row.attempt} attempts,"
             yield f"{reference}{place} ended as {status} instead of {evidence.expected[kind]}"
+
+
+@checker("answer of another task")
+def own_result(evidence: Evidence) -> Iterator[str]:
+    """A task has the result that its own processor returned under the fence that was accepted."""
+    for row in evidence.rows:
+        changes = evidence.by_task.get(row.task)
+        if changes and row.status == "COMPLETED" and row.queue != "bridged":
+            wanted = [changes[0].reference, changes[-1].fence]
+            if row.result != wanted:
+                yield f"task {row.task} of {row.queue} has the result {row.result}, not {wanted}"
+
+
+@checker("started after its lease")
+def stale_start(evidence: Evidence) -> Iterator[str]:
+    """A task that waited in memory until its lease ran out, and that another poller took, is not started."""
+    for change in evidence.history:
+        start = evidence.starts.get((change.task, change.fence))
+        if change.is_checkout and start is not None and start.clock > change.clock + START_S:
+            late = start.clock - change.clock
+            yield f"task {change.task} of {change.queue} was started {late:.3f} s after fence {change.fence} had ended"
+
+
+@checker("started before its parents")
+def workflows(evidence: Evidence) -> Iterator[str]:
+    """A task of a workflow is taken when all that it waits for has ended; one that is cut is never taken."""
+    ended = {change.reference: change.seq for change in evidence.history if change.new_status in ENDED}
+    graph = {child: names for event in evidence.of("invoked") for child, names in event.values.get("after", {}).items()}
+    for change in evidence.history:
+        if change.is_checkout and change.reference in graph:
+            open_ones = [name for name in graph[change.reference] if ended.get(name, change.seq) >= change.seq]
+            if open_ones or change.reference.startswith("cut"):
+                yield f"{change.reference} was taken while {open_ones} had not ended ({change.seq})"
+
+
+@checker("step not exactly once")
+def steps(evidence: Evidence) -> Iterator[str]:
+    """Each step of a completed task has its effect once."""
+    for row in evidence.rows:
+        amounts = [evidence.bookings.get(f"{row.reference} {step}") for step in STEPS]
+        if row.queue == "steps" and row.status == "COMPLETED" and amounts != [1] * len(STEPS):
+            yield f"the steps of {row.reference} happened {amounts} times"
+
+
+@checker("tick without its task")
+def ticks(evidence: Evidence) -> Iterator[str]:
+    """From the first tick of the schedule to the last one each second has one task."""
+    found: Counter[int] = Counter()
+    for (queue, reference), number in evidence.inserted.items():
+        if queue == "ticks":
+            found[round(datetime.fromisoformat(str(reference).partition("@")[2]).timestamp())] += number
+    for second in range(min(found, default=0), max(found, default=-1) + 1):
+        if found[second] != 1:
+            yield f"the tick of {datetime.fromtimestamp(second, UTC)} has {found[second]} tasks"
+
+
+@checker("limit breach")
+def limits(evidence: Evidence) -> Iterator[str]:
+    """No more leases hold than ``max_running`` allows, in a queue or in each of its groups."""
+    for change in evidence.history:
+        if change.is_checkout and change.running > MAX_RUNNING.get(change.queue, change.running):
+            yield f"{change.running} tasks of {change.queue}, group {change.group}, ran at a time ({change.seq})"
+
+
+@checker("rate breach")
+def rates(evidence: Evidence) -> Iterator[str]:
+    """In no time more tasks start than the rate allows. A start is in its transaction, somewhere."""
+    put_off = {(change.task, change.transaction) for change in evidence.history if change.new_status == "CREATED"}
+    starts: dict[tuple[str, str | None], list[Change]] = defaultdict(list)
+    for change in evidence.history:
+        if change.is_checkout and change.queue in RATES and (change.task, change.transaction) not in put_off:
+            starts[change.queue, change.group].append(change)
+    for (queue, group), line in starts.items():
+        rate, burst = RATES[queue]
+        for first in range(len(line)):
+            some = line[first : first + 10 * burst]
+            began, ended = some[0].began, 0.0
+            for number, one in enumerate(some, 1):
+                began, ended = min(began, one.began), max(ended, one.committed or one.clock)
+                if number > burst + rate * (ended - began):
+                    yield f"{number} tasks of {queue}, group {group}, started in {ended - began:.3f} s ({one.seq})"
+                    break
+
+
+@checker("two of a kind")
+def unique(evidence: Evidence) -> Iterator[str]:
+    """Of equal payloads one task lives at a time, and each caller was given one that is there."""
+    live: dict[str | None, int] = {}
+    for change in evidence.history:
+        if change.queue == "unique" and change.old_status is None:
+            if change.reference in live:
+                yield f"task {change.task} was inserted while {live[change.reference]} lived"
+            live[change.reference] = change.task
+        elif change.queue == "unique" and change.new_status in ENDED:
+            live.pop(change.reference, None)
+    for event in evidence.of("asked"):
+        if event.values["task"] not in evidence.own:
+            yield f"a caller was given task {event.values['task']}, which never came"
+
+
+@checker("cancel without effect")
+def cancels(evidence: Evidence) -> Iterator[str]:
+    """What was cancelled is POISON, and its code ends. Nothing else is cancelled but tasks whose parent failed."""
+    for row in evidence.rows:
+        if row.reference in evidence.cancels and row.status != "POISON":
+            yield f"{row.reference} was cancelled, and is {row.status}"
+    for change in evidence.history:
+        cut = str(change.reference).startswith("cut")
+        if change.edge == ("CREATED", "POISON") and not cut and change.reference not in evidence.asked:
+            yield f"{change.reference} was cancelled by nobody ({change.seq})"
+    for event in evidence.of("alive"):
+        told = evidence.cancels.get(event.values["reference"])
+        if told is not None and (late := _seconds(evidence, told, event.clock)) > STOP_S * evidence.slowness:
+            yield f"{event.values['reference']} ran {late:.1f} s after it was cancelled"
+
+
+@checker("history differs")
+def kept(evidence: Evidence) -> Iterator[str]:
+    """What completes in a queue that keeps its history leaves the table, and is in the history once."""
+    hot = {row.task for row in evidence.rows if not row.history}
+    found = Counter(row.task for row in evidence.rows if row.history)
+    left = {change.task: change for change in evidence.history if change.queue in KEPT and change.new_status is None}
+    for task in {*left, *found}:
+        deleted = task in left and str(left[task].reference).startswith(("delete", "gone"))
+        if found[task] != (not deleted) or task in hot:
+            yield f"task {task} is {found[task]} times in the history, and {'' if task in hot else 'not '}in the table"
+
+
+@checker("moved task not exactly once")
+def moves(evidence: Evidence) -> Iterator[str]:
+    """A task that moves between shards is on one of them, and completes once."""
+    completed = Counter(change.reference for change in evidence.moved if change.new_status == "COMPLETED")
+    rows = Counter(row.reference for row in evidence.shards)
+    for reference in sorted({str(change.reference) for change in evidence.moved}):
+        if (rows[reference], completed[reference]) != (1, 1):
+            yield f"{reference} is {rows[reference]} times on the shards, and completed {completed[reference]} times"
+
+
+@checker("sent task not exactly once")
+def bridge(evidence: Evidence) -> Iterator[str]:
+    """What the bridge completed has arrived once, and nothing has arrived twice."""
+    received = Counter(evidence.received)
+    sent = {row.reference for row in evidence.rows if row.queue == "bridged" and row.status == "COMPLETED"}
+    for reference in sorted(sent | {*received}):
+        if received[reference] != 1:
+            yield f"{reference} has arrived {received[reference]} times"
 
 
 @checker("budget")

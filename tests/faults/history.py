@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from django.db import connection
+from django.db import connections
 
 DUE = """
 CASE OLD.status WHEN 'PROCESSING' THEN OLD.next_process_time ELSE greatest(OLD.ready_time, OLD.next_process_time) END
+"""
+# Leases of the queue, or of its group, that have not run out, where a task of a queue with limits is taken.
+RUNNING = """
+CASE WHEN NEW.status = 'PROCESSING' AND NEW.queue_name IN ('limited', 'wide') THEN (
+    SELECT count(*) FROM dbtaskqueue_task WHERE queue_name = NEW.queue_name AND status = 'PROCESSING'
+    AND next_process_time > statement_timestamp() AND group_key IS NOT DISTINCT FROM NEW.group_key
+) ELSE 0 END
 """
 # Of each column its type and its value; OLD and NEW are NULL where there is no such row.
 WRITTEN = {
@@ -23,6 +30,13 @@ WRITTEN = {
     "budget": ("int", "coalesce(NEW.max_attempts, OLD.max_attempts)"),
     "due": ("timestamptz", DUE),
     "new_poller": ("text", "NEW.poller_instance"),
+    "running": ("int", RUNNING),
+    "transaction": ("xid", "pg_current_xact_id()::xid"),
+    "began": ("timestamptz", "transaction_timestamp()"),
+}
+READ = {
+    **dict.fromkeys(("clock", "due", "began"), "extract(epoch FROM {})::float8"),
+    "transaction": "transaction::text::bigint, extract(epoch FROM pg_xact_commit_timestamp(transaction))::float8",
 }
 # The clock is later than the statement that tested a time.
 STATEMENTS = (
@@ -56,6 +70,10 @@ class Change(NamedTuple):
     budget: int
     due: float | None  # when the old row could be taken: the end of its lease, or the time it was delayed to
     new_poller: str | None
+    running: int = 0  # leases that the limit counts, after a checkout
+    transaction: int = 0
+    committed: float | None = None
+    began: float = 0.0  # of the transaction
 
     @property
     def edge(self) -> tuple[str | None, str | None]:
@@ -87,17 +105,16 @@ class Change(NamedTuple):
 
 
 def install() -> None:
-    with connection.cursor() as cursor:
+    with connections["default"].cursor() as cursor:
         for statement in STATEMENTS:
             cursor.execute(statement)
 
 
-def read() -> Iterator[Change]:
-    columns = ("seq", "clock", *WRITTEN)
-    names = [f"extract(epoch FROM {name})::float8" if name in ("clock", "due") else name for name in columns]
+def read(alias: str = "default") -> Iterator[Change]:
+    names = [READ.get(name, "{}").format(name) for name in ("seq", "clock", *WRITTEN)]
     sql = f"SELECT {', '.join(names)} FROM faults_history WHERE seq > %s ORDER BY seq LIMIT 20000"
     last = 0
-    with connection.cursor() as cursor:
+    with connections[alias].cursor() as cursor:
         while True:
             cursor.execute(sql, [last])
             rows = cursor.fetchall()

@@ -43,6 +43,8 @@ STATEMENTS: dict[str, tuple[str, str, str]] = {
     "a retry keeps its charge and gets one back": (RETRY, CHARGED, "THEN 0"),
     "a failure is written as COMPLETED": (RETRY, RETRY, FAILED_AS_COMPLETED),
     "three members of a group are ready": ("ranked AS", r"%\(number\)s::int", "3"),
+    "a task waits for one parent only": ("dbtaskqueue_hold", r"t\.remaining - u\.number", "0"),
+    "the reference of a live task is free": ("reference_number || ':'", r"AND NOT t\.status", "OR t.status"),
     "groups are not locked": ("pg_advisory_xact_lock", r"pg_advisory_xact_lock\((.*), 0\)\)", r"length(\1)"),
 }
 
@@ -139,6 +141,46 @@ def _no_replacement() -> None:
     _tell()
 
 
+def _unlocked_schedule() -> None:
+    from django_dbtaskqueue.flow import schedule
+
+    schedule.locked = _used(lambda rows: rows.first())
+
+
+def _no_deadline() -> None:
+    from django_dbtaskqueue.poller.executors import Executor
+    from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+
+    def late(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Any, *args: Any) -> Any:
+            for lease in args[-1].leases:
+                lease.deadline = float("inf")
+            return method(self, *args)
+
+        return _used(call)
+
+    ThreadExecutor._run = late(ThreadExecutor._run)  # type: ignore[method-assign]
+    Executor._begin = late(Executor._begin)  # type: ignore[method-assign]
+
+
+def _no_limits() -> None:
+    from django_dbtaskqueue.flow.limiter import Limiter
+
+    Limiter.of = _used(lambda *_: None)  # type: ignore[method-assign]
+
+
+def _forgotten_steps() -> None:
+    from django_dbtaskqueue.core.lease import Lease
+
+    Lease.step = _used(lambda _self, _name, function, *args: function(*args))  # type: ignore[method-assign]
+
+
+def _forgetful_moves() -> None:
+    from django_dbtaskqueue.flow import shard_move
+
+    shard_move._came = _used(lambda *_: set())
+
+
 FUNCTIONS: dict[str, Callable[[], None]] = {
     "effects do not commit with the outcome": _no_transaction,
     "the capacity is not looked at": _no_capacity,
@@ -147,6 +189,11 @@ FUNCTIONS: dict[str, Callable[[], None]] = {
     "leases are not renewed": _no_renewal,
     "a task is settled before it has run": _outcome_first,
     "a dead child is not replaced": _no_replacement,
+    "the row of a schedule is not locked": _unlocked_schedule,
+    "a lease that ran out in memory starts": _no_deadline,
+    "limits are not looked at": _no_limits,
+    "steps are taken again": _forgotten_steps,
+    "a move does not see what its target has": _forgetful_moves,
 }
 NAMES = (*STATEMENTS, *FUNCTIONS)
 

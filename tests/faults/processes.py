@@ -40,6 +40,13 @@ class Process:
                 return [process, *process.children(recursive=True)]
         return []
 
+    @property
+    def children(self) -> int:
+        """How many processes it has started and not yet lost."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return len(psutil.Process(self.popen.pid).children())
+        return 0
+
     def tail(self, size: int = 300) -> str:
         return self._log.read_text(errors="replace")[-size:].strip()
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,17 +22,20 @@ import psutil
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
+from django_dbtaskqueue.contrib.embedded.programs import free_port
 from tests.faults.checkers import Needs
 from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis
 from tests.faults.processes import REPOSITORY, Process, clock_library, needs, shifted
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
 from tests.faults.standby import Standby
+from tests.kills import killing
 from tests.patience import slowness
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.proxy import Proxy, proxied
 
-DATABASE = "faults"
+DATABASE, SECOND = "faults", "faults_second"
+FIRST_ID = 10**9  # of a task in the second database, so that no id is in both
 SPECIAL = 2  # tasks of each kind that kills or takes long, at the start and in the middle
 BOOT_S, DRAIN_S, MUTATED_DRAIN_S = 60.0, 180.0, 40.0  # how long the runner waits before it says what it waits for
 ASKED_S = 40.0  # within which a poller ends that was asked to, on a quiet machine
@@ -69,6 +73,8 @@ class Run:
         self.ledgers.mkdir()
         self.pollers: list[Process] = []
         self.producers: list[Process] = []
+        self.site: Process | None = None
+        self._port = free_port()
         self.problems: list[str] = []  # pollers that ended or stood still
         self._needs: list[Needs] = []
         self._slowness = 1.0
@@ -78,27 +84,32 @@ class Run:
         """Return the environment of a process that reaches the database by ``url``, and whose clock is wrong."""
         ours = {"DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.faults.settings", "PYTHONPATH": str(REPOSITORY)}
         ours |= {"PYTHONUNBUFFERED": "1", "FAULTS_LEDGER": str(self.ledgers), "FAULTS_MUTATION": self.mutation or ""}
+        second = urlsplit(self._url if url == self._pooled else url)._replace(path=f"/{SECOND}").geturl()
+        ours |= {"FAULTS_SECOND": second, "FAULTS_SITE_PORT": str(self._port)}
         return os.environ | ours | (shifted(self._clock, clock_s) if clock_s else {})
 
-    def _start(self, name: str, command: Sequence[str], url: str) -> Process:
+    def _start(self, name: str, command: Sequence[str], url: str, **others: str) -> Process:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
-        env = self.environment(url, clock_s=CLOCK_S * (-1) ** len(self.pollers + self.producers))
+        env = self.environment(url, clock_s=CLOCK_S * (-1) ** len(self.pollers + self.producers)) | others
         if url == self._pooled:
             env["FAULTS_PAST_POOLER"] = self._url
         return Process(name, command, env, self.folder / f"{name}.log")
 
     def run(self) -> Report:
-        server = EmbeddedPostgres.start(self.folder / "postgres", settings={"max_connections": "200"})
+        server = EmbeddedPostgres.start(self.folder / "postgres")
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.folder, ignore_errors=True)
             disks = [stack.enter_context(mounted(self.folder / f"disk{number}")) for number in range(2)]
             stack.callback(server.close)
             with psycopg.connect(server.url, autocommit=True) as control:
                 control.execute(f"CREATE DATABASE {DATABASE}")
+                for setting in ("max_connections = 300", "track_commit_timestamp = on"):
+                    control.execute(f"ALTER SYSTEM SET {setting}")
+            server.restart()
+            self._pooled = None  # where there is no pooler
             self._url = url = server.url.rpartition("/")[0] + f"/{DATABASE}"
             proxy = stack.enter_context(proxied(url))
             self._prepare(server, url, disks[0])
-            self._pooled = None  # where there is no pooler
             if program := pgbouncer_program():
                 port = stack.enter_context(pgbouncer(program, urlsplit(url), connections=10))
                 self._pooled = urlsplit(url)._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
@@ -106,7 +117,7 @@ class Run:
             if self.size.promotions:
                 standby = Standby(server, self.folder / "standby", disks[1])
                 stack.callback(standby.close)
-            stack.callback(lambda: [process.kill() for process in (*self.pollers, *self.producers)])
+            stack.callback(lambda: [process.kill() for process in self._others() + self.pollers])
             chance = random.Random(self.seed)
             nemesis = Nemesis(chance, server, DATABASE, proxy, self._workers, self._families, self._producing)
             nemesis.disk, nemesis.standby = disks[0], standby
@@ -124,6 +135,11 @@ class Run:
 
         call_command("migrate", run_syncdb=True, verbosity=0)
         history.install()
+        connections.close_all()
+        with psycopg.connect(server.url, autocommit=True) as control:
+            control.execute(f"CREATE DATABASE {SECOND} TEMPLATE {DATABASE}")
+        with connections["second"].cursor() as cursor:
+            cursor.execute(f"ALTER SEQUENCE dbtaskqueue_task_id_seq RESTART {FIRST_ID}")
         if disk is not None:
             server.account.give(disk.folder)
             with psycopg.connect(url, autocommit=True) as control:
@@ -131,9 +147,23 @@ class Run:
         connections.close_all()
 
     def _on(self, nemesis: Nemesis, url: str, proxy: Proxy) -> Report:
+        from tests.faults import operating
+
         self._begin(url, proxy)
-        began = time.time()
-        self._break(nemesis)
+        began, chance = time.time(), random.Random(f"{self.seed} moves")
+        with contextlib.ExitStack() as stack:
+            act = stack.enter_context(killing("tests.locations.killed_shard_move", env=self.environment(url)))
+            stack.enter_context(operating.repeated(operating.answer))
+            stack.enter_context(operating.repeated(partial(operating.cancel, random.Random(f"{self.seed} cancels"))))
+            with operating.repeated(partial(operating.move, act, chance, nemesis.counts)):
+                self._break(nemesis)
+            return self._calm(nemesis, began, act)
+
+    def _calm(self, nemesis: Nemesis, began: float, act: Callable[..., int]) -> Report:
+        """End the faults, let the pollers finish, and judge."""
+        from django_dbtaskqueue.models import Schedule
+        from tests.faults import operating
+
         stopped = time.time()
         for producer in self.producers:
             producer.popen.send_signal(signal.SIGTERM)
@@ -142,6 +172,8 @@ class Run:
                 producer.popen.wait(5)
             producer.kill()  # it may wait for an answer that a black hole swallowed
         nemesis.calm()
+        self._until(lambda: operating.finish_moves(act), BOOT_S, "the end of a move")
+        self._until(lambda: Schedule.objects.update(paused=True) > 0, BOOT_S, "a pause of the schedule")
         drained = self._drain(nemesis, "queue_name <> 'lethal' AND", stopped)
         self._drain(nemesis, "", stopped)
         self._until(self._complete, BOOT_S * slowness(), "a process in the place of each that died")
@@ -153,6 +185,9 @@ class Run:
             command = ["manage.py", "runtaskpoller", "--shutdown-timeout", "5s", "--name", name]
             command += [] if "alone" in name else ["--processes", str(CHILDREN)]
             self.pollers.append(self._start(name, command, address))
+        self.site = self._start(
+            "site", ["-m", "tests.contrib.bridging.server", str(self._port)], url, FAULTS_IS_SITE="1"
+        )
         pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
@@ -166,6 +201,8 @@ class Run:
 
         self._enqueue("lethal", f"lethal{turn}", [f"{kind}-{number}" for kind in DEADLY for number in range(SPECIAL)])
         self._enqueue("plain", f"long{turn}", [f"long-{number}" for number in range(SPECIAL)])
+        for queue in ("stopped", "processes"):
+            self._enqueue(queue, f"{queue}{turn}", [f"endless-{number}" for number in range(SPECIAL)])
 
     def _enqueue(self, queue: str, name: str, stems: Sequence[str]) -> None:
         from django.db import transaction
@@ -228,6 +265,8 @@ class Run:
         if not self._needs or time.time() > self._needs[-1].clock + 5:
             self._needs += needs(self.pollers, time.time())
             self._slowness = max(self._slowness, slowness())
+        if self.site is not None and self.site.popen.poll() is not None:
+            self.site.start()
         for producer in self.producers if produce else ():
             if producer.popen.poll() is not None:
                 number = producer.starts
@@ -239,7 +278,8 @@ class Run:
 
         def none_left() -> bool:
             self._keep_alive(nemesis, produce=False)
-            return self._count("dbtaskqueue_task", f"{which} status IN ('CREATED', 'PROCESSING')") == 0
+            live = f"{which} queue_name <> 'incoming' AND status IN ('CREATED', 'PROCESSING')"
+            return not any(self._count("dbtaskqueue_task", live, alias) for alias in ("default", "second"))
 
         if not self._until(none_left, limit, "the drain"):
             self.problems += self._left()
@@ -254,6 +294,7 @@ class Run:
         tasks, waits = sum(evidence.inserted.values()), checkers.restarts(evidence)
         pooled = sum(one.is_checkout and "alone-pooled" in (one.new_poller or "") for one in evidence.history)
         counts = {"tasks": tasks, **dict(sorted(nemesis.counts.items())), "checkouts through a pooler": pooled}
+        counts |= {f"tasks of {queue}": number for queue, number in sorted(evidence.by_queue.items())}
         figures = {
             "seconds of faults": seconds,
             "slowness of the machine": self._slowness,
@@ -274,15 +315,22 @@ class Run:
         from tests.faults.checkers import Evidence, Row
         from tests.testapp.models import Booking
 
-        names = ("queue", "reference", "status", "attempt")
-        hot = [Row(*values) for values in Task.objects.values_list("id", *names)]
+        names = ("queue", "reference", "status", "attempt", "result")
+        hot = [Row(*values) for values in Task.objects.exclude(queue="spread").values_list("id", *names)]
         kept = [Row(*values, history=True) for values in TaskHistory.objects.values_list("task_id", *names)]
+        second = [Row(*values) for values in Task.objects.using("second").values_list("id", *names)]
+        spread = [Row(*values) for values in Task.objects.filter(queue="spread").values_list("id", *names)]
+        changes = [*history.read(), *history.read("second")]
+        bookings = [Booking.objects.using(alias).values_list("reference", "amount") for alias in ("default", "second")]
         failed = Attempt.objects.values_list("task_id", "total_attempt", "error_type", "message")
         return Evidence(
-            history=list(history.read()),
+            history=[change for change in changes if change.queue not in ("spread", "incoming")],
+            moved=[change for change in changes if change.queue == "spread"],
+            shards=spread + [row for row in second if row.queue == "spread"],
+            received=[row.reference for row in second if row.queue == "incoming"],
             events=list(ledger.read(self.ledgers)),
             rows=hot + kept,
-            bookings=dict(Booking.objects.values_list("reference", "amount")),
+            bookings=dict(chain(*bookings)),
             attempts=[(task, fence, kind or message) for task, fence, kind, message in failed],
             deleted=sum(DeletedTasks.objects.values_list("count", flat=True)),
             capacities={"small": CAPACITY},
@@ -307,21 +355,24 @@ class Run:
         return [member for family in families for member in family]
 
     def _complete(self) -> bool:
-        return all(len(poller.family) == 1 + CHILDREN for poller in self.pollers if "alone" not in poller.name)
+        return all(poller.children == CHILDREN for poller in self.pollers if "alone" not in poller.name)
+
+    def _others(self) -> list[Process]:
+        return self.producers + ([] if self.site is None else [self.site])
 
     def _producing(self) -> list[psutil.Process]:
-        return [member for producer in self.producers for member in producer.family]
+        return [member for other in self._others() for member in other.family]
 
-    def _count(self, table: str, condition: str) -> int:
-        from django.db import connection
+    def _count(self, table: str, condition: str, alias: str = "default") -> int:
+        from django.db import connections
         from django.db.utils import Error
 
         try:
-            with connection.cursor() as cursor:
+            with connections[alias].cursor() as cursor:
                 cursor.execute(f"SELECT count(*) FROM {table} WHERE {condition}")
                 return int(cursor.fetchone()[0])
         except Error:
-            connection.close()
+            connections[alias].close()
             return -1
 
     @staticmethod
@@ -329,8 +380,12 @@ class Run:
         from django_dbtaskqueue.models import Poller, Task
 
         names = ("pk", "queue", "reference", "status", "attempt", "next_process_time", "ready_time", "parked_by")
-        left = Task.objects.filter(status__in=("CREATED", "PROCESSING")).order_by("pk").values_list(*names)[:SHOWN]
-        return [str(values) for values in (*left, *Poller.objects.values_list("instance", "state", "heartbeat_time"))]
+        left = [
+            Task.objects.using(alias).filter(status__in=("CREATED", "PROCESSING")).exclude(queue="incoming")
+            for alias in ("default", "second")
+        ]
+        shown = [values for tasks in left for values in tasks.order_by("pk").values_list(*names)[:SHOWN]]
+        return [str(values) for values in (*shown, *Poller.objects.values_list("instance", "state", "heartbeat_time"))]
 
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         deadline = time.monotonic() + seconds

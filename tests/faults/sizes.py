@@ -6,6 +6,9 @@ LEASE_S = 3.0
 CLOCK_S = 600.0  # by which the processes' clocks are wrong, in both directions
 CAPACITY = 200  # of the queue "small"
 LETHAL_ATTEMPTS = 3  # of a task of the queue "lethal"
+STEPS = "reserve", "charge", "letter"  # of a task of the queue "steps"
+MAX_RUNNING = {"limited": 3, "wide": 2}  # at a time: of the queue, of each group of the queue
+RATES = {"limited": (40, 8), "wide": (10, 4)}  # a second, and at once: of the queue, of each group of the queue
 
 
 @dataclass(frozen=True)

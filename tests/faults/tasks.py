@@ -16,16 +16,24 @@ overflow  calls itself, in C, until there is no stack left
 exit      ``os._exit(7)``
 kill      SIGKILL of its own process
 hold      holds the interpreter for longer than its lease, then completes; a supervisor ends its process before that
+fork      completes; a copy of its process returns, raises or exits instead
+dies      ``os._exit(7)`` on its first start, then completes
+maybe     completes after half a second, unless an operator cancels it first
+endless   says that it is alive, until an operator cancels it
+cut       never runs: a task that it waits for ends as POISON
+early     takes three steps, sleeps, and receives a signal that was sent when it was enqueued
+answered  as early, but the signal comes when it waits
 ========= ============================================================================================================
 
-Each writes its start and its end into the ledger. A task of the queue "effects" also adds 1 to the amount of the
-Booking that has its reference.
+Each writes its start and its end into the ledger, and completes with its reference and fence as its result. A task of
+the queue "effects" also adds 1 to the amount of the Booking that has its reference; a step does so with one of its own.
 """
 
 import asyncio
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -33,15 +41,16 @@ from typing import Any
 
 from django.db.models import F
 
-from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, processor
+from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, periodic, processor
+from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.core.lease import Lease
 from tests.chaos.crashing import overflow
 from tests.faults import mutations
 from tests.faults.ledger import Ledger
-from tests.faults.sizes import LEASE_S
+from tests.faults.sizes import LEASE_S, STEPS
 from tests.testapp.models import Booking
 
-SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5}
+SECONDS = {"slow": 2.0, "late": 2.0, "gone": 2.0, "long": LEASE_S * 1.5, "last": LEASE_S * 1.5, "maybe": 0.5}
 DEADLY: dict[str, Callable[[], Any]] = {
     "segfault": lambda: ctypes.string_at(0),
     "overflow": overflow,
@@ -52,8 +61,9 @@ DEADLY: dict[str, Callable[[], Any]] = {
 }
 EXPECTED = {
     **dict.fromkeys(("ok", "slow", "long", "retry", "late", "again"), "COMPLETED"),
+    **dict.fromkeys(("fork", "dies", "early", "answered"), "COMPLETED"),
     **dict.fromkeys(("delete", "gone")),
-    "poison": "POISON",
+    **dict.fromkeys(("poison", "endless", "cut"), "POISON"),
     **dict.fromkeys(("segfault", "overflow", "exit", "kill"), "ERROR"),
 }
 ledger = Ledger()
@@ -67,7 +77,7 @@ def _started(task: Lease) -> str:
 
 def _outcome(task: Lease, kind: str) -> Any:
     """Return the outcome of a task, and write its end."""
-    outcome: Any = Complete(task.total_attempt)
+    outcome: Any = Complete([task.reference, task.total_attempt])
     if kind in ("retry", "late") and task.total_attempt <= 2:
         outcome = Fail("asked to fail")
     elif kind == "again" and task.reenqueue_attempt == 0:
@@ -85,13 +95,67 @@ def run(task: Lease) -> Any:
     kind = _started(task)
     if kind in DEADLY:
         DEADLY[kind]()
+    if kind == "dies" and task.total_attempt == 1:
+        os._exit(7)
+    if kind == "fork":
+        if (copy := os.fork()) == 0:
+            return _of_the_copy(task.id % 3)
+        os.waitpid(copy, 0)
+    while kind == "endless":
+        ledger.write("alive", reference=task.reference)
+        time.sleep(0.2)
+        if task.queue != "processes":  # there it does not ask
+            task.check()
     if kind in SECONDS:
         time.sleep(SECONDS[kind])
     return _outcome(task, kind)
 
 
-for queue in ("plain", "small", "grouped", "last", "lethal"):
+def _of_the_copy(way: int) -> Any:
+    """End the call in a copy of the process. Its answer is that of no task."""
+    if way == 0:
+        sys.exit(3)
+    if way == 1:
+        raise RuntimeError("of the copy")
+    return Complete("of the copy")
+
+
+for queue in ("plain", "small", "grouped", "last", "lethal", "flow", "limited", "wide", "unique", "stopped", "spread"):
     processor(queue)(run)
+processor("processes", executor="process")(run)
+processor("ticks")(run)
+periodic("* * * * * *", queue="ticks", name="tick", missed="all")
+
+
+@processor("batched", batch=5)
+def batched(tasks: list[Lease]) -> list[Any]:
+    return [run(task) for task in tasks]
+
+
+@processor("steps")
+def steps(task: Lease) -> Any:
+    _started(task)
+    bookings = Booking.objects.using(task.port.alias)
+
+    def book(step: str) -> None:
+        row, _ = bookings.get_or_create(reference=f"{task.reference} {step}")
+        bookings.filter(pk=row.pk).update(amount=F("amount") + 1)
+
+    for step in STEPS[:-1]:
+        task.step(step, book, step)
+    task.sleep(timedelta(milliseconds=200))
+    received = task.wait_for("approved")
+    task.step(STEPS[-1], book, STEPS[-1])
+    ledger.write("end", task=task.id, fence=task.total_attempt)
+    return Complete([received, task.total_attempt])
+
+
+@processor("bridged")
+def bridged(task: Lease) -> Any:
+    _started(task)
+    outcome = send_to("site")(task)
+    ledger.write("end", task=task.id, fence=task.total_attempt)
+    return outcome
 
 
 @processor("effects", mode="atomic")

@@ -12,7 +12,7 @@ from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, end_rat
 from tests.faults.history import Change
 from tests.faults.ledger import Event
 from tests.faults.mutations import STATEMENTS
-from tests.faults.sizes import MUTATED
+from tests.faults.sizes import MAX_RUNNING, MUTATED, RATES, STEPS
 
 PID = 77
 
@@ -38,15 +38,16 @@ START, END = event("start", 3.0, task=1, fence=1, reference="ok-t-0"), event("en
 GOOD = Evidence(
     history=[ENQUEUED, TAKEN, DONE],
     events=[INVOKED, ACKNOWLEDGED, START, END],
-    rows=[Row(1, "plain", "ok-t-0", "COMPLETED", 1)],
+    rows=[Row(1, "plain", "ok-t-0", "COMPLETED", 1, ["ok-t-0", 1])],
     bookings={"t": 0},
     capacities={"plain": 1},
     budgets={"lethal": 3},
     expected={"ok": "COMPLETED", "delete": None},
 )
 SECOND = {"task": 2, "reference": "ok-t-1"}
-IN_GROUP = [change(1, None, "CREATED", group="g"), change(2, None, "CREATED", group="g", **SECOND)]
-IN_GROUP.append(change(3, "CREATED", "PROCESSING", group="g", **SECOND))
+GROUPED = {"queue": "grouped", "group": "g"}
+IN_GROUP = [change(1, None, "CREATED", **GROUPED), change(2, None, "CREATED", **GROUPED, **SECOND)]
+IN_GROUP.append(change(3, "CREATED", "PROCESSING", **GROUPED, **SECOND))
 OUTAGE = [(1, 1, "django.db.utils.OperationalError")]
 DIED = [(1, 1, "django_dbtaskqueue.core.exceptions.ProcessDied")]
 AGAIN = [START, event("start", 9.0, task=1, fence=2), event("end", 9.5, task=1, fence=2)]
@@ -57,6 +58,45 @@ SMALL = Needs(0.0, PID, "alone", 50 * MIB, 5, 20)
 def after(*changes: Change, **others: Any) -> dict[str, Any]:
     """Return evidence in which so much happened after the task was enqueued."""
     return {"history": [ENQUEUED, *changes], **others}
+
+
+def tick(task: int, second: int) -> Change:
+    return change(task, None, "CREATED", task=task, queue="ticks", reference=f"tick@2026-11-23T06:00:0{second}Z")
+
+
+NAMED = {"transaction": "t", "queue": "plain", "references": ["ok-t-0"]}
+CANCELLED = event("cancelled", 6.0, reference="endless-t-0", done=True)
+
+
+def lived(task: int, queue: str, reference: str, end: str | None = "COMPLETED") -> Evidence:
+    """Return the evidence of a task that was enqueued, taken and ended, at the seconds from ten times its number on."""
+    began, named = 10 * task, {"task": task, "queue": queue, "reference": reference}
+    edges = {0: (None, "CREATED", 0), 1: ("CREATED", "PROCESSING", 0), 4: ("PROCESSING", end, 1)}
+    run, transaction = {"task": task, "fence": 1}, {"transaction": reference}
+    return Evidence(
+        history=[change(began + number, *edge, **named) for number, edge in edges.items()],
+        events=[
+            event("invoked", began, **transaction, queue=queue, references=[reference], after={}),
+            event("ok", began + 0.5, **transaction),
+            event("start", began + 2, **run, reference=reference),
+            event("end", began + 3, **run),
+        ],
+        rows=[Row(task, queue, reference, end or "COMPLETED", 1, [reference, 1], history=end is None)],
+        bookings={reference: 0},
+    )
+
+
+# A task of each queue that has a checker of its own; nothing went wrong.
+CLEAN = [
+    lived(1, "flow", "ok-a"),
+    lived(2, "flow", "ok-b"),
+    lived(3, "steps", "early-c"),
+    lived(4, "evented", "ok-d", None),
+    lived(5, "stopped", "endless-e", "POISON"),
+    lived(6, "bridged", "ok-f"),
+    lived(7, "unique", "{}"),
+    lived(8, "unique", "{}"),
+]
 
 
 PLANTED: dict[str, list[dict[str, Any]]] = {
@@ -119,12 +159,81 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"needs": [SMALL._replace(clock=5.0 * n, files=20 + n) for n in range(40)]},
         {"needs": [SMALL._replace(clock=5.0 * n, memory=MIB * (50 + n // 10)) for n in range(40)]},
     ],
+    "answer of another task": [
+        {"rows": [Row(1, "plain", "ok-t-0", "COMPLETED", 1, result)]} for result in (["ok-t-1", 1], ["ok-t-0", 2])
+    ],
+    "started after its lease": [after(TAKEN, change(3, "PROCESSING", "PROCESSING", 1, clock=2.4))],
+    "started before its parents": [
+        {"history": IN_GROUP, "events": [event("invoked", 0.0, **NAMED, after={"ok-t-1": ["ok-t-0"]})]},
+        after(TAKEN._replace(reference="cut-t-0"), events=[event("invoked", 0.0, **NAMED, after={"cut-t-0": []})]),
+    ],
+    "step not exactly once": [
+        {"rows": [Row(1, "steps", "early-t-0", "COMPLETED", 1)], "bookings": {"early-t-0 reserve": 1}},
+        {"rows": lived(1, "steps", "early-t-0").rows, "bookings": {f"early-t-0 {step}": 2 for step in STEPS}},
+    ],
+    "tick without its task": [
+        {"history": [tick(1, 1), tick(2, 3)]},
+        {"history": [tick(1, 1), tick(2, 1)]},
+    ],
+    "limit breach": [after(TAKEN._replace(queue=queue, running=most + 1)) for queue, most in MAX_RUNNING.items()],
+    "rate breach": [
+        {"history": [TAKEN._replace(task=n, queue="limited", began=1.0, committed=1.1) for n in range(13)]},
+        {"history": [TAKEN._replace(task=n, queue="wide", group="g", began=1.0, committed=1.1) for n in range(6)]},
+    ],
+    "two of a kind": [
+        {"history": [change(task, None, "CREATED", task=task, queue="unique") for task in (1, 2)]},
+        {"events": [event("asked", 1.0, task=7)]},
+    ],
+    "cancel without effect": [
+        {"events": [event("cancelled", 6.0, reference="ok-t-0", done=True)]},
+        after(change(2, "CREATED", "POISON")),
+        {"events": [CANCELLED, event("alive", 60.0, reference="endless-t-0")]},
+    ],
+    "history differs": [
+        {"history": lived(1, "evented", "ok-t-0", None).history, "rows": []},
+        {"rows": [*GOOD.rows, replace(GOOD.rows[0], history=True)]},
+        {"rows": [replace(GOOD.rows[0], history=True)] * 2},
+    ],
+    "moved task not exactly once": [
+        {"moved": [TAKEN, DONE, DONE], "shards": GOOD.rows},
+        {"moved": [TAKEN, DONE], "shards": [*GOOD.rows] * 2},
+        {"moved": [TAKEN], "shards": GOOD.rows},
+    ],
+    "sent task not exactly once": [{"received": ["ok-t-0"] * 2}, {"rows": lived(1, "bridged", "ok-t-0").rows}],
     "budget": [{"rows": [Row(1, "lethal", "kill-t-0", "ERROR", 2)]}],
 }
 
 
 def test_a_run_in_which_all_went_well_has_no_violation() -> None:
     assert {promise: broken for promise, broken in check(GOOD).items() if broken} == {}
+
+
+def test_a_run_with_each_feature_has_no_violation() -> None:
+    spread, ticks = lived(9, "spread", "ok-g"), [tick(task, task - 20) for task in (21, 22)]
+    lives = [*CLEAN, spread]
+    cancel = {"reference": "endless-e"}
+    events = [one for life in lives for one in life.events if one.values.get("transaction") != "{}"]
+    events += [event("cancel", 53.5, **cancel), event("cancelled", 53.6, **cancel, done=True)]
+    events += [event("alive", 53.0, **cancel), event("asked", 71.0, task=7)]
+    events += [event("invoked", 0.0, transaction="ok-b", queue="", references=["ok-b"], after={"ok-b": ["ok-a"]})]
+    clean = Evidence(
+        history=[one for life in CLEAN for one in life.history] + ticks,
+        events=events,
+        rows=[row for life in CLEAN for row in life.rows] + [Row(one.task, "ticks", "", "CREATED", 0) for one in ticks],
+        moved=spread.history,
+        shards=spread.rows,
+        received=["ok-f"],
+        bookings={f"early-c {step}": 1 for step in STEPS} | {name: 0 for life in lives for name in life.bookings},
+        expected={"ok": "COMPLETED", "early": "COMPLETED", "endless": "POISON"},
+    )
+    assert {promise: broken for promise, broken in check(clean).items() if broken} == {}
+
+
+def test_starts_at_the_rate_are_no_breach() -> None:
+    rate, _burst = RATES["limited"]
+    moments = [number / rate for number in range(100)]
+    starts = [TAKEN._replace(queue="limited", transaction=n, began=at, committed=at) for n, at in enumerate(moments)]
+    assert not [*CHECKERS["rate breach"](replace(GOOD, history=starts))]
 
 
 def test_every_checker_has_a_planted_violation() -> None:

@@ -1,6 +1,7 @@
 """HTTPS servers: Django's in a process of its own (``python -m``), and others on threads of the tests."""
 
 import ssl
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,12 +33,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """An HTTPS server on a free port of this host; the thread of a connection makes the handshake."""
+    """An HTTPS server on this host, by itself on a free port; the thread of a connection makes the handshake."""
 
     request_queue_size = 100
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
+    def __init__(self, handler: type[BaseHTTPRequestHandler], port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), handler)
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.load_cert_chain(PEM)
         self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
@@ -104,10 +105,10 @@ class SiteHandler(WSGIRequestHandler):
 
 
 def main() -> None:
-    """Serve the site of the settings, and print the port."""
+    """Serve the site of the settings, on the port that is named or a free one, and print it."""
     from django.core.wsgi import get_wsgi_application
 
-    server = Site(SiteHandler)
+    server = Site(SiteHandler, *map(int, sys.argv[1:]))
     server.set_app(get_wsgi_application())
     print(server.port, flush=True)
     server.serve_forever()
