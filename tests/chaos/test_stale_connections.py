@@ -20,6 +20,7 @@ from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from django_dbtaskqueue.contrib.spark.work import perform_rows
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Failed, Release
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job
@@ -28,6 +29,7 @@ from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from tests.chaos.processes import Configure, Start, on, until_all
+from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default
 from tests.poller.processes import lines
 from tests.proxy import Proxy
@@ -209,6 +211,30 @@ def test_a_task_that_loses_its_server_after_a_statement_is_charged(wire: Proxy) 
 
     (settlement,) = ended(taken(1), Processor("work", lose))
     assert isinstance(settlement, Failed)
+
+
+def test_a_task_whose_lease_runs_out_while_its_thread_asks_a_connection_does_not_start(
+    wire: Proxy, clock: SteppedClock
+) -> None:
+    # Given a thread with a connection from before an outage, on a wire that stands still
+    ran, done = list[int](), SimpleQueue[Done]()
+    processor = Processor("work", lambda task: (count(task), ran.append(task.id)))
+    executor = ThreadExecutor(1, lambda one, *, idle: done.put(one), ConcurrencyLimiter())
+    first, second = taken(2)
+    executor.submit([Job(first, processor)], fast=False)
+    done.get(timeout=PATIENCE)
+    until(lambda: executor._idle)
+    liveness.outages.report()
+    wire.stall(on=True)
+
+    # When the thread asks it for longer than the next task's lease, then another poller may have the task
+    executor.submit([Job(second, processor)], fast=False)
+    until(lambda: not executor._idle)
+    clock.advance(3600)
+    wire.stall(on=False)
+    assert done.get(timeout=PATIENCE).settlement == Release()
+    assert ran == [first.id]
+    executor.close()
 
 
 def taken(number: int) -> list[Lease]:

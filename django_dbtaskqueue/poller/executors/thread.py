@@ -104,12 +104,14 @@ class ThreadExecutor(Executor):
 
     def _work(self, slot: int) -> None:
         while True:
-            try:
-                job = self.todo.popleft()
-            except IndexError:
+            while not self.todo:
                 if not self._wait_for_job(slot):
                     connections.close_all()
                     return
+            check()  # before a job is taken: a wire that stands still would delay it beyond its lease
+            try:
+                job = self.todo.popleft()
+            except IndexError:  # another thread took it
                 continue
             self._run(slot, job)
 
@@ -132,7 +134,6 @@ class ThreadExecutor(Executor):
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
         self._since[slot], self._jobs[slot] = started, job
-        check()
         observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
         call = ended_call()
@@ -152,7 +153,6 @@ class ThreadExecutor(Executor):
             return
         job, started = current
         self._since[slot], self._jobs[slot] = started, job
-        check()
         for lease in job.leases:
             observe.started(lease, job.processor)
         settlements = tidied(run_all(job.leases, job.processor))
