@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="Run for less than a minute, as before a change lands.")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="Write the report there, too.")
+    parser.add_argument("--keep", type=Path, help="Leave the evidence and the logs of a broken promise there.")
     parser.add_argument("--mutation", choices=NAMES, help="Break the package in this way first; a small run.")
     parser.add_argument("--mutations", action="store_true", help="Run once for each mutation, and print the score.")
     options = parser.parse_args()
@@ -64,7 +65,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started ends with it
     soak = None if options.minutes is None else replace(SOAK, seconds=60 * options.minutes)
     size = MUTATED if options.mutation else SHORT if options.short else soak or CI
-    report = Run(scaled(size, options.share), options.seed, options.mutation).run()
+    report = Run(scaled(size, options.share), options.seed, options.mutation, options.keep).run()
     print(report.table())
     if options.json is not None:
         options.json.write_text(json.dumps(asdict(report), indent=1))

@@ -141,12 +141,6 @@ def _no_replacement() -> None:
     _tell()
 
 
-def _unlocked_schedule() -> None:
-    from django_dbtaskqueue.flow import schedule
-
-    schedule.locked = _used(lambda rows: rows.first())
-
-
 def _no_deadline() -> None:
     from django_dbtaskqueue.poller.executors import Executor
     from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
@@ -189,7 +183,6 @@ FUNCTIONS: dict[str, Callable[[], None]] = {
     "leases are not renewed": _no_renewal,
     "a task is settled before it has run": _outcome_first,
     "a dead child is not replaced": _no_replacement,
-    "the row of a schedule is not locked": _unlocked_schedule,
     "a lease that ran out in memory starts": _no_deadline,
     "limits are not looked at": _no_limits,
     "steps are taken again": _forgotten_steps,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import count
+from itertools import count, cycle
 from time import monotonic
 from typing import Any
 
@@ -32,9 +32,8 @@ from tests.testapp.models import Booking  # noqa: E402 -- Django must be set up 
 
 THREADS = 2
 GROUPS = 5  # of one thread
-SIZES = (1, 1, 1, 2, 3, 5, 100)  # tasks of one transaction; half of the greatest go through enqueue_many
+SIZES = (*(1, 1, 2, 3, 5) * 3, 100)  # tasks of one transaction; half of the greatest go through enqueue_many
 BULK = 20  # from how many tasks on
-CAPPED = 5  # tasks of one transaction for processors that take long, or of which each costs much
 KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "gone", "gone", "gone", "poison", "slow", "late")
 # A slow task shows whether the next of its group waits. One that went back into the queue would go behind its group.
 GROUPED_KINDS = ("ok",) * 12 + ("retry", "slow")
@@ -49,7 +48,9 @@ KINDS_OF = {
 }
 QUEUES = ("plain", "effects") * 4 + ("evented", "evented", "grouped", "batched", "limited", "wide", "processes")
 QUEUES += ("flow", "flow", "steps", "steps", "spread", "spread", "stopped", "bridged", "unique")
-FEW = {"flow": 12, **dict.fromkeys(("steps", "processes", "stopped", "unique", "batched"), CAPPED)}
+# Tasks of one transaction where a hundred would take too long, and one would show nothing.
+SOME = dict.fromkeys(("flow", "limited", "wide"), 12)
+SOME |= dict.fromkeys(("steps", "processes", "stopped", "unique", "batched", "bridged"), 5)
 KEYS = 12  # of payloads of which one task lives at a time
 
 
@@ -63,6 +64,7 @@ class Producer(threading.Thread):
     def __init__(self, name: str, seed: str, pace: float) -> None:
         super().__init__(name=name)
         self._random, self._pace, self._ledger = random.Random(seed), pace, Ledger()
+        self._queues = cycle(self._random.sample(QUEUES, len(QUEUES)))
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -77,8 +79,8 @@ class Producer(threading.Thread):
         full = size < BULK and self._random.random() < 0.1
         if number in (0, 4, 8, 12):
             size, full = CAPACITY + 1, True  # one task more than the queue takes
-        queue = "small" if full else self._random.choice(QUEUES)
-        size = min(size, FEW.get(queue, size))
+        queue = "small" if full else next(self._queues)
+        size = SOME.get(queue, size)
         if queue == "unique":
             return self._same(size)
         references = [f"{self._random.choice(KINDS_OF.get(queue, KINDS))}-{name}-{index}" for index in range(size)]

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -65,8 +66,8 @@ class Report:
 
 
 class Run:
-    def __init__(self, size: Size, seed: int, mutation: str | None = None) -> None:
-        self.size, self.seed, self.mutation = size, seed, mutation
+    def __init__(self, size: Size, seed: int, mutation: str | None = None, keep: Path | None = None) -> None:
+        self.size, self.seed, self.mutation, self.keep = size, seed, mutation, keep
         self.folder = Path(tempfile.mkdtemp(prefix="dbtaskqueue-faults-"))
         self.folder.chmod(0o755)  # PostgreSQL runs under another account
         self.ledgers = self.folder / "ledgers"
@@ -307,6 +308,9 @@ class Run:
             "orphan end, times the least, median": checkers.middle(checkers.end_ratios(evidence)),
         }
         violations = checkers.check(evidence) | {"poller that ended or stood still": self.problems}
+        if self.keep is not None and any(violations.values()):
+            shutil.copytree(self.folder, self.keep, ignore=shutil.ignore_patterns("postgres", "standby", "disk*"))
+            (self.keep / "evidence.pickle").write_bytes(pickle.dumps(evidence))
         return Report(self.seed, self.mutation, counts, figures, violations)
 
     def _evidence(self, nemesis: Nemesis, drained: float) -> Any:
