@@ -91,7 +91,8 @@ class Run:
 
     def _start(self, name: str, command: Sequence[str], url: str, **others: str) -> Process:
         """Start a process. The clocks of the first and the second, and so on, are wrong in opposite directions."""
-        env = self.environment(url, clock_s=CLOCK_S * (-1) ** len(self.pollers + self.producers)) | others
+        clock_s = 0.0 if others else CLOCK_S * (-1) ** len(self.pollers + self.producers)
+        env = self.environment(url, clock_s=clock_s) | others
         if url == self._pooled:
             env["FAULTS_PAST_POOLER"] = self._url
         return Process(name, command, env, self.folder / f"{name}.log")
