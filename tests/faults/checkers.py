@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from operator import itemgetter
 from statistics import median, median_high
 from typing import NamedTuple
 
@@ -124,8 +125,9 @@ class Evidence:
 
     @cached_property
     def ends(self) -> dict[tuple[int, int], float]:
-        """When a processor had its outcome, by task and fence."""
-        return {(event.values["task"], event.values["fence"]): event.clock for event in self.of("end")}
+        """When a processor had its outcome, by task and fence: the first time, if its process died and it ran again."""
+        ends = [((event.values["task"], event.values["fence"]), event.clock) for event in self.of("end")]
+        return dict(sorted(ends, key=itemgetter(1), reverse=True))
 
     @cached_property
     def by_task(self) -> dict[int, list[Change]]:

@@ -252,6 +252,11 @@ def test_a_lease_that_ended_and_a_retry_that_was_due_are_fine() -> None:
     assert not {name: broken[name] for name in ("lease overlap", "early start", "attempts", "fence") if broken[name]}
 
 
+def test_a_task_that_ran_again_under_its_fence_had_ended_before() -> None:
+    again = [*GOOD.events, event("start", 6.0, task=1, fence=1, reference="ok-t-0"), event("end", 6.5, task=1, fence=1)]
+    assert not check(replace(GOOD, events=again))["stale write accepted"]
+
+
 def test_a_restart_is_counted_from_the_death_of_the_process() -> None:
     again = [ENQUEUED, TAKEN, change(6, "PROCESSING", "PROCESSING", 1, due=5.9)]
     assert restarts(replace(GOOD, history=again, died={PID: [0.5, 3.5, 5.5]})) == [2.5]  # another died before it
