@@ -192,9 +192,8 @@ class Fetcher:
         most = self.capacity.options.max_tasks
         if most is not None and self.capacity.counts.started >= most:
             return True
-        for queue in self.queues.values():
-            if not queue.exhausted:
-                return False
+        if not all(queue.exhausted for queue in self.queues.values()):
+            return False
         if not self.capacity.options.drain:
             return True
         with self._lock:  # a task that has ended since may have brought one to another queue

@@ -68,14 +68,13 @@ class Heartbeat:
     def __init__(self, poller: Poller) -> None:
         self.reported_at = 0.0  # clock.monotonic() of the last report that was stored
         self._poller = poller
-        self._aliases = sorted({queue.port.alias for queue in poller.queues.values()})
-        self._background = background_jobs(self._aliases, poller.settler.metrics)
+        self._background = background_jobs(poller.aliases, poller.settler.metrics)
         self._jobs = PeriodicThread(
             "Heartbeat and rescue",
             "dbtaskqueue-heartbeat",
             self._all_jobs(),
             last=[
-                Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")) for alias in self._aliases
+                Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")) for alias in poller.aliases
             ],
             retry=HEARTBEAT_RETRY_SECONDS,
             timeout=ANSWER_TIMEOUT_S,
@@ -101,7 +100,7 @@ class Heartbeat:
         self._background.stop()
 
     def _all_jobs(self) -> Iterator[Periodic]:
-        for alias in self._aliases:
+        for alias in self._poller.aliases:
             yield Periodic(alias, "heartbeat", partial(self._report, alias))
             yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
             yield Periodic(alias, "operators' changes", partial(self._apply_changes, alias))

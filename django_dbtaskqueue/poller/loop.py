@@ -83,7 +83,8 @@ class Poller:
         self.fetcher = Fetcher(
             self.instance, self.queues, self.executors, self.settler, self._renewer.expect, self.counts, options
         )
-        self._wakeups = [Wakeup(alias, self._notified) for alias in {queue.port.alias for queue in queues}]
+        self.aliases = sorted({queue.port.alias for queue in queues})
+        self._wakeups = [Wakeup(alias, self._notified) for alias in self.aliases]
 
     # -- life --------------------------------------------------------------------------------------------------------
 

@@ -45,6 +45,13 @@ def test_an_idle_poller_wakes_for_a_tick(process_database: ProcessDatabase, sett
         until(ticks_done)
 
 
+@pytest.mark.parametrize("option", ["--once", "--drain"])
+def test_a_run_that_ends_by_itself_takes_ticks_that_are_due(process_database: ProcessDatabase, option: str) -> None:
+    Schedule.objects.create(name="tick", queue="work", cron="0 0 1 1 *", next_time=Now())
+    process_database.run("runtaskpoller", "--queue", "work", option)
+    assert ticks_done() == 1
+
+
 def test_two_pollers_run_a_processor_each_minute(process_database: ProcessDatabase, clock: SteppedClock) -> None:
     done: list[str] = []
 

@@ -25,6 +25,7 @@ from django_dbtaskqueue.poller.executors.child import Wear
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, reload, status_lines, supervisor
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, SupervisorProbes
 from django_dbtaskqueue.poller.process.service_manager import ServiceManager
@@ -145,6 +146,9 @@ class Command(BaseCommand):
                 channel.start()
             with migrated():
                 poller = Poller(queues, poller_options(options, executor), using=options["database"])
+                if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
+                    for alias in poller.aliases:
+                        ScheduleJob(alias, poller.wake).run()
             for text in status_lines.opening(poller):
                 logger.info("%s", text)
             if self._arguments is not None:
@@ -278,8 +282,11 @@ def executor_options(options: dict[str, Any]) -> dict[str, Any]:
     given: dict[str, Any] = {"master": options["master"]} if options["master"] else {}
     if options["conf"]:
         given["conf"] = dict(_pair(text) for text in options["conf"])
+    if missing := set(options["worker_env"]).difference(os.environ):
+        text = f"--worker-env {min(missing)}: there is no such variable in this process's environment."
+        raise CommandError(text, returncode=2)
     if options["worker_env"]:
-        given["environment"] = {name: _variable(name) for name in options["worker_env"]}
+        given["environment"] = {name: os.environ[name] for name in options["worker_env"]}
     if given and options["executor"] is None:
         text = "--master, --conf and --worker-env say how --executor runs: add --executor spark."
         raise CommandError(text, returncode=2)
@@ -291,13 +298,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not (name and equals):
         raise CommandError(f"--conf {text}: write KEY=VALUE, such as spark.executor.memory=2g.", returncode=2)
     return name, value
-
-
-def _variable(name: str) -> str:
-    if name not in os.environ:
-        text = f"--worker-env {name}: there is no such variable in this process's environment."
-        raise CommandError(text, returncode=2)
-    return os.environ[name]
 
 
 def poller_options(options: dict[str, Any], executor: Any = None) -> Options:
