@@ -186,7 +186,7 @@ class TaskManager(_Manager["T"]):
     ) -> list[Lease]:
         """Take at most ``limit`` due tasks under a lease, in ready order, charging an attempt each.
 
-        Tasks with a tag are taken only when it is among ``tags``.
+        Tasks with a tag are taken only when it is among ``tags``. If the queue has shards, a call takes from one.
 
         Atomic: no task is ever handed to two callers while a lease lives. The tasks' payloads are decoded.
         """

@@ -173,13 +173,11 @@ class QueueHandle(QueueAdmin):
 
     def _find(self, aliases: tuple[str, ...], group: str | None) -> str | None:
         """Return the first database with a task that can be taken."""
-        found = (alias for alias in aliases if leases.is_ready(self.name, alias, tags=self.tags, group=group))
-        return next(found, None)
+        return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
 
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
-        """Poll once; on a queue with shards each shard, beginning with a random one."""
-        first = random.randrange(len(aliases))
-        for alias in aliases[first:] + aliases[:first]:
+        """Poll once; on a queue with shards each shard, in random order."""
+        for alias in random.sample(aliases, len(aliases)):
             instance = _instance(os.getpid())
             if task := leases.take_one(self.name, alias, poller_instance=instance, tags=self.tags, group=group):
                 return task

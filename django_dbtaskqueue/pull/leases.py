@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
@@ -18,7 +19,7 @@ from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.limiter import Limiter
@@ -121,12 +122,14 @@ def checkout(
     """
     if limit < 1:
         return []
-    alias = alias_for(queue, using)
-    settings = queue_settings(queue, alias)
-    port = port_of(PullPort, queue, alias, settings)
-    taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
-    port.log_taken(taken)
-    return [task for task in taken if _fit(task, settings)]
+    for alias in random.sample(aliases := aliases_of(queue, using), len(aliases)):
+        settings = queue_settings(queue, alias)
+        port = port_of(PullPort, queue, alias, settings)
+        taken = take(queue, port, settings, poller_instance=poller_instance, limit=limit, lease=lease, tags=tags)
+        port.log_taken(taken)
+        if fitting := [task for task in taken if _fit(task, settings)]:
+            return fitting
+    return []
 
 
 def take(
