@@ -201,16 +201,6 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str)
     assert Attempt.objects.using(alias).get().poller_instance == "dead"
 
 
-@both
-def test_tags_and_times_to_live_are_minded(alias: str) -> None:
-    processor("tagged")(lambda task: None)
-    enqueue("tagged", "blue", tag="blue", using=alias)
-    enqueue("tagged", "short-lived", ttl=MINUTE, using=alias)
-    advance(2 * MINUTE, using=alias)
-    assert str(drain("tagged", using=alias)) == "1 completed, 1 expired"
-    assert (status("blue", alias), status("short-lived", alias)) == ("COMPLETED", "POISON")
-
-
 def test_groups_keep_their_order() -> None:
     seen: list[str | None] = []
 

@@ -25,6 +25,8 @@ from django_dbtaskqueue.operations import checks, schedules
 from django_dbtaskqueue.pipeline.command_line import Face, parser
 from django_dbtaskqueue.pipeline.jobs import JOBS, Argument, job
 from example_project.flights.management.commands.demo import Command as Demo
+from tests.crossings import features
+from tests.crossings.roads import ROADS
 from tests.docs.pages import REPOSITORY, blocks
 
 DOCS = REPOSITORY / "docs"
@@ -211,6 +213,11 @@ def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
         for name, path in tests:
             source = (DOCS / "reference" / path).read_text()
             assert f"def {name}(" in source, f"row {row[0]}: {path} has no {name}"
+
+
+def test_the_table_of_crossings_is_that_of_their_tests() -> None:
+    written = page("reference/semantics.md").split("\n## Each feature on each road\n", 1)[1].split("\n\n", 1)[1]
+    assert written == (expected := features.table(ROADS)), f"Write this table:\n{expected}"
 
 
 # -- http-api.md -------------------------------------------------------------------------------------------------------

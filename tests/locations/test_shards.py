@@ -7,10 +7,9 @@ import pytest
 from django.db import connections, transaction
 from django.db.utils import DatabaseError
 
-from django_dbtaskqueue import enqueue, enqueue_many, registry
+from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.testing import run_poller
 
 SHARDS = ("default", "sqlite")
 pytestmark = pytest.mark.django_db(databases=SHARDS)
@@ -78,15 +77,3 @@ def test_inside_a_transaction_on_the_shard_there_is_no_fail_over(settings: Any) 
         connections["default"].connection.close()  # as when the server goes away in the middle of a transaction
         enqueue("spread", "a")
     assert not Task.objects.using("sqlite").exists()
-
-
-@pytest.mark.django_db(databases=SHARDS, transaction=True)
-def test_one_poller_drains_all_shards(sharded: None) -> None:
-    seen = []
-    registry.register("spread", lambda task: seen.append(task.reference))
-    enqueue_many("spread", ({"reference": f"r{number}"} for number in range(50)))
-    with run_poller("spread") as poller:
-        pass
-    assert sorted(poller.queues) == ["spread@default", "spread@sqlite"]
-    assert sorted(seen) == sorted(f"r{number}" for number in range(50))
-    assert {t.status for alias in SHARDS for t in Task.objects.using(alias)} == {"COMPLETED"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue import Reenqueue, processor, queue
+from django_dbtaskqueue import processor, queue
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.models import Poller, Queue
 from tests.factories import make_task
@@ -54,15 +54,6 @@ def test_the_kits_poller_reports_obeys_rescues_and_unparks(site: Site) -> None:
         site.until(dead, "ERROR")
         site.until(parked)
     assert Poller.objects.using(site.alias).get().state == "STOPPED"
-
-
-def test_drain_obeys_a_runtime_override_of_reenqueue_and_retry(site: Site) -> None:
-    processor(QUEUE, retry="fixed:1h,jitter=0")(lambda task: fail(task) if task.payload == "fails" else Reenqueue())
-    override(site, reenqueue="fixed:7m,jitter=0", retry="fixed:9m,jitter=0")
-    again, fails = site.fill(None, "fails")
-    report = site.drain()
-    assert (report.reenqueued, report.retried) == (1, 1)
-    assert (minutes_to_wait(site, again), minutes_to_wait(site, fails)) == (7, 9)
 
 
 def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, settings: Any) -> None:

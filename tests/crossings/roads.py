@@ -1,0 +1,96 @@
+"""The roads on which tasks run, each for a ``with`` block."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from django_dbtaskqueue import Reenqueue, queue
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.poller.web_process import EmbeddedPoller
+from django_dbtaskqueue.testing import drain, run_poller
+from tests.conftest import ProcessDatabase
+from tests.crossings.features import FEATURES, work
+from tests.poller.processes import runtaskpoller
+
+Road = Callable[[ProcessDatabase], AbstractContextManager[None]]
+
+
+def command(*options: str) -> Road:
+    """Run one ``runtaskpoller`` for all queues."""
+
+    @contextmanager
+    def road(database: ProcessDatabase) -> Iterator[None]:
+        with runtaskpoller(database, "--queue", ",".join(FEATURES), "--tag", "gpu", *options) as poller:
+            if "--once" in options:
+                poller.ended()
+            yield
+            if options:
+                poller.ended()
+            else:
+                poller.stop()
+
+    return road
+
+
+@contextmanager
+def by_kit(database: ProcessDatabase) -> Iterator[None]:
+    with run_poller(*FEATURES):
+        yield
+
+
+@contextmanager
+def by_drain(database: ProcessDatabase) -> Iterator[None]:
+    drain()
+    yield
+
+
+@contextmanager
+def by_embedded(database: ProcessDatabase) -> Iterator[None]:
+    poller = EmbeddedPoller()
+    poller.start()
+    try:
+        yield
+    finally:
+        poller.stop()
+
+
+@contextmanager
+def by_take(database: ProcessDatabase) -> Iterator[None]:
+    for name in FEATURES:
+        while task := queue(name, tags=["gpu"]).take():
+            run(task)
+    yield
+
+
+@contextmanager
+def by_checkout(database: ProcessDatabase) -> Iterator[None]:
+    for name in FEATURES:
+        tasks = model_for(name)._default_manager
+        while leases := tasks.checkout(name, poller_instance="by hand", limit=10, tags=["gpu"]):
+            for task in leases:
+                run(task)
+    yield
+
+
+def run(task: Lease) -> None:
+    """Do what a loop of one's own does."""
+    try:
+        result = work(task)
+    except RuntimeError as error:
+        task.fail(error)
+    else:
+        task.reenqueue() if isinstance(result, Reenqueue) else task.complete(result)
+
+
+SPARK = "Spark"
+ROADS: dict[str, Road] = {
+    "--once": command("--once"),
+    "--drain": command("--drain"),
+    "run_poller": by_kit,
+    "drain()": by_drain,
+    "take()": by_take,
+    "checkout": by_checkout,
+    "poller": command(),
+    "embedded": by_embedded,
+    SPARK: command("--drain", "--executor", "spark", "--master", "local[2]"),
+}

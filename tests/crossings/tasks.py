@@ -1,0 +1,5 @@
+"""The processors of the crossings, for processes that tests start."""
+
+from tests.crossings import features
+
+features.register()
