@@ -28,15 +28,6 @@ def override(site: Site, **overrides: Any) -> None:
     row.save()
 
 
-def minutes_to_wait(site: Site, task: Any) -> int:
-    row = site.task(task)
-    return round((row.next_process_time - row.last_update_time) / timedelta(minutes=1))
-
-
-def fail(task: Any) -> Any:
-    return 1 / 0
-
-
 @both
 def test_the_kits_poller_reports_obeys_rescues_and_unparks(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
