@@ -28,9 +28,6 @@ ADMIN = "/admin/dbtaskqueue/"
 TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
 
 
-# -- who ---------------------------------------------------------------------------------------------------------------
-
-
 def user(*codenames: str, name: str = "ada", staff: bool = False) -> User:
     """Make a user with just these permissions."""
     made = User.objects.create_user(name, is_staff=staff)
@@ -44,7 +41,6 @@ def client(*codenames: str, name: str = "ada", staff: bool = False) -> Client:
 
 
 def staff(*codenames: str, name: str = "staff") -> Client:
-    """Log a new user who may use the admin in."""
     return client(*codenames, name=name, staff=True)
 
 
@@ -62,11 +58,7 @@ def only_parcels(user: User, *asked: str) -> bool:
 ONLY_PARCELS = f"{__name__}.{only_parcels.__name__}"
 
 
-# -- what they ask -----------------------------------------------------------------------------------------------------
-
-
 def text(response: Any) -> str:
-    """Return the page of an answer."""
     assert response.status_code == 200, response
     return str(response.content.decode())
 
@@ -77,33 +69,28 @@ def page(browser: Client, address: str, **query: str) -> str:
 
 
 def post(browser: Client, where: str, **given: Any) -> Any:
-    """Ask the API to do something."""
     return browser.post(f"/api/{where}", given, content_type="application/json")
 
 
-def refused(words: str | None, call: Callable[..., Any], *given: Any, error: type[Exception] = TaskQueueError) -> None:
+def refused(
+    words: str | None, call: Callable[..., Any], *given: Any, error: type[Exception] = TaskQueueError, **options: Any
+) -> None:
     """Try what is refused in these words."""
     with pytest.raises(error, match=words):
-        call(*given)
+        call(*given, **options)
 
 
 def command(*words: object) -> str:
-    """Return what ``taskqueue`` writes."""
     out = io.StringIO()
     call_command("taskqueue", *map(str, words), stdout=out, no_color=True)
     return out.getvalue()
 
 
 def data(*words: object) -> Any:
-    """Return what ``taskqueue`` writes for programs."""
     return json.loads(command(*words, "--json"))
 
 
-# -- what is there, and what happens meanwhile -------------------------------------------------------------------------
-
-
 def attempt(task: Task, **columns: Any) -> Attempt:
-    """Make a row of an attempt of the task."""
     rows = Attempt.objects.using(task._state.db)
     return rows.create(**{"task_id": task.pk, "queue": task.queue, "attempt": 1, "total_attempt": 1, **columns})
 
@@ -114,7 +101,6 @@ def failure_group(fingerprint: str, **columns: Any) -> FailureGroup:
 
 
 def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "default") -> list[Any]:
-    """Run a statement; return its rows."""
     with connections[alias].cursor() as cursor:
         cursor.execute(statement, parameters)
         return list(cursor.fetchall()) if cursor.description else []

@@ -38,14 +38,12 @@ def _parcels(settings: Any, taskqueue_registry: None) -> None:
 
 
 def poller(alias: str, instance: str = HOLDER, **columns: Any) -> None:
-    """Write the row of a poller as its heartbeat does."""
     item = {"queue": QUEUE, "weight": 1, "idle_seconds": 0, "types": ["", "Known"], "tags": ["host-1"]}
     given = {"state": "RUNNING", "slots": 4, "held": 0, "queues": [item], **columns}
     Poller.objects.using(alias).create(instance=instance, **given)
 
 
 def why(task: Any) -> str:
-    """Return the code and the sentence."""
     found = explain(task)
     return f"{found.code}: {found.sentence}"
 
@@ -75,7 +73,7 @@ def test_no_living_poller_serves_the_queue(alias: str) -> None:
     is_told(task, "no_poller")
 
 
-def test_no_living_poller_has_a_processor_for_its_type(alias: str) -> None:
+def test_no_living_poller_has_a_processor_for_it_or_it_is_parked_and_secrets_are_masked(alias: str) -> None:
     poller(alias)
     task = make_task(payload_type="shop.Order", using=alias)
     nobody = "No living poller of queue parcels has a processor for payload type shop.Order. Deploy its code."
@@ -86,10 +84,6 @@ def test_no_living_poller_has_a_processor_for_its_type(alias: str) -> None:
     # A poller with the new code has come
     poller(alias, "new", queues=[{"queue": QUEUE, "types": ["shop.Order"], "tags": []}])
     is_told(task, "parked", "A poller has one now")
-
-
-def test_it_is_parked_for_another_reason_and_secrets_are_masked(alias: str) -> None:
-    poller(alias)
     task = make_task(parked_by="unreadable: password=hunter2", using=alias)
     is_told(task, "parked", "unreadable")
     assert "hunter2" not in repr(explain(task))
@@ -108,11 +102,16 @@ def test_no_poller_takes_its_tag(alias: str) -> None:
     is_told(task, "waiting")
 
 
-def test_its_pollers_are_paused_or_ending(alias: str) -> None:
+def test_its_pollers_are_paused_ending_or_busy(alias: str) -> None:
     poller(alias, "p1", state="PAUSED")
     poller(alias, "p2", state="ENDING")
     none = "The pollers that may take the task take none at present: p1 (PAUSED), p2 (ENDING)."
-    assert why(enqueue(QUEUE, using=alias)) == f"pollers_idle: {none}"
+    task = enqueue(QUEUE, using=alias)
+    assert why(task) == f"pollers_idle: {none}"
+    poller(alias, held=4)
+    is_told(task, "busy", "Each poller that may take the task is busy: 4 slots are full.")
+    poller(alias, "free")
+    is_told(task, "waiting")
 
 
 def test_the_concurrency_of_the_queue_is_reached(alias: str) -> None:
@@ -149,18 +148,15 @@ def test_it_waits_behind_the_head_of_its_group(alias: str) -> None:
     assert explain(task).facts == {"group": "customer-7", "head": head.pk, "status": "PROCESSING"}
 
 
-def test_it_is_not_due(alias: str) -> None:
+def test_it_is_not_due_or_its_time_or_its_attempts_are_over(alias: str) -> None:
     poller(alias)
     is_told(enqueue(QUEUE, delay=HOUR + MINUTE, using=alias), "not_due", "The task is due in 1h")
     is_told(make_task(ready_time=HOUR + MINUTE, attempt=2, using=alias), "not_due", "Attempt 3 of 5 is due in 1h")
-
-
-def test_all_slots_are_full(alias: str) -> None:
-    poller(alias, held=4)
-    task = enqueue(QUEUE, using=alias)
-    is_told(task, "busy", "Each poller that may take the task is busy: 4 slots are full.")
-    poller(alias, "free")
-    is_told(task, "waiting")
+    task = enqueue(QUEUE, ttl=MINUTE, using=alias)
+    age(HOUR, using=alias)
+    pause([QUEUE], by="ada", using=alias)
+    is_told(task, "expired", "Its time to live ended 59m")
+    is_told(make_task(attempt=5, max_attempts=5, using=alias), "attempts_used")
 
 
 def test_it_waits_for_its_turn(alias: str) -> None:
@@ -189,14 +185,6 @@ def test_a_lease_is_held_or_ran_out(alias: str) -> None:
     is_told(task, "no_poller")
 
 
-def test_its_time_or_its_attempts_are_over(alias: str) -> None:
-    task = enqueue(QUEUE, ttl=MINUTE, using=alias)
-    age(HOUR, using=alias)
-    pause([QUEUE], by="ada", using=alias)
-    is_told(task, "expired", "Its time to live ended 59m")
-    is_told(make_task(attempt=5, max_attempts=5, using=alias), "attempts_used")
-
-
 def test_it_has_finished(alias: str) -> None:
     task = make_task(Status.ERROR, process_result="ValueError: password=hunter2", using=alias)
     age(MINUTE, using=alias)
@@ -220,7 +208,6 @@ STRIDE = 7  # of 960 states: no number of values that a column has, so that each
 
 
 def test_each_state_of_a_task_has_its_sentence(alias: str) -> None:
-    """Whatever the constraints let a row be, with and without pollers, it gets one sentence and a known code."""
     wrong, tasks = [], []
     for values in STATES[alias == "sqlite" :: STRIDE]:
         with suppress(IntegrityError), transaction.atomic(using=alias):

@@ -37,9 +37,7 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
             make_task(status, using=alias)
     make_task(queue="unheard of", using=alias)
     make_task(parked_by="no handler", using=alias)
-
     found = overview(alias)
-
     assert {"letters", "parcels", "unheard of"} <= {row.queue for row in found.queues}
     wanted = {"CREATED": 2, "PROCESSING": 2, "COMPLETED": 3, "ERROR": 4, "POISON": 5}
     assert row_of(alias, "parcels").statuses == {status: ApproxCount(number) for status, number in wanted.items()}
@@ -60,9 +58,7 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])
     Poller.objects.using(alias).create(instance="b", state="STOPPED", queues=["parcels"])
     Queue.objects.using(alias).create(name="letters", paused_time=Now())
-
     parcels, letters = row_of(alias, "parcels"), row_of(alias, "letters")
-
     assert parcels.oldest and HOUR <= parcels.oldest < HOUR + timedelta(minutes=1)
     assert (parcels.rate_in, parcels.rate_out, parcels.failed, parcels.pollers) == (1.0, 3.0, 307, 1)
     assert parcels.drain == timedelta(seconds=1)
@@ -73,7 +69,6 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
 
 
 def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
-    """Given failed tasks and attempts and a paused queue, then the first sentence is not "all is well"."""
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=["parcels"])
     assert health(overview(alias)).sentence == "All queues are on time."
     make_task(Status.ERROR, using=alias)
@@ -92,7 +87,6 @@ def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
 
 
 def test_tasks_of_a_dead_poller_in_a_queue_that_none_serves_alarm(alias: str, capsys: Any) -> None:
-    """Given two leases that ran out five minutes ago, and no poller, then overview, status and doctor say so."""
     make_task(Status.PROCESSING, using=alias, next_process_time=timedelta(minutes=-5))
     make_task(Status.PROCESSING, using=alias, next_process_time=timedelta(minutes=-4))
     make_task(Status.PROCESSING, using=alias)
@@ -141,7 +135,6 @@ FORBIDDEN = ("OFFSET", "DISTINCT", 'COUNT(*) FROM "DBTASKQUEUE_TASK"')
 
 
 def assert_the_same_queries() -> None:
-    """Pages make the same queries whatever there is, and read no table through."""
     wanted = {overview: 24, lambda: series(None, 24 * HOUR): 4, lambda: stats_of_groups(["f" * 40], "default"): 8}
     for read, most in wanted.items():
         with CaptureQueriesContext(connection) as seen:
@@ -156,7 +149,6 @@ def assert_the_same_queries() -> None:
 
 
 def scans() -> int:
-    """Return how often the task table was read through."""
     sql("SELECT pg_stat_force_next_flush(), pg_stat_clear_snapshot()")
     ((number,),) = sql("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'dbtaskqueue_task'")
     return int(number)

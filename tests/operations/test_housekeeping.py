@@ -41,9 +41,7 @@ def test_each_status_leaves_at_its_own_age(alias: str) -> None:
     for status in (CREATED, PROCESSING):
         make_task(status, reference=status, create_time=timezone.now() - 90 * DAY, using=alias)
     late = make_task(COMPLETED, create_time=timezone.now() - 90 * DAY, reference="just now", using=alias)
-
     report = Housekeeper().turn(RetentionPolicy(completed=7 * DAY, poison=14 * DAY), using=alias)
-
     assert (report.moved, report.deleted, report.over) == (3, 0, True)
     gone = {"COMPLETED-10", "COMPLETED-20", "POISON-20"}
     assert set(TaskHistory.objects.using(alias).values_list("reference", flat=True)) == gone
@@ -81,7 +79,6 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
 
 
 def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypatch: Any) -> None:
-    """Given acts and bulk operations of long ago and of today, then in batches of two only the ended old ones go."""
     monkeypatch.setattr("django_dbtaskqueue.flow.retention.ROWS_PER_BATCH", 2)
     long_ago, operations = timezone.now() - 400 * DAY, BulkOperation.objects.using(alias)
     ended = operations.create(verb="reprocess", query="ended", state="FINISHED", update_time=long_ago)
@@ -92,9 +89,7 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
         AuditEntry.objects.using(alias).create(actor="ada", verb="pause", operation=operation, time=time)
     for operation in (ended, ended, ended, young):
         BulkSkip.objects.using(alias).create(operation=operation, reason="too young", count=1, task_ids=[1])
-
     report = Housekeeper().turn(RetentionPolicy(audit=365 * DAY), using=alias)
-
     assert report.audit == 3 + 3 + 1
     assert "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
@@ -105,10 +100,8 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     assert RetentionPolicy.of_settings().audit == 365 * DAY
 
 
-def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing(
-    postgres_process_database: ProcessDatabase,
-) -> None:
-    """Given old tasks, some locked by somebody else, then both take what they find and wait for nobody."""
+@pytest.mark.usefixtures("postgres_process_database")
+def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing() -> None:
     ids = [old(ERROR, 10).pk for _ in range(60)]
     with held(lambda: list(Task.objects.select_for_update().filter(pk__in=ids[:5]))):
         moved = at_once(2, lambda _index: Housekeeper().turn(RetentionPolicy(error=DAY)).moved)
@@ -139,16 +132,13 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
     # A month that nobody made goes to the default partition, and from there into a partition of its own
     stray = TaskHistory.objects.create(queue="parcels", task_id=2, moved_time=first.first - 300 * DAY)
     assert where(stray) == f"{HISTORY_TABLE}_default"
-    # Given a month of long ago
     month = "FOR VALUES FROM ('2020-12-01+00') TO ('2021-01-01+00')"
     sql(f"CREATE TABLE {HISTORY_TABLE}_y2020m12 PARTITION OF {HISTORY_TABLE} {month}")
     sql(f"DROP TABLE {others[-1].name}")
     for queue in ("parcels", "parcels", "letters"):
         TaskHistory.objects.create(queue=queue, task_id=3, moved_time=datetime(2020, 12, 5, tzinfo=UTC))
     assert counted() == 5
-
     report = Housekeeper().turn(RetentionPolicy(history=90 * DAY))
-
     strays = f"{HISTORY_TABLE}_y{stray.moved_time.astimezone(UTC):%Ym%m}"
     assert (report.partitions, report.dropped) == ([strays, others[-1].name], [f"{HISTORY_TABLE}_y2020m12", strays])
     assert (report.deleted, counted()) == (4, 5)
@@ -159,7 +149,6 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
 
 
 def test_months_without_a_housekeeper_move_out_of_the_default_partition(history: None) -> None:
-    """Given a history that nobody made partitions for, then a turn makes them, with the rows that are there."""
     made, now = months(), timezone.now()
     for name in made:
         sql(f"DROP TABLE {name}")
@@ -167,12 +156,9 @@ def test_months_without_a_housekeeper_move_out_of_the_default_partition(history:
     rows = [TaskHistory.objects.create(queue="parcels", task_id=1, moved_time=time) for time in times]
     assert {where(row) for row in rows} == {f"{HISTORY_TABLE}_default"}
     before = list(TaskHistory.objects.order_by("pk").values())
-
     report = Housekeeper().turn(RetentionPolicy())
-
     assert list(TaskHistory.objects.order_by("pk").values()) == before
-    assert {where(row) for row in rows} <= set(report.partitions)
-    assert {*made} <= set(report.partitions)
+    assert {where(row) for row in rows} <= set(report.partitions) and {*made} <= set(report.partitions)
     assert Housekeeper().turn(RetentionPolicy()).partitions == []
     assert where(TaskHistory.objects.create(queue="parcels", task_id=9)) == made[0]
 
@@ -193,10 +179,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
         assert {"dbtaskqueue_history_task", "dbtaskqueue_history_finished"} <= names.keys()
 
 
-def test_a_poller_makes_partitions_and_ends_expired_tasks_unasked_and_keeps_house_when_told_to(
-    history: None, settings: Any, monkeypatch: Any
-) -> None:
-    """Given no HOUSEKEEPING: what holds the history and the capacity up does not stay."""
+def test_a_poller_ends_what_holds_up_and_keeps_house_if_told(history: None, settings: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_dbtaskqueue.poller.periodic.FIRST_RETENTION_SECONDS", 0.05)
     (first, *_) = months()
     sql(f"DROP TABLE {first}")
@@ -223,9 +206,7 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
     parked = expired(alias, parked_by="no handler for payload type Alien on queue parcels")
     held = make_task(PROCESSING, expire_time=waiting.expire_time, using=alias)
     later = make_task(CREATED, expire_time=timezone.now() + DAY, using=alias)
-
     assert Housekeeper().turn(RetentionPolicy(), using=alias).expired == 2
-
     left = Task.objects.using(alias).in_bulk()
     assert {held.pk, later.pk} <= left.keys()
     assert (left[held.pk].status, left[later.pk].status) == (PROCESSING, CREATED)
@@ -237,7 +218,7 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
         assert str(left[parked.pk].process_result).startswith("Expired at ")
 
 
-def test_the_command_says_what_it_did_and_refuses_what_makes_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any, settings: Any) -> None:
     old(COMPLETED, 3)
     old(POISON, 30)
     for options, said in (
@@ -254,12 +235,8 @@ def test_the_command_says_what_it_did_and_refuses_what_makes_no_sense(capsys: py
         (["--completed", "0s"], "more than 0"),
     ):
         refused(said, call_command, "housekeeptasks", "--database", "default", *options, error=CommandError)
-
-
-def test_housekeeping_settings_are_checked(settings: Any) -> None:
     settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}
     assert (conf.settings().keep_poison, conf.settings().keep_completed) == (2 * DAY, None)
     assert RetentionPolicy.of_settings().poison == 2 * DAY
     settings.DBTASKQUEUE = {"KEEP_POISON": timedelta(0)}
-    with pytest.raises(ImproperlyConfigured, match=r"KEEP_POISON.*positive"):
-        conf.settings()
+    refused(r"KEEP_POISON.*positive", conf.settings, error=ImproperlyConfigured)

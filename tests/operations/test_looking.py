@@ -29,8 +29,8 @@ from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, sql, text
 NO_TIME = timedelta(milliseconds=1)
 
 
-def give_up(monkeypatch: pytest.MonkeyPatch, limit: str, *, window: int) -> None:
-    """Let no statement end within ``paging``'s time limit of that name; a window has so many rows."""
+def give_up(monkeypatch: pytest.MonkeyPatch, *, window: int, limit: str = "WHOLE_SEARCH_TIMEOUT") -> None:
+    """Let no statement end within that time limit, as with a hundred million tasks; a window has so many rows."""
     real = paging.time_limit
 
     @contextmanager
@@ -45,12 +45,6 @@ def give_up(monkeypatch: pytest.MonkeyPatch, limit: str, *, window: int) -> None
     monkeypatch.setattr(paging, "WINDOW_ROWS", window)
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search is answered as a whole, and a window has three rows."""
-    give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=3)
-
-
 def tasks(number: int) -> list[int]:
     """Make tasks; every fourth has the tag."""
     return [make_task(CREATED, reference=str(n), tag="rare" if n % 4 == 0 else None).pk for n in range(number)]
@@ -60,12 +54,13 @@ def ids(look: Page) -> list[int]:
     return [row.pk for row in look.rows]
 
 
-@pytest.mark.usefixtures("few")
-def test_windows_lead_through_all_rows_and_back() -> None:
-    """Given a slow search that fits 3 of 10 tasks, then its pages, of three tasks each, show each of them once."""
+def test_windows_lead_through_all_rows_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     everything = tasks(10)
     rare = everything[::4][::-1]
     rows = Task.objects.filter(tag="rare")
+    quick = page_of(rows, Task.objects.all(), 2)
+    assert (ids(quick), quick.window) == (rare[:2], 0)
+    give_up(monkeypatch, window=3)
     look, down = page_of(rows, Task.objects.all(), 2), []
     while True:
         down += ids(look)
@@ -73,9 +68,7 @@ def test_windows_lead_through_all_rows_and_back() -> None:
             break
         assert look.window == 3
         look = page_of(rows, Task.objects.all(), 2, before=look.older)
-    assert down == rare
-    assert not look.window
-
+    assert down == rare and not look.window
     up = ids(look)
     while look.newer is not None:
         look = page_of(rows, Task.objects.all(), 2, after=look.newer)
@@ -84,30 +77,21 @@ def test_windows_lead_through_all_rows_and_back() -> None:
     assert ids(whole_page(rows, 2)) == rare[:2]
 
 
-@pytest.mark.usefixtures("few")
 @pytest.mark.parametrize(("step", "asked_as"), [(1, "BETWEEN"), (6, "bigint[]")])
-def test_a_window_is_a_range_of_ids_unless_others_lie_between_them(step: int, asked_as: str) -> None:
+def test_a_window_is_a_range_of_ids_unless_others_lie_between_them(step: int, asked_as: str, monkeypatch: Any) -> None:
     """Given tasks of which every sixth can match, then a window reads these; if all can, it reads from end to end."""
+    give_up(monkeypatch, window=3)
     everything = tasks(19)
     among = Task.objects.filter(pk__in=everything[::step])
     with CaptureQueriesContext(connection) as captured:
         look = page_of(among.filter(queue=QUEUE), among, 2)
-    assert ids(look) == everything[::-step][:2]
-    assert look.window == 3
+    assert (ids(look), look.window) == (everything[::-step][:2], 3)
     asked = [query["sql"] for query in captured if '"queue_name" = ' in query["sql"]]
     assert asked_as in asked[-1]
 
 
-@pytest.mark.usefixtures("few")
-def test_a_page_that_is_found_at_once_has_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(seconds=60))
-    everything = tasks(10)
-    look = page_of(Task.objects.filter(tag="rare"), Task.objects.all(), 2)
-    assert (ids(look), look.window) == (everything[::4][::-1][:2], 0)
-
-
 def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=500)
+    give_up(monkeypatch, window=500)
     found = make_task(CREATED, payload={"find": "UA-15"}, reference="the-one")
     built(2000)
     page = text(op.get(f"{TASKS}?q=payload.find:UA-15"))
@@ -119,7 +103,7 @@ def test_the_page_says_how_far_it_looked_and_can_look_to_the_end(op: Client, mon
 
 
 def test_an_order_that_cannot_be_had_at_this_size_says_what_was_sorted(op: Client, monkeypatch: Any) -> None:
-    give_up(monkeypatch, "SORT_TIMEOUT", window=20)
+    give_up(monkeypatch, window=20, limit="SORT_TIMEOUT")
     for _ in range(30):
         make_task()
     page = text(op.get(TASKS, {"sort": "attempts"}))
@@ -134,7 +118,6 @@ def test_which_searches_look_at_the_heads_of_the_lines() -> None:
 
 
 def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given tasks in hand at two priorities and another queue's, behind nothing, then all are found by id."""
     held = [make_task(PROCESSING, priority=priority).pk for priority in (0, 0, 5)]
     other = make_task(PROCESSING, queue="letters").pk
     make_task(ERROR)
@@ -194,20 +177,13 @@ def built(rows: int) -> None:
     sql("ANALYZE dbtaskqueue_task")
 
 
-@pytest.fixture
-def slow_at_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No search is answered as a whole, as at a hundred million tasks; a window has a third of the 6,000."""
-    give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=2000)
-
-
 def next_of(page: str) -> str:
-    """Return the address where the page would look on."""
     link = re.search(r'data-look-on="([^"]*)"', page)
     return html.unescape(link[1]) if link else ""
 
 
 def test_what_a_page_of_a_large_table_finds(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    give_up(monkeypatch, "WHOLE_SEARCH_TIMEOUT", window=20_000)
+    give_up(monkeypatch, window=20_000)
     built(60_000)
 
     def page_for(search: str) -> str:
@@ -227,14 +203,17 @@ def test_what_a_page_of_a_large_table_finds(op: Client, monkeypatch: pytest.Monk
     while address:
         seen.append(text(op.get(address)))
         address = next_of(seen[-1])
-    assert "Nothing in the newest 20,000 tasks" in seen[0]
+    assert "Nothing in the newest 20,000 tasks" in seen[0] and ">b-3<" in seen[-1]
     assert not [page for page in seen[:-1] if "No task matches" in page]
-    assert ">b-3<" in seen[-1]
     # Where there is none at all, it says so in the end, not before.
     page = page_for("payload.n:-5")
     assert "No task matches" not in page
     page = text(op.get(next_of(page)))
     assert "No task matches" in page and "data-look-on" not in page
+    # Without the time to count 10,000 tasks, the number of a search by date is about right.
+    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(milliseconds=1))
+    found = re.search(r"≈\s(\d[\d,]*) tasks|(\d[\d,]*)\+? tasks", page_for("age:10d..15d"))
+    assert found is not None and 5000 < int((found[1] or found[2]).replace(",", "")) < 20_000
 
 
 @pytest.mark.parametrize("late", [timedelta(0), timedelta(minutes=50)])
@@ -250,20 +229,17 @@ def test_ids_of_a_time_hold_all_its_tasks_also_those_of_long_transactions(late: 
     assert id_range(parse("-age:14d..15d status:CREATED"), Task.objects.all()) is None
 
 
-@pytest.mark.usefixtures("slow_at_size")
-def test_the_command_goes_on_to_the_end_and_tells_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_and_the_api_say_how_far_they_looked_and_go_on_to_the_end(
+    op: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    give_up(monkeypatch, window=2000)
+    monkeypatch.setattr(views, "LOOK_ON_TIME", timedelta(0))
     built(6000)
     assert "b-7 " in command("list", "--filter", "payload.n:7")
     assert re.search(r"Read 2,000 tasks, 33%, back to \d{4}-\d\d-\d\d \d\d:\d\d\.", capsys.readouterr().err)
     assert "No task matches payload.n:none." in command("list", "--filter", "payload.n:none")
     (row,) = data("list", "--filter", "age:10d..11d", "--limit", "1")
     assert row["reference"].startswith("b-399") or row["reference"] == "b-4000"
-
-
-@pytest.mark.usefixtures("slow_at_size")
-def test_the_api_says_how_far_it_looked_and_where_to_go_on(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "LOOK_ON_TIME", timedelta(0))
-    built(6000)
     answers: list[dict[str, Any]] = []
     query: dict[str, Any] = {"q": "payload.n:7"}
     while not answers or (answers[-1]["before"] and not answers[-1]["tasks"]):
@@ -275,22 +251,11 @@ def test_the_api_says_how_far_it_looked_and_where_to_go_on(op: Client, monkeypat
     assert (len(everything["tasks"]), everything["looked_at"], everything["before"]) == (1, None, None)
 
 
-def test_the_number_of_a_search_by_date_is_about_right(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given 10,000 of 60,000 tasks in five of thirty days, and no time to count, then the estimate is near."""
-    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(milliseconds=1))
-    built(60_000)
-    page = text(op.get(TASKS, {"q": "age:10d..15d"}))
-    found = re.search(r"≈\s(\d[\d,]*) tasks|(\d[\d,]*)\+? tasks", page)
-    assert found is not None and 5000 < int((found[1] or found[2]).replace(",", "")) < 20_000
-
-
-@pytest.mark.usefixtures("slow_at_size")
-def test_a_task_whose_creation_time_was_written_by_hand_is_not_denied(op: Client) -> None:
-    """Given the newest task with a time of years ago, then the page says what it searched, and all finds it."""
+def test_a_task_whose_creation_time_was_written_by_hand_is_not_denied(op: Client, monkeypatch: Any) -> None:
+    give_up(monkeypatch, window=2000)
     built(30_000)
     make_task(CREATED, reference="by-hand", create_time=timedelta(days=-1000))
-    query = {"q": "age:>999d"}
-    page = text(op.get(TASKS, query))
+    page = text(op.get(TASKS, {"q": "age:>999d"}))
     assert "No task matches" not in page
     assert "only these were searched" in page and "No task with such an id matches." in page
-    assert ">by-hand<" in text(op.get(TASKS, query | {"whole": "1"}))
+    assert ">by-hand<" in text(op.get(TASKS, {"q": "age:>999d", "whole": "1"}))

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 from django.test import Client
+from django.urls import reverse
 
 from django_dbtaskqueue.admin import list_pages, task_search
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Poller, Queue, Task
+from tests.architecture.source import REPOSITORY
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, sql, text
 from tests.operations.site import page as shown
@@ -44,16 +46,16 @@ def test_the_slowest_the_oldest_and_the_most_tried_come_first_when_asked(op: Cli
     assert '<option value="run" selected>' in shown(op, TASKS, sort="run")
 
 
-def test_run_time_and_wait_are_shown_in_milliseconds_on_list_and_page(op: Client) -> None:
+def test_durations_are_shown_once_in_milliseconds_and_a_pollers_numbers_are_of_attempts(op: Client) -> None:
     task = ran(0.345, "quick")
     row = shown(op, TASKS)
     assert '<td class="field-took" data-label="Took">345ms</td>' in row
     assert '<td class="field-waited" data-label="Waited">30s</td>' in row
     page = shown(op, f"{TASKS}{task.pk}/change/")
     assert "345ms" in page and "after 345ms" in page
-
-
-def test_the_timeline_says_once_how_long_an_attempt_took(op: Client) -> None:
+    Poller.objects.create(instance="a", state="RUNNING", queues=["q"], heartbeat_time=Now(), finished=10553, failed=7)
+    page = shown(op, POLLERS)
+    assert '<td class="field-finished" data-label="Attempts ended">10,553</td>' in page
     times = {"create_time": -60 * SECOND, "start_time": -30 * SECOND}
     task = make_task(ERROR, finish_time=-29 * SECOND, **times)
     times = {"start_time": Now() - 30 * SECOND, "finish_time": Now() - 29.5 * SECOND}
@@ -61,12 +63,6 @@ def test_the_timeline_says_once_how_long_an_attempt_took(op: Client) -> None:
     page = shown(op, f"{TASKS}{task.pk}/change/")
     assert "after 500ms" in page and "after 1s" not in page
     assert f"PlaneUnknown: N14228 {200 * 'x'}" in page and "desk.rules" not in page, "whole, without the module"
-
-
-def test_a_pollers_numbers_are_of_attempts(op: Client) -> None:
-    Poller.objects.create(instance="a", state="RUNNING", queues=["q"], heartbeat_time=Now(), finished=10553, failed=7)
-    page = shown(op, POLLERS)
-    assert '<td class="field-finished" data-label="Attempts ended">10,553</td>' in page
 
 
 def test_tabs_count_each_status_and_lead_to_it(op: Client) -> None:
@@ -78,7 +74,6 @@ def test_tabs_count_each_status_and_lead_to_it(op: Client) -> None:
     assert (f"{TASKS}?q=queue%3A{QUEUE}", "true", "All", "") in tabs
     assert ("ERROR", "3") in {tab[2:] for tab in tabs_of(shown(op, TASKS))}
     assert re.search(r'aria-current="true">ERROR', shown(op, TASKS, q="status:ERROR"))
-
     make_task(ERROR, reference="other")
     page = shown(op, TASKS, q=f"queue:{QUEUE} tag:x")
     assert (f"{TASKS}?q=status%3AERROR+queue%3A{QUEUE}+tag%3Ax", "", "ERROR", "") in tabs_of(page)
@@ -172,3 +167,25 @@ def test_a_row_costs_few_function_calls(op: Client) -> None:
     for number in range(10, 50):
         make_task(ERROR, reference=str(number))
     assert (calls_of(op) - few) / 40 < MAX_CALLS_PER_ROW
+
+
+# Numbers for programs are written without a separator, whatever the site says of numbers for people.
+
+
+def test_the_buttons_of_a_task_with_a_large_number_work(op: Client, settings: Any) -> None:
+    page = reverse("admin:dbtaskqueue_task_change", args=[make_task("ERROR", id=1_234_567).pk])
+    for language in ("en", "de"):
+        settings.USE_THOUSAND_SEPARATOR, settings.LANGUAGE_CODE = True, language
+        html = text(op.get(page))
+        assert re.findall(r'name="(_selected_action|again)" value="([^"]*)"', html)
+        assert not re.findall(r'="[^"]*1[,.\s]234[,.\s]567[^"]*"', html)
+
+
+def test_each_key_in_a_template_is_written_as_it_is() -> None:
+    wrong = [
+        f"{file.name}: {found}"
+        for file in sorted((REPOSITORY / "django_dbtaskqueue/templates").rglob("*.html"))
+        for found in re.findall(r"{{ (?:[\w.]+\.)?(?:pk|id)(?!\|unlocalize)[ |][^}]*}}", file.read_text())
+        if "finding.id" not in found  # a text
+    ]
+    assert not wrong

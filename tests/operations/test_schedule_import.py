@@ -76,7 +76,6 @@ def crontab(name: str, times: dict[str, str], **fields: Any) -> Any:
 
 
 def answered(source: str, *options: str, code: int = 0) -> str:
-    """Import by the command; return what it wrote."""
     out = StringIO()
     with nullcontext() if code == 0 else pytest.raises(SystemExit, match=str(code)):
         call_command("taskqueue", "schedules", "import", "--from", source, *options, stdout=out)
@@ -84,7 +83,6 @@ def answered(source: str, *options: str, code: int = 0) -> str:
 
 
 def imported(source: str, *options: str, code: int = 0) -> dict[str, dict[str, Any]]:
-    """Return the rows of the answer by name."""
     return {row["name"]: row for row in json.loads(answered(source, *options, "--json", code=code))}
 
 
@@ -173,12 +171,10 @@ def test_what_a_row_of_celery_becomes(celery: None) -> None:
     clocked = make("ClockedSchedule", clocked_time=START)
     make("PeriodicTask", name="clock", task=TASK, clocked=clocked, one_off=True)
     options = "--queue-of", "shop.send=letters"
-
     dry = imported("django-celery-beat", *options, "--dry-run", code=1)
     assert not Schedule.objects.exists() and not AuditEntry.objects.exists()
     found = imported("django-celery-beat", *options, code=1)
     again = imported("django-celery-beat", *options, code=1)
-
     assert set(Schedule.objects.values_list("name", flat=True)) == {"plain", "with arguments", "off", "elsewhere"}
     for name, row in found.items():
         made = row["result"] == "made"
@@ -247,12 +243,15 @@ def test_what_a_row_of_django_q2_becomes(q2: None) -> None:
         assert word in found[name]["reason"], name
 
 
-def test_a_person_reads_what_becomes_what(q2: None) -> None:
+def test_a_person_reads_what_becomes_what_and_a_task_that_no_row_has_is_a_typing_error(q2: None) -> None:
     schedule("nightly", "D")
     schedule("once", "O")
     text = answered("django-q2", "--dry-run", code=1)
     assert "7 12 * * * Europe/Madrid → letters" in text and "it runs once" in text
     assert "1 of 2 schedules can be imported. Nothing was changed: --dry-run." in text
+    schedule("weekly", "W", func="shop.send")
+    with pytest.raises(CommandError, match=r"no schedule there has this task. Did you mean 'shop.send'\?"):
+        imported("django-q2", "--queue-of", "shop.sent=letters")
 
 
 def test_what_is_missing_is_said() -> None:
@@ -264,9 +263,3 @@ def test_what_is_missing_is_said() -> None:
         with pytest.raises(CommandError, match=words) as refused:
             command("schedules", "import", *options)
         assert refused.value.returncode == code
-
-
-def test_a_task_that_no_row_has_is_a_typing_error(q2: None) -> None:
-    schedule("nightly", "D", func="shop.send")
-    with pytest.raises(CommandError, match=r"no schedule there has this task. Did you mean 'shop.send'\?"):
-        imported("django-q2", "--queue-of", "shop.sent=letters")

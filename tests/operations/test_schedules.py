@@ -20,14 +20,10 @@ from django_dbtaskqueue import UnknownQueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.flow.schedule import Definition, declare
 from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
+from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedule_and_batch_control import (
-    SCHEDULE_VERBS,
-    act_on_schedule,
-    add_schedule,
-    edit_schedule,
-)
+from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule, edit_schedule
 from django_dbtaskqueue.operations.schedules import find, in_words, listed, next_times, schedule_document
 from tests.operations.site import ADMIN, command, data, logged_in, page, post, refused, text, user
 
@@ -53,18 +49,16 @@ def _bills(settings: Any, taskqueue_registry: None) -> None:
 
 @pytest.fixture
 def daily() -> Schedule:
-    """The schedule that the code declares."""
     declare("default", {"daily": MADRID})
     return Schedule.objects.get()
 
 
 def user_with(name: str, *words: str) -> User:
-    """Make a user who may do that with schedules."""
     return user(*(word if "_" in word else f"{word}_schedule" for word in words), name=name, staff=True)
 
 
 def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "") -> None:
-    act_on_schedule(SCHEDULE_VERBS[f"{name}_schedule"], schedule, actor, reason=reason)
+    control.act_on_schedule(control.SCHEDULE_VERBS[f"{name}_schedule"], schedule, actor, reason=reason)
 
 
 def document_for(actor: Actor) -> dict[str, Any]:
@@ -97,15 +91,13 @@ def test_a_cron_text_in_words_of_the_language() -> None:
         assert "Montag" in in_words("0 7 * * mon", "UTC")
 
 
-def test_the_next_five_times_are_those_of_the_zone(daily: Schedule) -> None:
+def test_the_next_five_times_are_those_of_the_zone_and_what_sql_wrote_breaks_no_page(
+    daily: Schedule, op: Client
+) -> None:
     (row,) = listed(HERE)
     found = next_times(row)
     assert found == list(islice(ticks(MADRID.cron, MADRID.timezone, datetime.now(UTC)), 5))
-    assert {one.strftime("%H:%M") for one in found} == {"07:00"}
-    assert all(one.weekday() < 5 for one in found)
-
-
-def test_what_sql_wrote_breaks_no_page(daily: Schedule, op: Client) -> None:
+    assert {one.strftime("%H:%M") for one in found} == {"07:00"} and all(one.weekday() < 5 for one in found)
     Schedule.objects.update(cron="never", timezone="Nowhere/At-All")
     document = document_for(HERE)
     assert (document["next_times"], "has 1 fields" in document["words"]) == ([], True)
@@ -155,16 +147,13 @@ def test_a_person_wins_over_the_code_until_back_to_the_code(daily: Schedule) -> 
     refused("Nothing of daily was changed by hand", act, "reset")
 
 
-def test_a_row_of_another_release_is_edited_and_reset(daily: Schedule) -> None:
+def test_a_row_of_another_release_is_edited_and_reset_and_deleted_when_no_code_declares_it(daily: Schedule) -> None:
     Schedule.objects.update(code={"queue": "bills", "cron": "0 6 * * *", "timezone": "UTC", "news": True})
     edit_schedule("daily", {"priority": 3}, HERE)
     assert Schedule.objects.get().edited == ["cron", "timezone", "payload", "priority"]
     act("reset")
     row = Schedule.objects.get()
     assert (row.cron, row.payload, row.priority, row.missed, row.edited) == ("0 6 * * *", None, None, "one", [])
-
-
-def test_what_the_code_declares_cannot_be_deleted_before_the_code_is_gone(daily: Schedule) -> None:
     refused("The code declares daily", act, "delete")
     registry.restore(({}, {}, {}))
     assert not document_for(HERE)["declared"]
@@ -259,13 +248,18 @@ def test_the_page_shows_words_times_and_who_wins(daily: Schedule, op: Client) ->
     assert "The code that declared this schedule is not in this process." in page(op, PAGE)
 
 
-def test_a_page_acts_after_a_confirmation(daily: Schedule, op: Client) -> None:
+def test_a_page_acts_after_a_confirmation_and_offers_what_the_user_may(daily: Schedule, op: Client) -> None:
     asked = {"action": "pause_schedule", "_selected_action": "daily"}
     assert "No task is enqueued until" in said(op.post(LIST, asked))
     assert not Schedule.objects.get().paused
     sure = {**asked, "confirm": "yes", "reason": "quiet"}
     assert "1 schedule paused." in said(op.post(LIST, sure, follow=True)) and Schedule.objects.get().paused
     assert "daily is paused already." in said(op.post(LIST, sure, follow=True))
+    client = logged_in(user_with("viewer", "view"))
+    for address in (LIST, PAGE):
+        assert 'name="action"' not in page(client, address)
+    answer = client.post(LIST, {"action": "run_schedule", "_selected_action": "daily", "confirm": "yes", "reason": ""})
+    assert answer.status_code == 403 and not Task.objects.exists()
 
 
 def test_a_form_makes_and_edits_schedules_and_says_what_is_wrong(daily: Schedule, op: Client) -> None:
@@ -286,14 +280,6 @@ def test_a_form_makes_and_edits_schedules_and_says_what_is_wrong(daily: Schedule
     assert (row.priority, row.edited, row.payload) == (7, ["priority"], MADRID.payload)
 
 
-def test_a_page_offers_what_the_user_may(daily: Schedule) -> None:
-    client = logged_in(user_with("viewer", "view"))
-    for address in (LIST, PAGE):
-        assert 'name="action"' not in page(client, address)
-    answer = client.post(LIST, {"action": "run_schedule", "_selected_action": "daily", "confirm": "yes", "reason": ""})
-    assert answer.status_code == 403 and not Task.objects.exists()
-
-
 def run(*words: str) -> str:
     return command("schedules", *words)
 
@@ -308,9 +294,9 @@ def test_the_command_line_does_it_all(daily: Schedule) -> None:
     for what, done in {"pause": "schedule paused", "resume": "schedule resumed", "run": "task enqueued"}.items():
         assert f"1 {done}." in run(what, "mine", "--reason", "why")
     assert "1 schedule deleted." in run("delete", "mine")
-    for wrong in (["run"], ["edit", "daily", "--payload", "{"], ["edit", "daily", "--priority", "high"]):
+    for wrong in ("run", "edit daily --payload {", "edit daily --priority high"):
         with pytest.raises(CommandError) as error:
-            run(*wrong)
+            run(*wrong.split())
         assert error.value.returncode == 2
     refused("There is no schedule 'mine'", run, "show", "mine", error=CommandError)
 
@@ -337,8 +323,10 @@ def findings() -> dict[str, str]:
     return {one.id: one.level for one in examine() if one.id.startswith("schedule.")}
 
 
-def test_the_doctor_names_what_is_wrong_with_schedules(daily: Schedule) -> None:
+def test_the_doctor_and_the_checks_name_what_is_wrong_with_schedules(daily: Schedule) -> None:
     assert findings() == {"schedule.no_processor": "warning"}
+    found = {one.id: one.msg for one in run_checks(tags=["dbtaskqueue"])}
+    assert "Schedule 'daily' enqueues to 'bills', for which this code has no processor." in found["dbtaskqueue.W004"]
     processor("bills")(lambda task: None)
     assert findings() == {}
     Schedule.objects.update(next_time=Now() - timedelta(minutes=5), note="queue 'bills' is full")
@@ -352,11 +340,6 @@ def test_the_doctor_names_what_is_wrong_with_schedules(daily: Schedule) -> None:
     Schedule.objects.update(paused=False)
     registry.restore(({}, {}, {}))
     assert findings() == {"schedule.gone": "info"}
-
-
-def test_system_checks_name_schedules_that_cannot_work() -> None:
-    found = {one.id: one.msg for one in run_checks(tags=["dbtaskqueue"])}
-    assert "Schedule 'daily' enqueues to 'bills', for which this code has no processor." in found["dbtaskqueue.W004"]
     periodic("* * * * *", name="lost")(findings)
     (error,) = [one for one in run_checks(tags=["dbtaskqueue"]) if one.id == "dbtaskqueue.E010"]
     assert "lost is not a processor. Stack it on one @processor, or say queue=" in error.msg

@@ -20,29 +20,8 @@ BOTH = ("default", "sqlite")
 on_both = pytest.mark.django_db(databases=BOTH)
 PIECES = (
     *("password", "Token", "pin", "apiKey", "api key", "_", "x", "S3cr3t", "Ä", "7", " ", "\t", "\n", "\\", '"', "'"),
-    *(
-        "=",
-        ":",
-        "=>",
-        ",",
-        ";",
-        "&",
-        "(",
-        ")",
-        "<",
-        ">",
-        "</",
-        "--",
-        "-",
-        ".",
-        "://",
-        "@",
-        "/",
-        "b",
-        "Bearer ",
-        "basic ",
-    ),
-    *("Key (", "abcdef0=", MASKED),
+    *["=", ":", "=>", ",", ";", "&", "(", ")", "<", ">", "</", "--", "-", ".", "://", "@", "/", "b", "abcdef0="],
+    *("Bearer ", "basic ", "Key (", MASKED),
 )
 TEXTS = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 BIG = 1970670598291982290
@@ -51,16 +30,11 @@ NUMBERS = (
     | st.integers(-12, 12)
     | st.floats(allow_nan=False, allow_infinity=False)
 )
-SCALARS = (
-    TEXTS | NUMBERS | st.booleans() | st.none() | st.sampled_from(["5", "1e-7", "true", "null", "", "Authorization"])
-)
+ODD_TEXTS = st.sampled_from(["5", "1e-7", "true", "null", "", "Authorization"])
+SCALARS = TEXTS | NUMBERS | st.booleans() | st.none() | ODD_TEXTS
+KEYS = st.sampled_from(["v", "value", "name", "type", "1", "n"])
 VALUES = st.recursive(
-    SCALARS,
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["v", "value", "name", "type", "1", "n"]), inner, max_size=3)
-    ),
-    max_leaves=6,
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
 )
 PATHS = st.lists(st.sampled_from(["v", "value", "name", "0", "1", "01", "n"]), min_size=1, max_size=3).map(tuple)
 WRITTEN = NUMBERS.map(repr) | TEXTS | st.sampled_from(["", "true", "null", "1.50", "007", "1E3", "-0", f"{BIG}.0"])
@@ -80,11 +54,10 @@ def at(value: Any, path: tuple[str, ...]) -> Any:
 def found(payload: Any, *terms: Term) -> list[list[bool]]:
     """Return for each database which of the terms find a task with the payload."""
     answers = []
-    for alias in BOTH:
-        tasks: Any = Task.objects.using(alias)
-        tasks.filter(reference="one").update(payload=payload) or make_task(
-            using=alias, reference="one", payload=payload
-        )
+    for using in BOTH:
+        tasks: Any = Task.objects.using(using)
+        if not tasks.filter(reference="one").update(payload=payload):
+            make_task(using=using, reference="one", payload=payload)
         answers.append([select(Search((term,)), tasks).exists() for term in terms])
     return answers
 
@@ -102,10 +75,8 @@ def test_a_term_means_the_same_on_both_databases(value: Any, path: tuple[str, ..
 @given(TEXTS)
 def test_a_text_is_found_as_it_is_shown_and_not_as_it_is(text: str) -> None:
     shown = masked_text(text)
-    assert (
-        found({"v": text}, *(Term("payload.v", (Match("=", one),)) for one in (shown, text)))
-        == [[True, shown == text]] * 2
-    )
+    terms = [Term("payload.v", (Match("=", one),)) for one in (shown, text)]
+    assert found({"v": text}, *terms) == [[True, shown == text]] * 2
 
 
 SECRETS: dict[str, Any] = {
@@ -126,25 +97,19 @@ GUESSES = (
 )
 SEEN = (
     *("payload.login:*", "payload.login.user:ada", "payload.headers.0.name:Auth*", "payload.pair.0:password"),
-    *(
-        "payload.triple.2:1",
-        "payload.cmd:curl*",
-        "payload.cmd:*-v",
-        "payload.address:*@db/x",
-        'payload.note:*"and more"',
-    ),
-    *(f'payload.cmd:"curl --password {MASKED} -v"', f"payload.headers.0.value:{MASKED}", "error:more"),
+    *("payload.triple.2:1", "payload.cmd:curl*", "payload.cmd:*-v", "payload.address:*@db/x", "error:more"),
+    *('payload.note:*"and more"', f'payload.cmd:"curl --password {MASKED} -v"', f"payload.headers.0.value:{MASKED}"),
 )
 
 
 @pytest.fixture
-def secrets(alias: str) -> tuple[str, int]:
+def tasks(alias: str) -> Any:
     error = {"process_result": "password=S3cr3t and more", "result": SECRETS}
-    return alias, make_task("ERROR", using=alias, payload=SECRETS, **error).pk
+    make_task("ERROR", using=alias, payload=SECRETS, **error)
+    return Task.objects.using(alias)
 
 
-def test_no_guess_of_a_masked_value_is_told_right(secrets: tuple[str, int]) -> None:
-    tasks: Any = Task.objects.using(secrets[0])
+def test_no_guess_of_a_masked_value_is_told_right(tasks: Any) -> None:
     assert [text for text in GUESSES if select(text, tasks).exists()] == []
     assert [text for text in GUESSES if not select(f"-{text}", tasks).exists()] == []
     assert [text for text in SEEN if not select(text, tasks).exists()] == []
@@ -186,9 +151,5 @@ def test_a_search_runs_beside_rows_that_are_still_read() -> None:
     for number in range(3):
         make_task(using="sqlite", payload={"n": number})
     tasks: Any = Task.objects.using("sqlite")
-    both = [
-        (one.pk, other.pk)
-        for one in select("payload.n:>0", tasks).iterator(1)
-        for other in select("payload.n:2", tasks)
-    ]
-    assert len(both) == 2
+    found = [select("payload.n:2", tasks).count() for _row in select("payload.n:>0", tasks).iterator(1)]
+    assert found == [1, 1]

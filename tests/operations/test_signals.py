@@ -22,7 +22,6 @@ DAYS = timedelta(days=3)
 
 @pytest.fixture
 def task() -> Task:
-    """A task that waits for an approval."""
 
     @processor(QUEUE)
     def refund(task: Lease) -> Any:
@@ -45,14 +44,12 @@ def fields_of(page: str) -> dict[str, str]:
 def test_an_approval_waits_three_days_and_goes_on_after_one_click(op: Client, task: Task) -> None:
     advance(DAYS)
     assert str(drain(QUEUE)) == "nothing was due"
-
     page = text(op.get(f"{TASKS}{task.pk}/change/"))
     assert "This task waits for the signal approved" in page and "has waited for the signal approved for 3d" in page
     assert "12A" in page and "hunter2" not in page
     assert "not JSON" in text(op.post(TASKS, {**fields_of(page), "data": "{"})) and not Signal.objects.exists()
     answer = op.post(TASKS, {**fields_of(page), "data": '{"limit": 500}', "reason": "the report is in"}, follow=True)
     assert "1 task got the signal" in text(answer)
-
     assert drain(QUEUE).completed == 1
     assert Task.objects.get(pk=task.pk).result == {"limit": 500}
     assert Signal.objects.get().actor == "admin"
@@ -70,7 +67,6 @@ def test_who_may_not_send_signals_sees_no_form_and_is_refused(task: Task) -> Non
     posted = {"action": "signal", "_selected_action": str(task.pk), "confirm": "yes", "signal": "approved"}
     assert client.post(TASKS, posted).status_code == 403
     assert not Signal.objects.exists()
-
     ana.user_permissions.add(Permission.objects.get(codename="signal_task"))
     assert "dbtq-signal" in text(client.get(f"{TASKS}{task.pk}/change/"))
 
@@ -88,11 +84,16 @@ def test_the_command_and_the_api_send_signals(op: Client, task: Task) -> None:
     assert (again["changed"], again["skipped"]) == (0, 1)
 
 
-def test_explain_says_what_a_task_waits_for_and_until_when(task: Task) -> None:
+def test_explain_says_what_a_task_waits_for_or_how_long_it_sleeps(task: Task) -> None:
     advance(timedelta(days=2))
     found = explain(task)
     assert (found.code, found.facts["signal"]) == ("signal", "approved")
     assert found.sentence.startswith("The task has waited for the signal approved for 2d. Without it, it goes on in 4d")
+    processor("letters")(lambda lease: lease.sleep(DAYS))
+    task = enqueue("letters")
+    drain("letters")
+    found = explain(task)
+    assert found.code == "sleeping" and found.sentence.startswith("The task sleeps. It goes on in 2d23h")
 
 
 def test_a_signal_that_was_sent_is_not_asked_for_again(op: Client, task: Task) -> None:
@@ -101,17 +102,6 @@ def test_a_signal_that_was_sent_is_not_asked_for_again(op: Client, task: Task) -
     signal(task, "approved")
     assert explain(task).code not in ("signal", "sleeping")
     assert 'id="dbtq-signal"' not in text(op.get(page))
-
-
-def test_explain_says_how_long_a_task_sleeps() -> None:
-    @processor(QUEUE)
-    def refund(task: Lease) -> None:
-        task.sleep(DAYS)
-
-    task = enqueue(QUEUE)
-    drain(QUEUE)
-    found = explain(task)
-    assert found.code == "sleeping" and found.sentence.startswith("The task sleeps. It goes on in 2d23h")
 
 
 def test_the_processor_learns_who_sent_it_and_an_edit_takes_it_back(op: Client) -> None:
