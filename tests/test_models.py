@@ -40,28 +40,23 @@ def insert(alias: str, sql: str, *params: Any) -> Task:
 
 
 @both
-def test_a_queue_s_name_is_all_an_insert_needs(alias: str) -> None:
+def test_a_queue_s_name_is_all_an_insert_needs_and_the_seed_s_columns_are_a_task_too(alias: str) -> None:
     task = insert(alias, "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('parcels')")
-    now = timezone.now()
+    now, tasks = timezone.now(), Task.objects.db_manager(alias)
     assert (task.status, task.attempt, task.total_attempt, task.reenqueue_attempt) == ("CREATED", 0, 0, 0)
     assert (task.max_attempts, task.priority, task.reference, task.payload) == (5, 0, None, None)
     for time in (task.create_time, task.ready_time, task.next_process_time, task.last_update_time):
         assert abs(time - now) < timedelta(seconds=PATIENCE)
-    (lease,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="p")
+    (lease,) = tasks.checkout("parcels", poller_instance="p")
     lease.complete()
-
-
-@both
-def test_an_insert_of_the_seed_s_columns_is_a_task(alias: str) -> None:
     task = insert(
         alias,
         "INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result,"
         " create_time, poller_instance, next_process_time, last_update_time) VALUES"
         " ('parcels', 'ref-1', 'CREATED', 0, %s, NULL, CURRENT_TIMESTAMP, NULL, %s, CURRENT_TIMESTAMP)",
         '{"a": 1}',
-        timezone.now() + timedelta(hours=1),
+        now + timedelta(hours=1),
     )
-    tasks = Task.objects.db_manager(alias)
     assert (task.reference, task.payload) == ("ref-1", {"a": 1})
     assert tasks.checkout("parcels", poller_instance="p") == []
     tasks.update(next_process_time=Now())
@@ -100,30 +95,25 @@ def test_only_rows_that_make_sense_are_let_in(alias: str) -> None:
         shape = {"status": status, "final_status": status if over else None}
         shape |= {"ready_time": Now() if ready else None, "finish_time": Now() if finished else None}
         shape |= {"parked_by": "no handler" if parked else None, "poller_instance": HOLDER if held else None}
-        if refused(alias, **shape) is sensible:
-            wrong.append(shape)
-    assert wrong == []
-
-
-@both
-def test_the_final_status_is_the_status_once_it_is_final(alias: str) -> None:
-    wrong = []
+        wrong += [shape] if refused(alias, **shape) is sensible else []
     for status, final in product(STATUSES, [None, *STATUSES[1:]]):
         over = status in ended()
         shape = {"status": status, "ready_time": None if over else Now(), "final_status": final}
-        if refused(alias, **shape) is not (final != (status if over else None)):
-            wrong.append(shape)
+        wrong += [shape] if refused(alias, **shape) is (final == (status if over else None)) else []
     assert wrong == []
 
 
 @both
-def test_columns_out_of_range_are_refused(alias: str) -> None:
+def test_columns_out_of_range_and_a_second_task_of_a_reference_are_refused(alias: str) -> None:
     wrong = [
         *({"status": status} for status in ("DONE", "created", "", None)),
         *({name: None} for name in ("queue", "create_time", "next_process_time")),
         *({"attempt": -1}, {"attempt": 1, "total_attempt": 0}, {"reenqueue_attempt": -1}, {"max_attempts": 0}),
     ]
     assert [columns for columns in wrong if not refused(alias, **columns)] == []
+    answers = [refused(alias, **columns) for columns in ({"reference": "r"}, {"reference": "r"}, {}, {})]
+    assert answers == [False, True, False, False]
+    assert not refused(alias, reference="r", queue="letters")
 
 
 FAR = "9999-12-31 23:59:59"
@@ -150,42 +140,20 @@ def test_the_database_refuses_what_would_stop_a_queue(alias: str) -> None:
     assert let_in == []
 
 
-@both
-def test_a_reference_is_unique_in_its_queue_unless_it_is_null(alias: str) -> None:
-    assert not refused(alias, reference="r")
-    assert refused(alias, reference="r")
-    assert not refused(alias, reference="r", queue="letters")
-    assert not refused(alias)
-    assert not refused(alias)
-
-
-@both
-def test_the_factory_s_rows_are_let_in(alias: str) -> None:
-    for status in STATUSES:
-        task = make_task(status, using=alias)
-        assert task.status == status
-        assert task.total_attempt >= task.attempt
-        assert (task.poller_instance is None) == (status == "CREATED")
-
-
-@pytest.mark.django_db
-def test_migrations_say_what_the_models_say() -> None:
+def test_migrations_say_what_the_models_say_and_go_back_and_forward(process_database: ProcessDatabase) -> None:
     call_command("makemigrations", "dbtaskqueue", check=True, dry_run=True, verbosity=0)
-
-
-def schema() -> dict[str, set[str]]:
-    with connection.cursor() as cursor:
-        tables = [name for name in connection.introspection.table_names(cursor) if name.startswith("dbtaskqueue_")]
-        return {table: set(connection.introspection.get_constraints(cursor, table)) for table in tables}
-
-
-def test_migrations_go_back_to_an_empty_database_and_forward_again(process_database: ProcessDatabase) -> None:
     before = schema()
     call_command("migrate", "dbtaskqueue", "zero", verbosity=0)
     assert schema() == {}
     call_command("migrate", "dbtaskqueue", verbosity=0)
     assert schema() == before
     assert "dbtaskqueue_task" in before
+
+
+def schema() -> dict[str, set[str]]:
+    with connection.cursor() as cursor:
+        tables = [name for name in connection.introspection.table_names(cursor) if name.startswith("dbtaskqueue_")]
+        return {table: set(connection.introspection.get_constraints(cursor, table)) for table in tables}
 
 
 @pytest.mark.django_db
@@ -305,7 +273,6 @@ def undone(session: Session) -> Iterator[None]:
 
 
 def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
-    """Return the plan that a poller's connection has prepared for a statement."""
     session.run(sql, params)
     names: list[str] = []
 
@@ -326,7 +293,6 @@ def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
 
 
 def faults(plan: Any, wanted: set[str]) -> list[str]:
-    """Return what is wrong with the way a plan reaches the task table."""
     found = list(nodes_of(plan))
     scans = [node["Node Type"] for node in found if node.get("Relation Name") == "dbtaskqueue_task"]
     whole = [one for one in found if one.get("Index Name") in BY_KEY and "Index Cond" not in one]
@@ -372,17 +338,14 @@ def test_every_statement_of_the_hot_path_goes_by_an_index(postgres_process_datab
         # Given those of the table as it is
         cursor.execute("ANALYZE dbtaskqueue_task")
         assert faults_of_statements() == {}
+        # The search for faults finds some.
+        whole = "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s"
+        session = Session.open("default")
+        assert faults(prepared_plan(session, whole, {"attempt": 1}), BY_LINE) == ["Seq Scan", "uses no index"]
+        session.close()
 
 
-def test_the_fault_finder_finds_faults(postgres_process_database: ProcessDatabase) -> None:
-    session = Session.open("default")
-    plan = prepared_plan(session, "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s", {"attempt": 1})
-    assert faults(plan, BY_LINE) == ["Seq Scan", "uses no index"]
-    session.close()
-
-
-@pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
+@both
 def test_a_time_goes_where_a_time_of_django_goes(alias: str) -> None:
     """A SELECT reads it within limits; all else takes it for the plain column."""
     tasks = Task.objects.using(make_task(using=alias)._state.db)

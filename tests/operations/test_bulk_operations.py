@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -64,8 +65,7 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
     count = bounded_reads.bounded_count
     monkeypatch.setattr(bounded_reads, "bounded_count", lambda tasks: count(tasks, 2))
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
-    assert seen.selected is not None and str(seen.selected) == "2+"
-    assert isinstance(seen.estimate, int)
+    assert str(seen.selected) == "2+" and isinstance(seen.estimate, int)
     assert any("≈" in sentence for sentence in seen.sentences)
 
 
@@ -107,13 +107,6 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     assert not bulk.turn("default")
 
 
-def test_an_operation_can_be_bounded() -> None:
-    operation = started(6, max_tasks=3)
-    run()
-    assert (of(operation).state, operation.changed) == (FINISHED, 3)
-    assert Task.objects.filter(status="ERROR").count() == 3
-
-
 def test_operations_take_turns() -> None:
     failures(4)
     failures(4, queue="letters")
@@ -132,17 +125,19 @@ def test_gaps_between_ids_and_windows_without_a_match_are_passed_over() -> None:
     assert of(operation).changed == 1
 
 
-def test_an_operation_over_an_empty_table_ends_and_a_turn_without_one_is_cheap(django_assert_num_queries: Any) -> None:
+def test_an_operation_can_be_bounded_and_ends_at_once_over_an_empty_table(django_assert_num_queries: Any) -> None:
     operation = started()
     run()
     assert (of(operation).state, operation.changed, operation.progress) == (FINISHED, 0, 1.0)
     with django_assert_num_queries(1):
         assert not bulk.turn("default")
+    operation = started(6, max_tasks=3)
+    run()
+    assert (of(operation).state, operation.changed) == (FINISHED, 3)
+    assert Task.objects.filter(status="ERROR").count() == 3
 
 
-def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it_and_fails_no_operation(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     operation = started(5)
     bulk.turn("default")
     cursor, whole = of(operation).cursor, actions.change
@@ -161,7 +156,6 @@ def test_a_connection_that_dies_in_a_chunk_leaves_nothing_of_it_and_fails_no_ope
 
 
 def test_an_operation_that_the_database_does_not_carry_out_lets_others_go_first() -> None:
-    """Given a task on which each UPDATE takes too long, when two operations wait, then the other one goes on."""
     failures(2)
     slow, other = Task.objects.order_by("pk")
     body = f"BEGIN IF OLD.id = {slow.pk} THEN RAISE query_canceled; END IF; RETURN NEW; END"
@@ -172,14 +166,6 @@ def test_an_operation_that_the_database_does_not_carry_out_lets_others_go_first(
         with suppress(OperationalError):
             bulk.turn("default")
     assert [of(one).state for one in orders] == ["WAITING", FINISHED]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_chunk_under_way_is_not_run_by_a_second_worker() -> None:
-    operation = started(4)
-    with held(lambda: BulkOperation.objects.select_for_update().get(pk=operation.pk)):
-        assert not bulk.turn("default")
-    assert of(operation).changed == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -195,9 +181,11 @@ def test_four_workers_change_each_task_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_that_somebody_has_locked_is_skipped_and_nobody_waits() -> None:
+def test_what_another_transaction_holds_is_left_alone_and_nobody_waits() -> None:
     first, second = failures(2)
     operation = started()
+    with held(lambda: BulkOperation.objects.select_for_update().get(pk=operation.pk)):
+        assert not bulk.turn("default")
     with held(lambda: Task.objects.select_for_update().get(pk=first)):
         run()
     assert of(operation).skips == {"another transaction is changing it": 1}
@@ -216,17 +204,15 @@ def test_a_user_needs_the_verb_s_permission_to_start_and_is_named_in_django_s_lo
     assert (of(operation).actor, AuditEntry.objects.get().actor, operation.changed) == ("ada", "ada", 1)
 
 
-@pytest.mark.parametrize("how", ["permission", "account", "active"])
-def test_rights_taken_away_stop_the_operation_at_the_next_chunk(how: str) -> None:
+TAKE_AWAY = (User.delete, lambda ada: ada.user_permissions.clear(), lambda ada: User.objects.update(is_active=False))
+
+
+@pytest.mark.parametrize("take_away", TAKE_AWAY, ids=["account", "permission", "active"])
+def test_rights_taken_away_stop_the_operation_at_the_next_chunk(take_away: Callable[[User], object]) -> None:
     ada = user("reprocess_task")
     operation = started(4, ada)
     bulk.turn("default")
-    if how == "permission":
-        ada.user_permissions.clear()
-    elif how == "account":
-        ada.delete()
-    else:
-        User.objects.update(is_active=False)
+    take_away(ada)
     run()
     assert (of(operation).state, operation.changed) == (FAILED, 2)
     assert "ada" in operation.note and operation.finish_time is not None
@@ -243,7 +229,7 @@ def test_tasks_of_queues_the_user_may_not_touch_are_skipped(settings: Any) -> No
     assert (of(operation).changed, operation.skips) == (1, {"not permitted on queue letters": 1})
 
 
-def test_a_cancelled_operation_stops_and_keeps_what_is_done() -> None:
+def test_a_cancelled_and_a_broken_operation_stop_and_let_others_pass(caplog: pytest.LogCaptureFixture) -> None:
     operation = started(4)
     bulk.turn("default")
     refused(None, bulk.cancel, operation.pk, user(), error=PermissionDenied)
@@ -253,19 +239,14 @@ def test_a_cancelled_operation_stops_and_keeps_what_is_done() -> None:
     assert operation.note == "cancelled by bob: wrong queue"
     assert not bulk.cancel(operation.pk, None), "it had ended"
     assert [entry.reason for entry in AuditEntry.objects.order_by("pk")] == ["", "wrong queue"]
-
-
-def test_an_operation_that_cannot_go_on_fails_aloud_and_lets_others_pass(caplog: pytest.LogCaptureFixture) -> None:
     bad, good = started(1), started()
     BulkOperation.objects.filter(pk=bad.pk).update(query="stauts:ERROR")
     run()
-    assert (of(bad).state, of(good).state, good.changed) == (FAILED, FINISHED, 1)
-    assert bad.note.startswith("SearchError: ")
-    assert f"Bulk operation {bad.pk} failed" in caplog.text
+    assert (of(bad).state, of(good).state, good.changed) == (FAILED, FINISHED, 3)
+    assert bad.note.startswith("SearchError: ") and f"Bulk operation {bad.pk} failed" in caplog.text
 
 
 def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database: ProcessDatabase) -> None:
-    """A real process, killed after a chunk's effect and before its commit."""
     operation = started(3)
     command = [sys.executable, str(REPOSITORY / "manage.py"), "taskqueue", "bulk", "run"]
     with transaction.atomic():
@@ -282,9 +263,7 @@ def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database:
     assert (of(operation).changed, AuditEntry.objects.get().changed) == (3, 3)
 
 
-def test_real_pollers_carry_it_out_and_process_what_they_reprocessed(
-    postgres_process_database: ProcessDatabase,
-) -> None:
+def test_real_pollers_carry_it_out_and_process_the_tasks(postgres_process_database: ProcessDatabase) -> None:
     failures(5, queue="work", payload={"do": "ok"})
     operation = bulk.start("reprocess", "status:ERROR queue:work", None, "mended")
     with ExitStack() as stack:

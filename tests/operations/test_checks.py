@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from django.db import connection
 from django.db.backends.base import base
 from django.test import Client
 
-from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.conftest import REPOSITORY
 from tests.operations.site import sql
 from tests.operations.test_api import BEARER, DIGEST
 
@@ -53,9 +52,7 @@ for words in [["check", "--tag", "dbtaskqueue"], *commands]:
     ("engine", "name", "commands"),
     [("django.db.backends.mysql", "MySQL and MariaDB", "every"), ("django.db.backends.oracle", "Oracle", "check")],
 )
-def test_every_command_refuses_another_engine_without_its_driver(
-    engine: str, name: str, commands: str, tmp_path: Path
-) -> None:
+def test_every_command_refuses_another_engine(engine: str, name: str, commands: str, tmp_path: Path) -> None:
     (tmp_path / "other_engine.py").write_text(SETTINGS % engine)
     env = {"PYTHONPATH": f"{REPOSITORY}:{tmp_path}", "DJANGO_SETTINGS_MODULE": "other_engine", "DATABASE_URL": URL}
     done = subprocess.run(
@@ -72,30 +69,23 @@ def test_every_command_refuses_another_engine_without_its_driver(
     assert done.stderr.count("HINT: Use PostgreSQL or SQLite for tasks") == len(ended)
 
 
-@pytest.fixture
-def server_too_old(postgres_process_database: ProcessDatabase) -> Iterator[None]:
-    """Django takes the server for one that it does not support any more."""
+@pytest.mark.usefixtures("postgres_process_database")
+def test_a_server_that_is_too_old_is_refused_at_the_start() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(type(connection.features), "minimum_database_version", (99,))
         patched.setattr(base, "RAN_DB_VERSION_CHECK", set())  # Django asks once for each alias
         connection.close()
-        yield
+        (error,) = run_checks(tags=["database"], databases=["default"])
+        assert error.id == "dbtaskqueue.E009" and "PostgreSQL 99 or later is required (found " in error.msg
+        for command in ("runtaskpoller", "housekeeptasks"):
+            connection.close()
+            with pytest.raises(CommandError, match="PostgreSQL 99 or later is required") as refused:
+                call_command(command)
+            assert refused.value.returncode == 3
 
 
-@pytest.mark.usefixtures("server_too_old")
-def test_a_server_that_is_too_old_is_refused_at_the_start() -> None:
-    (error,) = run_checks(tags=["database"], databases=["default"])
-    assert error.id == "dbtaskqueue.E009" and "PostgreSQL 99 or later is required (found " in error.msg
-    for command in ("runtaskpoller", "housekeeptasks"):
-        connection.close()
-        with pytest.raises(CommandError, match="PostgreSQL 99 or later is required") as refused:
-            call_command(command)
-        assert refused.value.returncode == 3
-
-
-def test_the_api_answers_503_where_the_database_is_not_migrated_or_away(
-    postgres_process_database: ProcessDatabase, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("postgres_process_database")
+def test_the_api_answers_503_where_the_database_is_not_migrated_or_away(settings: Any, monkeypatch: Any) -> None:
     settings.DBTASKQUEUE |= {"API_TOKENS": {"robot": DIGEST}}
     User.objects.create_superuser("robot")
     caller = Client(headers=BEARER)

@@ -86,7 +86,9 @@ def test_a_starved_priority(alias: str, settings: Any) -> None:
     assert "queue.starved" not in found(alias)
 
 
-def test_settings_that_make_no_sense(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"poll_interval": "1m", "idle_interval": "5s"}}, "PREPARE": False}
     assert "poll_interval" in found()["settings.contradiction"].words
     assert [check.id for check in checked()] == ["dbtaskqueue.W001", "dbtaskqueue.W003"]
@@ -100,9 +102,7 @@ def test_settings_that_make_no_sense(settings: Any, monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(settings.DATABASES["default"]["OPTIONS"], "isolation_level", 4)
     assert "SERIALIZABLE" in found()["database.isolation"].words
     assert [check.id for check in checked()] == ["dbtaskqueue.W002"]
-
-
-def test_an_app_that_the_pages_need_is_named_with_what_to_add(settings: Any) -> None:
+    monkeypatch.undo()
     before = settings.INSTALLED_APPS
     settings.INSTALLED_APPS = [name for name in before if name != "django_tables2"]
     (error,) = checked()

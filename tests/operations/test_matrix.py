@@ -162,7 +162,6 @@ def by_command(*flags: str, search: bool = True) -> Use:
 
 
 def filled(text: Any, verb: str, tasks: list[Task]) -> Any:
-    """Return the text with what stands in its braces."""
     words = {"verb": verb, "api_verb": "start" if verb == "resume" else verb, "search": search_of(verb, tasks)}
     return text.format(**words) if isinstance(text, str) else text
 
@@ -220,16 +219,6 @@ def asked_command(user: Any, verb: str, tasks: list[Task]) -> int:
     return int(data(*words_of(verb, tasks), "--dry-run")["would_change"])
 
 
-def asked_act(user: Any, verb: str, tasks: list[Task]) -> int:
-    found = actions.preview(rows(tasks), ActionRequest(ID_VERBS[verb], options=NOW)).eligible
-    return found.number if found else 0
-
-
-def asked_bulk(user: Any, verb: str, tasks: list[Task]) -> int:
-    found = bulk.preview(verb, search_of(verb, tasks), str(tasks[0]._state.db), options=NOW).eligible
-    return found.number if found else 0
-
-
 @dataclass(frozen=True)
 class Road:
     """A road to a verb, what its records call it, who may go along it, and where it leads on SQLite, too."""
@@ -249,8 +238,8 @@ OF_QUERYSETS = tuple(verb for verb in ID_VERBS if hasattr(Task.objects, verb) an
 SETTING, DRAIN = {"set": "batch_size", "value": "7"}, {"action": "drain", "_selected_action": "p1"}
 ROADS: dict[str, Road] = {
     "queryset": Road(by_queryset, (*OF_QUERYSETS, "release"), users="none", on_sqlite=True),
-    "act": Road(by_act, ONE_TOO, "code", on_sqlite=True, asked=asked_act),
-    "bulk operation": Road(by_bulk, tuple(BULK_VERBS), "code", background=True, on_sqlite=True, asked=asked_bulk),
+    "act": Road(by_act, ONE_TOO, "code", on_sqlite=True),
+    "bulk operation": Road(by_bulk, tuple(BULK_VERBS), "code", background=True, on_sqlite=True),
     "command ids": Road(by_command(search=False), ONE_TOO, "command", users="none"),
     "command search": Road(by_command(), tuple(BULK_VERBS), "command", users="none", asked=asked_command),
     "command background": Road(by_command("--background"), tuple(BULK_VERBS), "command", users="none", background=True),
@@ -444,7 +433,6 @@ def make_user(name: str, verb: Verb) -> User:
 
 
 def state() -> list[Any]:
-    """Return all that the verbs change."""
     return [list(model._default_manager.order_by("pk").values()) for model in (Task, Queue, Signal, Poller)]
 
 
@@ -489,7 +477,6 @@ def test_the_one_question_behind_all_of_it() -> None:
 
 
 def test_pages_offer_each_verb_to_those_who_may() -> None:
-    """On the list of tasks, and on the page of a task that it would change."""
     tasks = {status: make_one(status) for status in Status}
     offer, wrong = re.compile(r'name="action" value="(\w+)"'), []
     for name, verb in TASK_VERBS.items():

@@ -235,7 +235,7 @@ def test_a_day_is_the_site_s_day(settings: Any, zone: str) -> None:
     assert select(f"created:>{today}", tasks).count() == select(f"created:<{today}", tasks).count() == 0
 
 
-def test_the_indexes_of_finished_and_of_waiting_tasks_answer_for_statuses() -> None:
+def test_indexes_answer_for_statuses_and_for_how_a_reference_begins() -> None:
     # Given a table full of other tasks, as the planner sees it: without statistics it may walk the primary key
     sql(
         "INSERT INTO dbtaskqueue_task (queue_name, status, final_status, ready_time, finish_time)"
@@ -249,10 +249,7 @@ def test_the_indexes_of_finished_and_of_waiting_tasks_answer_for_statuses() -> N
 
     for text in ("status:ERROR", "status:COMPLETED queue:claims", "fingerprint:abc", "is:parked", "error:x"):
         assert "Seq Scan" not in plan(text) and "_pkey" not in plan(text), f"{text}: {plan(text)}"
-
-
-def test_how_a_reference_begins_is_looked_up_whatever_the_database_s_collation() -> None:
-    """LIKE 'UA%' goes by an index in the C collation, or by one of this operator class in any."""
+    # LIKE 'UA%' goes by an index in the C collation, or by one of this operator class in any.
     ((definition,),) = sql("SELECT indexdef FROM pg_indexes WHERE indexname = 'dbtaskqueue_task_reference'")
     assert definition.startswith("CREATE UNIQUE INDEX") and "reference_number varchar_pattern_ops" in definition
 

@@ -55,7 +55,6 @@ def _teams(settings: Any) -> None:
 
 
 def make_all(user: User, queue: str) -> None:
-    """Fill every table with rows of a team's queue."""
     letter, actor = queue[0], Actor(user, "admin")
     facts = {"payload": {"word": f"{letter}secret"}, "process_result": f"ValueError: {letter}error"}
     task = make_task(Status.ERROR, queue=queue, reference=f"{letter}ref", fingerprint=letter * 40, **facts)
@@ -196,9 +195,8 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
 
 
 @pytest.mark.parametrize("name", TEAMS)
-def test_a_team_counts_only_its_own(name: str) -> None:
-    browser = client(name)
-    own = TEAMS[name]
+def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
+    browser, foreign, own = client(name), other(name), TEAMS[name]
     assert browser.get("/api/tasks/count").json()["count"] == 6
     assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"] == 0
     status = browser.get("/api/status").json()
@@ -208,25 +206,17 @@ def test_a_team_counts_only_its_own(name: str) -> None:
     assert len(browser.get("/api/operations").json()["operations"]) == 2
     seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{other(name)[0]}ref").json()
     assert (seen["selected"]["count"], seen["would_change"]["count"]) == (2, 1)
-
-
-@pytest.mark.parametrize("name", TEAMS)
-def test_a_wrong_target_and_a_stuck_poller_name_no_queue_of_others(name: str) -> None:
-    browser, foreign = client(name), other(name)
+    # A wrong target and a stuck poller name no queue of others.
     for to_queue in ("nope", foreign):
-        moved = post(browser, "tasks/move/ids", ids=[Task.objects.filter(queue=TEAMS[name])[0].pk], to_queue=to_queue)
+        moved = post(browser, "tasks/move/ids", ids=[Task.objects.filter(queue=own)[0].pk], to_queue=to_queue)
         assert (moved.status_code, leaks(moved, [f"{foreign}-2", f"{foreign}-rowless"])) == (404, [])
     served = [{"queue": f"{queue}-rowless", "idle_seconds": 3600} for queue in TEAMS.values()]
     Poller.objects.filter(instance="both").update(queues=served, slots=9, heartbeat_time=timezone.now())
     Task.objects.filter(queue__endswith="-rowless").update(ready_time=timezone.now() - timedelta(hours=1))
     said = browser.get("/api/doctor").json()["findings"]
     (stuck,) = [one["words"] for one in said if one["id"] == "poller.stuck"]
-    assert f"took nothing from {TEAMS[name]}-rowless " in stuck
-
-
-@pytest.mark.parametrize("name", TEAMS)
-def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None:
-    browser, foreign = client(name), other(name)
+    assert f"took nothing from {own}-rowless " in stuck
+    # It stops neither the others' work nor their pollers.
     theirs = BulkOperation.objects.filter(query__contains=f"ref:{foreign[0]}ref").order_by("pk")
     for operation in theirs:
         assert post(browser, f"operations/{operation.pk}/cancel").status_code == 404
@@ -237,7 +227,7 @@ def test_a_team_stops_neither_the_others_work_nor_its_pollers(name: str) -> None
         browser.post(f"{ADMIN}poller/", {"action": "stop", "_selected_action": poller, "confirm": "1"})
     assert set(Poller.objects.values_list("requested_command", flat=True)) == {""}
     assert set(theirs.values_list("state", flat=True)) == {"WAITING"}
-    for operation in BulkOperation.objects.filter(query__contains=f"ref:{TEAMS[name][0]}ref"):
+    for operation in BulkOperation.objects.filter(query__contains=f"ref:{own[0]}ref"):
         assert post(browser, f"operations/{operation.pk}/cancel").json()["cancelled"]
     work()
     assert not theirs.exclude(state="FINISHED").exists()
