@@ -102,24 +102,16 @@ def test_enqueue_and_get_result_take_one_query_each() -> None:
 
 
 def test_retries_are_said_at_the_function(ended: list[Any]) -> None:
-    result = functions.succeed_at.enqueue(3)
+    result, later = functions.succeed_at.enqueue(3), functions.succeed_later.enqueue()
     with run_poller("default"):
         pass
-    result.refresh()
-    assert (result.status, result.return_value, result.attempts) == (compat.TaskResultStatus.SUCCESSFUL, 3, 3)
-    assert [str(error.exception_class.__name__) for error in result.errors] == ["LookupError"] * 2
-    assert ended == [compat.TaskResultStatus.SUCCESSFUL]
-    assert result.enqueued_at < result.started_at < result.last_attempted_at < result.finished_at
-    assert len(set(result.worker_ids)) == 1
-
-
-def test_a_coroutine_is_tried_again() -> None:
-    result = functions.succeed_later.enqueue()
-    with run_poller("default"):
-        pass
-    result.refresh()
-    assert (result.status, result.return_value) == (compat.TaskResultStatus.SUCCESSFUL, 2)
-    assert [error.exception_class for error in result.errors] == [LookupError]
+    for one, value in ((result, 3), (later, 2)):
+        one.refresh()
+        assert (one.status, one.return_value, one.attempts) == (compat.TaskResultStatus.SUCCESSFUL, value, value)
+        assert [error.exception_class for error in one.errors] == [LookupError] * (value - 1)
+        assert one.enqueued_at < one.started_at < one.last_attempted_at < one.finished_at
+        assert len(set(one.worker_ids)) == 1
+    assert ended == [compat.TaskResultStatus.SUCCESSFUL] * 2
 
 
 def test_retries_are_said_in_the_settings() -> None:
@@ -132,7 +124,7 @@ def test_retries_are_said_in_the_settings() -> None:
         assert (result.status, len(result.errors)) == (compat.TaskResultStatus.FAILED, attempts)
 
 
-def test_wrong_options_and_retries_of_a_function_are_told() -> None:
+def test_wrong_options_are_told_by_the_checks() -> None:
     for options, told in (
         ({"max_attempts": 0}, "max_attempts=0 must be a whole number of at least 1"),
         ({"attempts": 3}, "has no key 'attempts'"),
@@ -143,9 +135,6 @@ def test_wrong_options_and_retries_of_a_function_are_told() -> None:
     cls = compat.task_backends["default"].task_class
     with pytest.raises(compat.InvalidTask, match="max_attempts='three' must be a whole number"):
         cls(func=functions.fail.func, max_attempts="three")
-
-
-def test_the_checks() -> None:
     assert list(compat.task_backends["default"].check()) == []
     with override_settings(DBTASKQUEUE={"QUEUES": {"two": {"keep": "delete"}}}):
         assert [found.id for found in compat.task_backends["default"].check()] == ["dbtaskqueue.I022"]
@@ -176,28 +165,18 @@ def test_a_payload_that_no_enqueue_wrote_fails_its_task_alone() -> None:
     assert ["The payload of a Django task is" in text for text in texts] == [True] * len(payloads)
 
 
-def test_an_outcome_of_the_queue_is_obeyed() -> None:
-    result = functions.once_more.enqueue("again")
-    assert drain("default").completed == 1
-    result.refresh()
-    assert result.return_value == "again"
-
-
-def test_a_plain_processor_of_the_queue_gets_the_plain_rows_only() -> None:
+def test_plain_rows_and_functions_of_a_queue_keep_apart() -> None:
     seen: list[Any] = []
     processor("default")(lambda task: seen.append(task.payload))
     functions.add.enqueue(1, 2)
     enqueue("default", payload=[3])
     assert drain("default").completed == 2
     assert seen == [[3]]
-
-
-def test_a_plain_row_does_not_go_to_the_only_function_of_a_queue() -> None:
     functions.add.using(queue_name="two").enqueue(1, 2)
     registry.unregister("two")
     enqueue("two", payload={"args": [1, 2], "kwargs": {}})
     drain("two")
-    assert sorted(Task.objects.values_list("status", flat=True)) == ["COMPLETED", "CREATED"]
+    assert sorted(Task.objects.filter(queue="two").values_list("status", flat=True)) == ["COMPLETED", "CREATED"]
 
 
 def test_an_operator_moves_changes_and_cancels() -> None:
@@ -238,9 +217,11 @@ def test_an_interrupt_ends_the_process_and_the_task_is_not_lost(request: pytest.
         drain("default")
 
 
-def test_poison_is_a_failure(ended: list[Any]) -> None:
-    result = functions.refuse.enqueue()
-    drain("default")
-    result.refresh()
-    assert (result.status, result.attempts) == (compat.TaskResultStatus.FAILED, 1)
-    assert ended == [compat.TaskResultStatus.FAILED]
+def test_outcomes_of_the_queue_are_obeyed_and_poison_is_a_failure(ended: list[Any]) -> None:
+    again, refused = functions.once_more.enqueue("again"), functions.refuse.enqueue()
+    assert str(drain("default")) == "1 completed, 1 reenqueued, 1 poisoned"
+    again.refresh()
+    refused.refresh()
+    assert again.return_value == "again"
+    assert (refused.status, refused.attempts) == (compat.TaskResultStatus.FAILED, 1)
+    assert sorted(ended) == [compat.TaskResultStatus.FAILED, compat.TaskResultStatus.SUCCESSFUL]

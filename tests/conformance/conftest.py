@@ -55,13 +55,10 @@ class World:
     def make(self, status: Status | str = Status.CREATED, **columns: Any) -> Task:
         return factories.make_task(status, using=self.alias, **columns)
 
-    def checkout(
-        self, limit: int = 1, *, poller: str = FIRST, lease: timedelta = factories.LEASE, queue: str = "parcels"
-    ) -> list[Lease]:
-        return self.tasks.checkout(queue, poller_instance=poller, limit=limit, lease=lease)
+    def checkout(self, limit: int = 1, *, poller: str = FIRST, queue: str = "parcels", **options: Any) -> list[Lease]:
+        return self.tasks.checkout(queue, poller_instance=poller, limit=limit, **{"lease": factories.LEASE} | options)
 
     def take(self, **columns: Any) -> Lease:
-        """Make one due task and take it."""
         wanted = self.make(**columns)
         taken = self.checkout(50)
         return next(lease for lease in taken if lease.id == wanted.id)
@@ -79,18 +76,15 @@ class World:
         return next(other for other in taken if other.id == lease.id)
 
     def settle(self, lease: Lease, outcome: Outcome | Settlement, *, keep: str = "keep") -> bool:
-        """Settle as a poller does; return whether anything was written."""
         return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))], keep=keep)
 
     def age(self, delta: timedelta) -> None:
         factories.age(delta, using=self.alias)
 
     def row(self, task: Any) -> dict[str, Any]:
-        """Return every column of a task that must be there."""
         return Task.objects.using(self.alias).values().get(pk=task.id)
 
     def everything(self) -> list[list[Any]]:
-        """Return all rows of all tables that an outcome may change."""
         tables = (Task, TaskHistory, Attempt, DeletedTasks)
         return [list(table._default_manager.using(self.alias).order_by("pk").values()) for table in tables]
 

@@ -44,7 +44,6 @@ class Queue:
     _placed: int = 0
 
     def enqueue(self, row: Row, on_duplicate: str, *, keep_due: bool) -> str:
-        """Return "new", "full", "duplicate", "ignored" or "replaced"."""
         if sum(self._is_live(other) for other in self.rows.values()) >= self.capacity:
             return "full"
         there = self.by_reference(row.reference)

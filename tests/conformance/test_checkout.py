@@ -29,6 +29,7 @@ pytestmark = [
 def test_order_is_priority_then_ready_time_then_id(world: World) -> None:
     places = [*product((-5, 0, 7), (30, 20, 20, 10)), (7, 25), (-5, 25), (0, 25)]
     made = [(one, -ago, world.make(priority=one, ready_time=timedelta(minutes=-ago)).id) for one, ago in places]
+    assert world.checkout(0) == world.checkout(-1) == []
     assert [lease.id for lease in world.checkout(50)] == [task_id for _, _, task_id in sorted(made)]
 
 
@@ -59,23 +60,18 @@ def test_order_and_limit_hold_whatever_the_plan(world: World, step: int, without
     assert taken == [ids[:5], ids[5:10], ids[10:], []]
 
 
-def test_a_limit_below_one_takes_nothing(world: World) -> None:
-    task = world.make()
-    assert world.checkout(0) == world.checkout(-1) == []
-    assert world.row(task)["status"] == CREATED
-
-
 def test_what_checkout_writes(world: World) -> None:
     task = world.enqueue("ref-1", {"seats": [1, 2]}, priority=3, context={"trace": "t-1"})
     world.age(timedelta(seconds=10))
     before = world.row(task)
-    (lease,) = world.checkout(lease=timedelta(minutes=2))
-    after = world.row(task)
-    now = timezone.now()
+    with CaptureQueriesContext(connections[world.alias]) as seen:
+        (lease,) = world.checkout(lease=timedelta(minutes=2))
+    after, now = world.row(task), timezone.now()
+    (write,) = [query["sql"] for query in seen.captured_queries if 'UPDATE "dbtaskqueue_task"' in query["sql"]]
+    assert "attempt = attempt + 1" in write, "the attempt is charged in the statement that takes the row"
     changed = {name for name in after if after[name] != before[name]}
-    assert changed == {
-        "status", "attempt", "total_attempt", "start_time", "last_update_time", "next_process_time", "poller_instance",
-    }  # fmt: skip
+    times = {"start_time", "last_update_time", "next_process_time"}
+    assert changed == {"status", "attempt", "total_attempt", "poller_instance", *times}
     assert (after["status"], after["attempt"], after["total_attempt"]) == (PROCESSING, 1, 1)
     assert after["poller_instance"] == FIRST
     assert abs(after["start_time"] - now) < timedelta(seconds=PATIENCE)
@@ -86,15 +82,6 @@ def test_what_checkout_writes(world: World) -> None:
     assert (lease.payload, lease.context) == ({"seats": [1, 2]}, {"trace": "t-1"})
     assert (lease.create_time, lease.ready_time) == (before["create_time"], before["ready_time"])
     assert (lease.start_time, lease.lease_until) == (after["start_time"], after["next_process_time"])
-
-
-def test_the_attempt_is_charged_in_the_statement_that_takes_the_row(world: World) -> None:
-    world.make()
-    with CaptureQueriesContext(connections[world.alias]) as seen:
-        assert len(world.checkout()) == 1
-    writes = [query["sql"] for query in seen.captured_queries if 'UPDATE "dbtaskqueue_task"' in query["sql"]]
-    assert len(writes) == 1
-    assert "attempt = attempt + 1" in writes[0]
 
 
 def test_a_delay_is_kept_to_the_millisecond(world: World) -> None:
@@ -176,7 +163,13 @@ def test_a_paused_queue_gives_nothing(world: World) -> None:
     assert len(world.checkout()) == 1
 
 
-def test_due_says_what_checkout_takes(world: World) -> None:
+def test_due_and_stale_say_what_checkout_takes(world: World) -> None:
+    stale = [world.make(PROCESSING, next_process_time=timedelta(seconds=-1)).id, world.make(PROCESSING, attempt=5).id]
+    world.tasks.filter(pk=stale[1]).update(next_process_time=Now())
+    world.make(PROCESSING)
+    world.make(CREATED)
+    assert sorted(world.tasks.stale().values_list("pk", flat=True)) == stale
+    world.tasks.purge()
     for status in (CREATED, PROCESSING, ERROR, POISON):
         for priority in (2, 1):
             world.make(status, priority=priority)
@@ -187,14 +180,6 @@ def test_due_says_what_checkout_takes(world: World) -> None:
     due = list(world.tasks.due().values_list("pk", flat=True))
     assert len(due) == 6
     assert [lease.id for lease in world.checkout(50)] == due
-
-
-def test_stale_says_whose_lease_ran_out(world: World) -> None:
-    stale = [world.make(PROCESSING, next_process_time=timedelta(seconds=-1)).id, world.make(PROCESSING, attempt=5).id]
-    world.tasks.filter(pk=stale[1]).update(next_process_time=Now())
-    world.make(PROCESSING)
-    world.make(CREATED)
-    assert sorted(world.tasks.stale().values_list("pk", flat=True)) == stale
 
 
 def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:

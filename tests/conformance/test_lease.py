@@ -93,7 +93,7 @@ def test_release_keeps_the_place_and_does_not_charge(world: World) -> None:
     assert [(lease.attempt, lease.total_attempt) for lease in again] == [(1, 2), (1, 2), (1, 1)]
 
 
-def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> None:
+def test_a_parked_task_waits_uncharged_until_what_it_waits_for_is_there(world: World) -> None:
     lease = world.take(payload_type="Alien")
     reason = run.no_handler("parcels", "Alien")
     assert world.settle(lease, Park(reason))
@@ -108,9 +108,6 @@ def test_a_parked_task_waits_uncharged_until_it_is_unparked(world: World) -> Non
     assert (row["parked_by"], row["attempt"], is_at(row["ready_time"])) == (None, 0, True)
     (again,) = world.checkout()
     assert (again.id, again.attempt, again.total_attempt) == (lease.id, 1, 2)
-
-
-def test_unpark_leaves_alone_what_waits_for_something_else_and_a_due_time_to_come(world: World) -> None:
     world.make(parked_by="capacity")
     later = world.make(parked_by=run.no_handler("parcels", None), next_process_time=timedelta(hours=1))
     assert move.unpark(world.session, "parcels", ["Alien"], untyped=False) == 0

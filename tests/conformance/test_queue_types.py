@@ -1,15 +1,16 @@
 """Queue types: groups, priorities that age, time to live, capacity, tags, a lease per task, tables of one's own."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Release, Settlement
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.scan import START, ScanCursor
-from tests.conformance.conftest import World, any_strategy
+from tests.conformance.conftest import STRATEGIES, World, any_strategy
 from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -23,10 +24,6 @@ def references(leases: list[Lease]) -> list[str | None]:
 def taken(leases: list[Lease]) -> list[str]:
     """Who was taken; tasks of different groups that came into line in the same millisecond have no order."""
     return sorted(str(lease.reference) for lease in leases)
-
-
-def ready_rows(world: World) -> list[str]:
-    return sorted(world.tasks.filter(ready_time__isnull=False).values_list("reference", flat=True))
 
 
 @pytest.fixture
@@ -46,12 +43,8 @@ def test_of_each_group_only_the_head_can_be_taken(two_groups: World) -> None:
 GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Reenqueue(timedelta(hours=1)))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "then"), [*((one, ["a2"]) for one in GO_ON), (Release(), ["a1"]), (Fail("later"), [])]
-)
-def test_what_becomes_of_a_head_says_who_is_next_of_its_group(
-    two_groups: World, outcome: Settlement, then: list[str]
-) -> None:
+@pytest.mark.parametrize("outcome, then", [*((one, ["a2"]) for one in GO_ON), (Release(), ["a1"]), (Fail("later"), [])])
+def test_what_becomes_of_a_head_says_who_is_next_of_its_group(two_groups: World, outcome: Any, then: Any) -> None:
     head = two_groups.checkout(1)[0]
     head.policy = Fixed(timedelta(hours=1), jitter=0)
     two_groups.settle(head, outcome)
@@ -64,12 +57,6 @@ def test_a_retry_lets_others_pass_where_the_queue_says_skip(two_groups: World) -
     head.policy = Fixed(timedelta(hours=1), jitter=0)
     head.port.settle(head, Fail("later"))
     assert taken(two_groups.checkout(10)) == ["a2", "b1", "free"]
-
-
-def test_enqueue_many_keeps_groups(world: World) -> None:
-    rows = [{"reference": f"{group}{n}", "group": group} for n in range(3) for group in "ab"]
-    enqueue_many("parcels", rows, using=world.alias)
-    assert ready_rows(world) == ["a0", "b0"]
 
 
 def test_a_busy_group_in_front_costs_the_others_nothing(world: World) -> None:
@@ -94,10 +81,12 @@ def rows_looked_at(world: World) -> int:
     return int(sum(read_rows(node) for node in nodes if node.get("Relation Name") == "dbtaskqueue_task"))
 
 
-@any_strategy
+# A driver of one's own has strict priorities only, and says so.
+ageing = pytest.mark.parametrize("world", sorted(STRATEGIES.keys() - {"postgresql-own_driver"}), indirect=True)
+
+
+@ageing
 def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
-    if world.strategy.startswith("tests."):
-        pytest.skip("this driver has strict priorities only, and says so")
     world.configure(max_wait=timedelta(minutes=1))
     world.make(priority=5, reference="old", ready_time=-timedelta(hours=1))
     world.make(priority=5, reference="old too", ready_time=-timedelta(minutes=59))
@@ -105,11 +94,9 @@ def test_a_priority_that_waited_too_long_goes_first(world: World) -> None:
     assert references(world.checkout(3)) == ["old", "old too", "new"]
 
 
-@any_strategy
+@ageing
 def test_under_twice_the_load_it_can_carry_no_priority_waits_for_ever(world: World) -> None:
     """Given two urgent tasks a second and hands for one, then the patient one is taken soon after ``max_wait``."""
-    if world.strategy.startswith("tests."):
-        pytest.skip("this driver has strict priorities only, and says so")
     world.configure(max_wait=timedelta(seconds=10))
     world.enqueue("patient", priority=9)
     waits: dict[str | None, timedelta] = {}
@@ -134,8 +121,7 @@ def test_a_task_past_its_time_to_live_is_not_started(world: World) -> None:
     assert lease.id == alive.id
     lease.complete_delete()
     row = world.row(late)
-    assert row["status"] == Status.POISON
-    assert row["process_result"].startswith("Expired at ")
+    assert row["status"] == Status.POISON and row["process_result"].startswith("Expired at ")
     world.tasks.purge()
     world.configure(expired="delete")
     before = len(world.everything()[3])
@@ -152,10 +138,7 @@ def test_the_time_to_live_counts_from_the_due_time_and_a_running_task_may_outliv
     lease = world.checkout(1)[0]
     world.age(10 * SECOND)
     assert world.settle(lease, Complete())
-
-
-def test_the_queue_can_give_every_task_a_time_to_live(world: World) -> None:
-    world.configure(ttl=SECOND)
+    world.configure(ttl=SECOND)  # of every task
     world.enqueue("late")
     enqueue_many("parcels", [("late, too", 1)], using=world.alias)
     world.age(2 * SECOND)

@@ -28,17 +28,13 @@ from tests.support import counted
 from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-SECONDS = timedelta(seconds=1)
-NO_TIME = timedelta(0)
+SECONDS, HOUR, NO_TIME = timedelta(seconds=1), timedelta(hours=1), timedelta(0)
+GIVEN_BACK = {"status": CREATED, "next_process_time": NO_TIME, "poller_instance": None, "attempt": 1}
 
 
 def is_at(time: datetime, later: timedelta = NO_TIME) -> bool:
     """Whether the database wrote that time in this test: now, or so much later."""
     return abs(time - timezone.now() - later) < timedelta(seconds=PATIENCE)
-
-
-HOUR = timedelta(hours=1)
-GIVEN_BACK = {"status": CREATED, "next_process_time": NO_TIME, "poller_instance": None, "attempt": 1}
 
 
 def over(status: str, text: str | None = None, **columns: Any) -> dict[str, Any]:
@@ -71,11 +67,10 @@ EFFECTS: dict[str, tuple[Outcome | Settlement, dict[str, Any]]] = {
 
 def test_what_each_outcome_writes(world: World, subtests: pytest.Subtests) -> None:
     """Given a task on its second attempt, with traces of the first, taken a while ago."""
+    traces = {"payload": [1], "context": {"t": 1}, "priority": -2, "process_result": "before"}
     for case, (outcome, columns) in EFFECTS.items():
         with subtests.test(case):
-            lease = world.take(
-                attempt=1, total_attempt=7, payload=[1], context={"t": 1}, priority=-2, process_result="before"
-            )
+            lease = world.take(attempt=1, total_attempt=7, **traces)
             lease.policy = lambda attempt, error: HOUR
             world.age(20 * SECONDS)
             before = world.row(lease)
@@ -155,20 +150,16 @@ def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
     assert world.row(lease)["status"] == PROCESSING
 
 
-def test_a_settle_commits_and_rolls_back_with_the_caller(
-    world: World, django_capture_on_commit_callbacks: Callable[..., Any]
-) -> None:
+def test_a_settle_commits_and_rolls_back_with_the_caller(world: World, django_capture_on_commit_callbacks: Any) -> None:
     lease = world.take()
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=world.alias):
         lease.complete("first try")
         raise ZeroDivisionError
-    assert world.row(lease)["status"] == PROCESSING
-    assert not lease.settled
+    assert world.row(lease)["status"] == PROCESSING and not lease.settled
     with django_capture_on_commit_callbacks(using=world.alias, execute=True), transaction.atomic(using=world.alias):
         Booking.objects.using(world.alias).create(reference="in time")
         lease.complete("second try")
-    assert lease.settled
-    assert world.row(lease)["result"] == "second try"
+    assert lease.settled and world.row(lease)["result"] == "second try"
     assert Booking.objects.using(world.alias).count() == 1
 
 
@@ -232,27 +223,25 @@ def test_failures_end_in_error_after_the_budget(world: World) -> None:
     for attempt in (1, 2, 3):
         (lease,) = world.checkout()
         assert lease.attempt == attempt
-        lease.fail(ValueError(f"number {attempt}"), delay=timedelta(0))
+        lease.fail(ValueError(f"number {attempt}"), delay=NO_TIME)
     row = world.row(task)
     assert (row["status"], row["attempt"], row["total_attempt"]) == (ERROR, 3, 3)
     assert row["process_result"].rstrip().endswith("ValueError: number 3")
     attempts = Attempt.objects.using(world.alias).filter(task_id=task.id).order_by("total_attempt")
-    assert [(one.attempt, one.error_type, one.message) for one in attempts] == [
-        (1, "builtins.ValueError", "number 1"), (2, "builtins.ValueError", "number 2"),
-        (3, "builtins.ValueError", "number 3"),
-    ]  # fmt: skip
+    told = [(one.attempt, one.error_type, one.message) for one in attempts]
+    assert told == [(number, "builtins.ValueError", f"number {number}") for number in (1, 2, 3)]
     assert all(one.poller_instance and one.start_time <= one.finish_time for one in attempts)
     assert all("Traceback" in one.traceback or one.traceback.endswith(f"{one.message}\n") for one in attempts)
 
 
 def test_what_is_no_failure_lets_a_task_be_taken_again_even_after_its_last_attempt(world: World) -> None:
-    for put_back in [
-        lambda _, lease: lease.reenqueue(NO_TIME, keep_attempts=True),
-        lambda _, lease: lease.reenqueue(NO_TIME),
-        lambda world, lease: world.tasks.filter(pk=lease.id).release_all(),
-    ]:
+    for put_back in (
+        lambda lease: lease.reenqueue(NO_TIME, keep_attempts=True),
+        lambda lease: lease.reenqueue(NO_TIME),
+        lambda lease: world.tasks.filter(pk=lease.id).release_all(),
+    ):
         lease = world.take(attempt=2, max_attempts=3)
-        put_back(world, lease)
+        put_back(lease)
         (again,) = world.checkout()
         assert again.id == lease.id
         again.complete()

@@ -82,10 +82,9 @@ class Machine(RuleBasedStateMachine):
 
     def _enqueue(self, reference: str | None, *, delay: int, ttl: int | None, **options: Any) -> tuple[str, int]:
         before = self.world.tasks.filter(reference=reference).exists() if reference else False
+        times = {"delay": timedelta(seconds=delay), "ttl": ttl and timedelta(seconds=ttl)}
         try:
-            task = self.world.enqueue(
-                reference, delay=timedelta(seconds=delay), ttl=ttl and timedelta(seconds=ttl), **options
-            )
+            task = self.world.enqueue(reference, **times, **options)
         except QueueFull:
             return "full", 0
         except DuplicateTask:
@@ -97,15 +96,12 @@ class Machine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 4))
     def checkout(self, limit: int) -> None:
         taken = self.world.checkout(limit, lease=timedelta(seconds=model.LEASE))
-        expected = self.model.checkout(limit)
-        assert [(lease.id, lease.total_attempt, lease.attempt) for lease in taken] == [
-            (row.id, row.total, row.attempt) for row in expected
-        ]
+        expected = [(row.id, row.total, row.attempt) for row in self.model.checkout(limit)]
+        assert [(lease.id, lease.total_attempt, lease.attempt) for lease in taken] == expected
         self.leases += taken
 
     @rule(choice=st.integers(0, 1000), verb=st.sampled_from(list(OUTCOMES)), delay=delays)
     def settle(self, choice: int, verb: str, delay: int) -> None:
-        """Settle under any lease ever handed out, most of them long gone."""
         if self.leases:
             lease = self.leases[-1 - choice % min(6, len(self.leases))]
             lease.policy = Fixed(timedelta(seconds=delay), jitter=0)
@@ -114,7 +110,6 @@ class Machine(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([10, 10, 30, 70]))
     def wait(self, seconds: int) -> None:
-        """Let time pass: leases expire, delays and times to live run out."""
         self.world.age(timedelta(seconds=seconds))
         self.model.now += seconds
 
@@ -148,10 +143,8 @@ class Machine(RuleBasedStateMachine):
         if self.world.alias == "sqlite":
             self.world.age(MOMENT)
         columns = ("status", "attempt", "total_attempt", "reenqueue_attempt", "ready_time", "priority")
-        rows = {
-            task_id: (status, attempt, total, again, ready is not None, priority)
-            for task_id, status, attempt, total, again, ready, priority in self.world.tasks.values_list("id", *columns)
-        }
+        found = self.world.tasks.values_list("id", *columns)
+        rows = {pk: (*facts, ready is not None, priority) for pk, *facts, ready, priority in found}
         assert rows == {row.id: row.seen() for row in self.model.rows.values()}
         ((history, deleted),) = self.world.session.run(LEFT, {})
         assert (history, deleted) == (self.model.history, self.model.deleted)

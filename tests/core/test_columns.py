@@ -149,15 +149,15 @@ def test_a_new_option_on_the_row_is_found_everywhere(changed: Path) -> None:
     ``python -m tests.core.statements --write``. Documentation comes on top, and ``flow/enqueue.py`` if the value is
     neither a text nor a timedelta.
     """
-    environment = {**os.environ, "PYTHONPATH": str(changed), "PYTHONWARNINGS": "error"}
-    environment.pop("DJANGO_SETTINGS_MODULE", None)
-    done = subprocess.run([sys.executable, "-c", SCRIPT], cwd=changed, env=environment, capture_output=True, text=True)
+
+    def run(code: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "PYTHONPATH": str(changed), "PYTHONWARNINGS": "error"}
+        environment.pop("DJANGO_SETTINGS_MODULE", None)
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, cwd=changed, env=environment, capture_output=True, text=True)
+
+    done = run(SCRIPT)
     assert done.stdout == "found everywhere\n", done.stderr
-
-
-def test_a_leased_column_without_a_field_is_refused_at_import(changed: Path) -> None:
     lease = changed / PACKAGE / "core" / "lease.py"
     lease.write_text(re.sub(r"\n    region: .*", "", lease.read_text()))
-    command = [sys.executable, "-c", "import django_dbtaskqueue.core.lease"]
-    done = subprocess.run(command, cwd=changed, env={**os.environ, "PYTHONPATH": str(changed)}, capture_output=True)
-    assert b"TypeError: Lease must begin with the leased columns" in done.stderr
+    assert "TypeError: Lease must begin with the leased columns" in run("import django_dbtaskqueue.core.lease").stderr

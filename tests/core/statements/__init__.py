@@ -128,11 +128,7 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
             yield f"finish_events.{name}", getattr(finish_events, name)
         events = finish_events.FinishEventStatements(TABLES, dialect)
         yield from _of(events, "FinishEventStatements")
-        for case, since, whole in (
-            ("by events", 1000, 900),
-            ("a scan", 1000, 1500),
-            ("the first scan", 0, 1500),
-        ):
+        for case, since, whole in (("by events", 1000, 900), ("a scan", 1000, 1500), ("the first scan", 0, 1500)):
             sql = events.finished_in(since, 2000, "dbtaskqueue.task", whole)
             yield f"FinishEventStatements.finished_in ({case})", sql
         yield "pipeline.older", pipeline.older(1000)
