@@ -6,12 +6,9 @@ What is counted: starts of functions and methods whose code lies in a file of th
 not: comprehensions, generator expressions, generators that go on after a ``yield``, and code outside the package.
 All caches are warm. A count is the least of several runs: a heartbeat that falls into one of them does not matter.
 
-``enqueue`` is given a reference, a dataclass as payload, a delay, a priority and a context; ``plain enqueue`` a
-reference and a dict as payload.
-
-``task``: a real poller with two threads waits. The journey begins when it is woken for one due task, and ends when it
-is idle again. So it holds the choice of the queue, the checkout, the run, the settle, the accounting, and the empty
-fetch of the poller's second thread if there is one.
+The journey of a task begins when a real poller with two threads is woken for it, and ends when it is idle again. So it
+holds the choice of the queue, the checkout, the run, the settle, the accounting, and the empty fetch of the second
+thread if there is one.
 """
 
 import json
@@ -134,22 +131,22 @@ def main() -> None:
         file = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(Path(folder) / "journeys.sqlite3")}
         settings.configure(
             DATABASES={"default": {**file, "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20}}},
+            USE_TZ=True,
             INSTALLED_APPS=["django.contrib.contenttypes", "django.contrib.auth", PACKAGE],
             SECRET_KEY="journeys",
-            USE_TZ=True,
-            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
             DBTASKQUEUE={"QUEUES": {"idle": {}, "work": {"poll_interval": timedelta(hours=1)}}},
+            DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
         )
         django.setup()
         logging.disable()
         call_command("migrate", verbosity=0)
         counter = CallCounter()
         full = {"payload": Order(1), "delay": timedelta(days=1), "priority": 3, "context": {"request": "r1"}}
-        enqueues = {
+        calls = {
             "enqueue": measure_enqueue(counter, **full),
             "plain enqueue": measure_enqueue(counter, payload={"n": 1}),
         }
-        print(json.dumps({**enqueues, "task": measure_task(counter)}))
+        print(json.dumps({**calls, "task": measure_task(counter)}))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from tests.architecture.source import Module
 
 
 def module_of(folder: Path, code: str) -> Module:
-    """Return a module of the code, in a file in the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "module.py"
     path.write_text(code)
@@ -26,17 +25,13 @@ def test_journeys_stay_within_their_limits() -> None:
     found = figures.of_journeys()
     assert found.keys() == {name for name in LIMITS if ": " in name}
     assert {name: value for name, value in found.items() if value > LIMITS[name]} == {}
-
-
-def test_a_journey_counts_the_stations_that_it_must_pass() -> None:
-    """A count of nothing would stay below every limit."""
+    # A count of nothing would stay below every limit.
     assert any("enqueue" in name for name in figures.journeys()["enqueue"]["functions"])
     assert any(name.endswith(":perform") for name in figures.journeys()["task"]["functions"])
 
 
-@pytest.mark.parametrize(
-    ("code", "found"),
-    [
+def test_the_search_finds_branches_on_outcomes(tmp_path: Path) -> None:
+    for code, found in [
         ("isinstance(outcome, Complete | CompleteDelete)", 1),
         ("isinstance(outcome, (Fail, settle.Release))", 1),
         ("type(outcome) is outcomes.Poison", 1),
@@ -45,10 +40,8 @@ def test_a_journey_counts_the_stations_that_it_must_pass() -> None:
         ("{Fail: 1, Poison: 2}", 1),
         ("outcome == Fail('text')", 0),
         ("isinstance(outcome, str)", 0),
-    ],
-)
-def test_the_search_finds_branches_on_outcomes(tmp_path: Path, code: str, found: int) -> None:
-    assert len(figures.branches(module_of(tmp_path, code))) == found
+    ]:
+        assert len(figures.branches(module_of(tmp_path, code))) == found
 
 
 def test_the_search_finds_names_that_files_and_constants_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

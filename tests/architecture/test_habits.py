@@ -27,14 +27,10 @@ def test_functions_are_short_and_take_few_arguments() -> None:
 def test_booleans_are_given_by_name() -> None:
     for module in MODULES:
         for function in module.functions:
-            arguments = [*function.args.posonlyargs, *function.args.args]
-            flags = [
-                one.arg for one in arguments if isinstance(one.annotation, ast.Name) and one.annotation.id == "bool"
-            ]
+            given = [*function.args.posonlyargs, *function.args.args]
+            flags = [one.arg for one in given if one.annotation and ast.unparse(one.annotation) == "bool"]
             assert not flags, f"{module.place}:{function.lineno} {function.name}({', '.join(flags)})"
 
-
-# -- nobody sleeps, and nobody asks Python's clock for the time --------------------------------------------------------
 
 MAY_SLEEP = {
     "tests/patience.py",  # the one wait of tests
@@ -57,8 +53,6 @@ def test_nobody_sleeps_where_an_event_can_be_waited_for() -> None:
             if isinstance(node, ast.ImportFrom) and node.module == "time":
                 assert "sleep" not in [alias.name for alias in node.names], f"{module.place}:{node.lineno}"
 
-
-# -- tests wait for events, and compare no time that they measured -----------------------------------------------------
 
 # tests.support.eventually is the one wait. These measure, or break things for as long as they were told:
 MAY_TAKE_TIME = (
@@ -121,8 +115,6 @@ def test_what_decides_about_tasks_asks_the_database_for_the_time() -> None:
         if module.name.split(".")[0] in DECIDING and module.name not in MAY_READ_THE_CLOCK:
             assert not PYTHON_S_CLOCK.search(module.text), module.place
 
-
-# -- nothing half done -------------------------------------------------------------------------------------------------
 
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 HERE = Path(__file__)

@@ -45,32 +45,23 @@ def is_lazy(module: Module) -> bool:
 
 
 def wrong_way(module: Module) -> set[str]:
-    """Return the modules that a module uses and may not."""
     before = set(ORDER[: ORDER.index(top(module.name)) + 1]) - NEVER.get(top(module.name), set())
     return {name for name in module.uses if top(name) not in before}
 
 
-def test_each_folder_has_its_place() -> None:
+def test_each_folder_has_its_place_and_imports_point_up() -> None:
     assert {top(name) for name in NAMES} == {"", *ORDER}
-
-
-def test_imports_point_up() -> None:
     for module in MODULES:
         if not is_lazy(module):
             assert wrong_way(module) == set(), module.place
 
 
-def test_one_face_alone_imports_the_pipeline() -> None:
+def test_one_face_alone_imports_the_pipeline_and_nobody_imports_contrib() -> None:
     """Spark is an extra: a site without it must run everything else."""
     users = {module.name for module in MODULES if any(top(name) == "pipeline" for name in module.uses)}
-    assert {name for name in users if top(name) not in ("pipeline", "contrib")} == {
-        "management.commands.runtaskpipeline"
-    }
-
-
-def test_nobody_imports_contrib() -> None:
-    users = {module.name for module in MODULES if any(top(name) == "contrib" for name in module.uses)}
-    assert {top(name) for name in users} <= {"contrib"}
+    outside = {name for name in users if top(name) not in ("pipeline", "contrib")}
+    assert outside == {"management.commands.runtaskpipeline"}
+    assert {top(one.name) for one in MODULES if any(top(name) == "contrib" for name in one.uses)} <= {"contrib"}
 
 
 def test_there_are_no_circles() -> None:
@@ -85,17 +76,12 @@ def test_stages_of_the_flow_do_not_import_each_other() -> None:
             assert module.uses & stages <= USES_STAGE.get(module.name, set()), module.place
 
 
-def test_the_core_needs_the_standard_library_only() -> None:
+def test_the_core_needs_the_standard_library_only_and_the_pipeline_knows_no_django() -> None:
     allowed = {*sys.stdlib_module_names, "django_dbtaskqueue", "orjson"}
     for module in MODULES:
-        if top(module.name) in ("", "core"):
-            assert {top(name) for name in module.imports} <= allowed, module.place
-
-
-def test_the_pipeline_knows_no_django() -> None:
-    for module in MODULES:
-        if top(module.name) == "pipeline":
-            assert "django" not in {top(name) for name in module.imports}, module.place
+        used = {top(name) for name in module.imports}
+        assert top(module.name) not in ("", "core") or used <= allowed, module.place
+        assert top(module.name) != "pipeline" or "django" not in used, module.place
 
 
 def test_the_package_s_own_imports_stand_at_the_top() -> None:

@@ -15,7 +15,6 @@ def may_write(module: Module) -> bool:
 
 
 def sins(module: Module) -> list[str]:
-    """Return the lines where a module writes a task's status."""
     found = []
     prose = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
     for node in module.nodes:
@@ -37,9 +36,6 @@ def sins(module: Module) -> list[str]:
 
 def test_only_the_flow_writes_status() -> None:
     assert {module.place: sins(module) for module in MODULES if not may_write(module) and sins(module)} == {}
-
-
-def test_the_search_finds_writers() -> None:
     writers = {module.name for module in MODULES if sins(module)}
     assert {"flow.move", "core.sql.checkout", "core.sql.settle", "core.sql.enqueue"} <= writers
 
@@ -50,9 +46,6 @@ def test_edges_name_each_verb_once_and_leave_no_status_without_a_way_in_and_out(
     ways_out = {source for edge in EDGES for source in edge.sources if edge.target != source}
     assert ways_in == {*Status, None}
     assert ways_out == set(Status)
-
-
-def test_an_accepted_end_is_changed_by_operators_only() -> None:
     for edge in EDGES:
         if set(edge.sources) & set(TERMINAL):
             assert edge.actor == "operator", edge.verb

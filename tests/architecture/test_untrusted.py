@@ -29,7 +29,6 @@ MAY_LOAD = {
 
 
 def loads(module: Module) -> Iterator[str]:
-    """Yield what the module uses that can turn data into code."""
     yield from (name for name in module.imports if name.partition(".")[0] in CODE_BEARING)
     for node in module.nodes:
         if isinstance(node, ast.Call):

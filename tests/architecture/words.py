@@ -8,8 +8,6 @@ import ast
 import re
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
-from typing import NamedTuple
 
 from tests.architecture.source import MODULES, PACKAGE, REPOSITORY, Module, files
 
@@ -66,13 +64,7 @@ WRONG = {key: frozenset(names.split()) for key, names in EXACTLY.items()}
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 MARKUP = re.compile(r"""\b(?:class|id)=["']([^"'{}]+)["']""")
 STYLE = re.compile(r"[.#](-?[a-z][\w-]*)[^;{}]*\{")
-
-
-class Name(NamedTuple):
-    place: str
-    line: int
-    kind: str
-    text: str
+HOME = REPOSITORY / PACKAGE
 
 
 def is_old(kind: str, module: str | None, text: str) -> bool:
@@ -108,44 +100,35 @@ def names(module: Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _kind_of_variable(text: str) -> str:
-    if text.isupper():
-        return "constant"
-    return "class" if text[:1].isupper() else "variable"
+    return "constant" if text.isupper() else "class" if text[:1].isupper() else "variable"
 
 
-def in_python() -> Iterator[Name]:
+def in_python() -> Iterator[str]:
     """Yield the old names in the package, the tests and the example project."""
     others = [Module(path) for folder in ("tests", "example_project") for path in files(folder)]
     for module in [*MODULES, *others]:
         home = module.name if module.place.startswith(PACKAGE) else None
-        for line, kind, text in names(module):
-            if is_old(kind, home, text):
-                yield Name(module.place, line, kind, text)
+        found = [name for name in names(module) if is_old(name[1], home, name[2])]
+        yield from (f"{module.place}:{line} {text} ({kind})" for line, kind, text in found)
 
 
-def in_markup() -> Iterator[Name]:
+def in_markup() -> Iterator[str]:
     """Yield the old names among the files of templates and styles, and their classes and ids."""
-    for folder in ("templates", "static"):
-        for path in sorted((REPOSITORY / PACKAGE / folder).rglob("*.*")):
-            if "vendor" not in path.parts and path.suffix in (".html", ".css", ".js", ".txt"):
-                yield from _of_file(path)
-
-
-def _of_file(path: Path) -> Iterator[Name]:
-    place = str(path.relative_to(REPOSITORY))
-    if is_old("module", "", path.stem.lstrip("_")):
-        yield Name(place, 1, "file", path.stem)
-    pattern = STYLE if path.suffix == ".css" else MARKUP
-    for number, line in enumerate(path.read_text().splitlines(), 1):
-        for found in pattern.findall(line):
-            yield from (Name(place, number, "style", each) for each in found.split() if is_old("style", "", each))
+    for path in sorted(path for folder in ("templates", "static") for path in (HOME / folder).rglob("*.*")):
+        if "vendor" in path.parts or path.suffix not in (".html", ".css", ".js", ".txt"):
+            continue
+        if is_old("module", "", path.stem.lstrip("_")):
+            yield f"{path}:1 {path.stem} (file)"
+        pattern = STYLE if path.suffix == ".css" else MARKUP
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            styles = [each for found in pattern.findall(line) for each in found.split()]
+            yield from (f"{path}:{number} {each} (style)" for each in styles if is_old("style", "", each))
 
 
 @cache
-def old_names() -> tuple[Name, ...]:
+def old_names() -> tuple[str, ...]:
     return *in_python(), *in_markup()
 
 
 def report() -> str:
-    rows = [f"{name.place}:{name.line} {name.text} ({name.kind})" for name in old_names()]
-    return "\n".join([*rows, f"{len(rows)} old names"])
+    return "\n".join([*old_names(), f"{len(old_names())} old names"])
