@@ -58,7 +58,6 @@ def nested(depth: int) -> list[Any]:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Return whether two JSON values are equal and of the same types all the way down."""
     if type(left) is not type(right):
         return False
     if isinstance(left, dict):
@@ -70,15 +69,15 @@ def same(left: Any, right: Any) -> bool:
 
 def test_round_trip_keeps_value_and_types(reader: str) -> None:
     for value in [
-        *(None, True, 0, -1, 1.5, -0.0, 1e-7, 5e-324, 2**63, -(2**63) - 1, 2**64, 10**40, 10**4299),
+        *(None, True, 0, -1, 1.5, -0.0, 1e-7, 5e-324, 10**40, 10**4299),
+        *(2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1),
         *("", "é€😀", "\x01\x7f\u2028\ufeff", "\\u0000 as six characters", 'quotes " and \\ and e+16', "1e+16"),
         *("6e1f0f0e-3e5f-4a3b", [], {}, {"": None}, {"id": 123, "carrier": "UA", "delay": 1.5}),
         {"items": [{"when": "2013-01-01", "n": [1, [2, {}]]}] * 60},
         [{"a": [True, False, None]}, 1.0, 1],
     ]:
         text = payload.dumps(value)
-        assert same(payload.loads(text), value)
-        assert same(payload.loads(text.encode()), value)
+        assert same(payload.loads(text), value) and same(payload.loads(text.encode()), value)
         assert same(json.loads(text), value)
 
 
@@ -122,14 +121,11 @@ def test_depth_counts_containers_up_to_the_limit(reader: str) -> None:
 def test_depth_far_beyond_any_recursion_limit_is_a_payload_error(reader: str) -> None:
     with pytest.raises(PayloadError, match="deeper than 100"):
         payload.dumps(nested(50_000))
-    with pytest.raises(PayloadError, match="deeper than 100"):
-        payload.dumps(nested(50_000))  # far beyond any recursion limit
 
 
 def test_size_counts_bytes_of_utf8_up_to_the_limit(reader: str) -> None:
     limits = Limits(size=12)
-    assert payload.dumps("x" * 10, limits=limits)
-    assert payload.dumps("é" * 5, limits=limits)
+    assert payload.dumps("x" * 10, limits=limits) and payload.dumps("é" * 5, limits=limits)
     for text, size in (("x" * 11, 13), ("é" * 6, 14)):
         with pytest.raises(PayloadError, match=f"takes {size} bytes as JSON and 12 are allowed") as caught:
             payload.dumps(text, limits=limits)
@@ -226,20 +222,8 @@ SCALARS = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats()
 ANY_LEAF = SCALARS | st.binary(max_size=3) | st.datetimes() | st.uuids() | st.sampled_from([Shade.DARK, Claim(1)])
 ANY_KEY = ODD_TEXT | st.integers(0, 3) | st.none() | st.booleans()
 ANYTHING = st.recursive(
-    ANY_LEAF,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_KEY, inner, max_size=3),
-    max_leaves=12,
+    ANY_LEAF, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(ANY_KEY, inner, max_size=3), max_leaves=12
 )
-
-
-@given(GOOD)
-def test_any_json_value_round_trips_by_both_readers(value: Any) -> None:
-    text = payload.dumps(value)
-    assert same(payload.loads(text), value)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(payload, "orjson", None)
-        assert same(payload.loads(text), value)
-        assert same(payload.loads(payload.dumps(value)), value)
 
 
 def follow(value: Any, path: str) -> Any:
@@ -269,7 +253,7 @@ def is_culprit(value: Any) -> bool:
     return not (value is None or (isinstance(value, int) and abs(value) < 10**4300))
 
 
-@given(ANYTHING, st.sampled_from(["orjson", "stdlib"]))
+@given(ANYTHING | GOOD, st.sampled_from(["orjson", "stdlib"]))
 def test_any_value_round_trips_or_is_refused_at_the_culprit(value: Any, how: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if how == "stdlib":
@@ -279,8 +263,7 @@ def test_any_value_round_trips_or_is_refused_at_the_culprit(value: Any, how: str
         except PayloadError as error:
             assert is_culprit(follow(value, error.path)), error
         else:
-            assert payload.find_fault(value) is None
-            assert same(payload.loads(text), value)
+            assert payload.find_fault(value) is None and same(payload.loads(text), value)
             text.encode()
             assert "\\u0000" not in text.replace("\\\\", "")
 
@@ -294,11 +277,6 @@ def test_what_is_not_json_is_a_payload_error(reader: str) -> None:
             payload.loads(text)
 
 
-def test_integers_of_any_size_are_read_exactly(reader: str) -> None:
-    for number in (2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**30):
-        assert same(payload.loads(f'{{"a": [{number}]}}'), {"a": [number]})
-
-
 @given(ODD_TEXT, st.integers(0, 40))
 @example("é€😀" * 3, 9)
 @example("a\0b", 2)
@@ -308,8 +286,7 @@ def test_integers_of_any_size_are_read_exactly(reader: str) -> None:
 def test_cutting_keeps_whole_characters_within_the_limit(text: str, limit: int) -> None:
     clean = payload.clean_text(text)
     head, tail = payload.cut_bytes(text, limit), payload.tail_bytes(text, limit)
-    assert clean.startswith(head)
-    assert clean.endswith(tail)
+    assert clean.startswith(head) and clean.endswith(tail)
     for part, one_more in ((head, clean[: len(head) + 1]), (tail, clean[-len(tail) - 1 :])):
         assert len(part.encode()) <= limit
         assert part == clean or len(one_more.encode()) > limit
@@ -330,8 +307,7 @@ def test_what_is_kept_of_a_result_says_whose_value_it_is() -> None:
     for wrong in (Broken(), loop, "x" * 2_000_000, base64.b64encode(b"x")):
         with pytest.raises(PayloadError, match="The result cannot be stored: "):
             payload.kept("The result", wrong)
-    assert payload.kept("The result", {"ok": 1}) == '{"ok":1}'
-    assert payload.kept("The result", None) is None
+    assert payload.kept("The result", {"ok": 1}) == '{"ok":1}' and payload.kept("The result", None) is None
 
 
 ODD = st.sampled_from(
@@ -353,10 +329,11 @@ def test_what_is_written_together_is_what_is_written_one_by_one(many: list[Any],
     assert together is None or together == one_by_one(many, limits)
 
 
-def test_plain_values_and_subclasses_of_text_need_no_closer_look() -> None:
+def test_plain_values_subclasses_of_text_and_what_is_just_within_the_limits_need_no_closer_look() -> None:
     plain = [None, True, 0, -1.5, "", "é\U0001f600", [], {}, {"a": [1, {"b": None}]}, "file1.txt e10", {"1e5": "a\\e1"}]
-    for values in (plain, [], [Colour.RED]):
-        assert payload.dumps_many(values) == [payload.dumps(value).encode() for value in values]
+    largest: list[Any] = ["x" * 38, [[[]]], {"a": {"b": {}}}] * 20
+    for values, limits in ((plain, Limits()), ([], Limits()), ([Colour.RED], Limits()), (largest, Limits(3, 40))):
+        assert payload.dumps_many(values, limits=limits) == one_by_one(values, limits)
 
 
 def test_one_that_is_refused_is_enough() -> None:
@@ -365,12 +342,6 @@ def test_one_that_is_refused_is_enough() -> None:
         assert payload.dumps_many([1, bad, 2], limits=limits) is None
         with pytest.raises(PayloadError):
             payload.dumps(bad, limits=limits)
-
-
-def test_limits_are_those_of_each_value() -> None:
-    limits = Limits(depth=3, size=40)
-    fine: list[Any] = ["x" * 38, [[[]]], {"a": {"b": {}}}] * 20
-    assert payload.dumps_many(fine, limits=limits) == one_by_one(fine, limits)
 
 
 def test_texts_become_an_array() -> None:
