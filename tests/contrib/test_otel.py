@@ -43,12 +43,10 @@ class Site:
         self.meters = MeterProvider([self._reader])
 
     def spans(self, kind: SpanKind) -> list[ReadableSpan]:
-        """Return the ended spans of a kind, the earliest first."""
         found = [span for span in self._spans.get_finished_spans() if span.kind == kind]
         return sorted(found, key=lambda span: span.start_time or 0)
 
     def metric(self, name: str) -> Any:
-        """Return the data points of a metric."""
         data: Any = self._reader.get_metrics_data()
         found = [one for part in data.resource_metrics for scope in part.scope_metrics for one in scope.metrics]
         (metric,) = (one for one in found if one.name == name)

@@ -25,9 +25,7 @@ def tasks(queue: str) -> dict[str, Task]:
     return {str(task.reference): task for task in Task.objects.filter(queue=queue)}
 
 
-def test_every_task_runs_on_a_worker_once_and_is_settled_there(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_every_task_runs_and_settles_on_a_worker(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     marks = tmp_path / "marks"
     for number in range(60):
         enqueue("work", f"ok-{number}", {"result": number, "mark": str(marks)})
@@ -59,9 +57,7 @@ def test_every_task_runs_on_a_worker_once_and_is_settled_there(
     assert "failed, 0 lost" in log
 
 
-def test_workers_of_another_database_start_nothing_and_say_so(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_workers_of_another_database_start_nothing(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     for number in range(20):
         enqueue("work", f"ok-{number}", {"result": number})
     other = {**postgres_process_database.env, "DATABASE_URL": f"sqlite:///{tmp_path}/other.sqlite3"}

@@ -28,11 +28,7 @@ def _settings(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"model": "testapp.Parcel"}, "usual": {}}, "API": True}
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def test_an_own_table_has_its_pages_without_a_line_of_the_project(admin_client: Client) -> None:
-    """Nobody has registered this subclass of AbstractTask."""
     task = enqueue("parcels", "p1", {"to": "Berlin"}, columns={"weight": 7})
     table, page = "/admin/testapp/parcel/", f"/admin/testapp/parcel/{task.pk}/change/"
     assert f"{table}?q=queue%3Aparcels" in admin_client.get("/admin/dbtaskqueue/overview/").content.decode()
@@ -54,9 +50,6 @@ def test_a_page_of_the_projects_own_stays() -> None:
     site.register(Parcel, ParcelAdmin)
     register(site)
     assert type(site.get_model_admin(Parcel)) is ParcelAdmin
-
-
-# -- values of its columns ---------------------------------------------------------------------------------------------
 
 
 @BOTH
@@ -99,9 +92,6 @@ def test_what_is_no_own_column_is_refused() -> None:
         with pytest.raises(EnqueueError, match=words):
             enqueue(name, columns=columns)
     assert not Parcel.objects.exists()
-
-
-# -- queues made at runtime --------------------------------------------------------------------------------------------
 
 
 def test_a_queue_made_at_runtime_is_in_every_list(admin_client: Client) -> None:

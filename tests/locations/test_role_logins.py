@@ -62,7 +62,6 @@ def logins(crash_database: ProcessDatabase, pg_server: EmbeddedPostgres) -> Iter
 
 
 def is_permitted(link: psycopg.Connection, statement: Any, params: dict[str, object] | None = None) -> bool:
-    """Try a statement and take it back; return whether it was refused for want of a permission."""
     try:
         with link.transaction(force_rollback=True):
             link.execute(statement, params)
@@ -91,7 +90,6 @@ def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[st
     task = enqueue("work", "first")
     UsageCount.objects.create(queue="work", call="put", minute=task.create_time, count=1)
     UsedReference.objects.create(queue="work", reference="gone", expire_time=task.create_time)
-
     with psycopg.connect(logins["producer"], autocommit=True) as link:
         writable = link.execute(TIMES_IT_MAY_WRITE).fetchall()
         assert {table for table, _ in writable} >= {"dbtaskqueue_task", "dbtaskqueue_queue", "dbtaskqueue_usagecount"}
@@ -100,7 +98,6 @@ def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[st
                 names = map(sql.Identifier, (table, column))
                 with pytest.raises(psycopg.errors.CheckViolation):
                     link.execute(sql.SQL("UPDATE {} SET {} = {}").format(*names, sql.Literal(value)))
-
     client = Client(raise_request_exception=False)
     client.force_login(User.objects.create_superuser("ada"))
     for address in ("", "task/", f"task/{task.pk}/change/", "queue/", "queue/work/change/"):

@@ -43,7 +43,6 @@ def references() -> dict[str, list[str | None]]:
 
 
 def drained() -> list[str]:
-    """Process all tasks of both databases; return the references in the order of their runs."""
     seen: list[str] = []
     registry.register("spread", lambda task: seen.append(task.reference))
     with run_poller("spread", threads=1):
@@ -101,8 +100,7 @@ def test_tasks_keep_their_attempts_and_times(settings: Any) -> None:
         assert getattr(there, name) == getattr(task, name), name
     assert abs(there.next_process_time - task.next_process_time) < timedelta(milliseconds=1)
     assert there.ready_time == there.next_process_time
-    assert Attempt.objects.using("sqlite").get().task_id == there.pk
-    assert not Attempt.objects.exists()
+    assert Attempt.objects.using("sqlite").get().task_id == there.pk and not Attempt.objects.exists()
 
 
 def test_the_order_of_a_group_is_kept(settings: Any) -> None:
@@ -118,7 +116,20 @@ def test_the_order_of_a_group_is_kept(settings: Any) -> None:
     assert drained() == [*(f"g{number}" for number in range(6)), "late"]
 
 
+def test_references_that_stay_taken_move_with_their_tasks(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": ["default"], "unique_over": "history"}}}
+    enqueue("spread", "r")
+    two_shards(settings, unique_over="history")
+    command("move", "spread", "--to", "sqlite")
+    assert not UsedReference.objects.exists()
+    assert UsedReference.objects.using("sqlite").get().reference == "r"
+
+
 def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
+    with pytest.raises(CommandError, match="No poller of spread looks at database sqlite"):
+        command("move", "spread", "--to", "sqlite")
+    with pytest.raises(CommandError, match="no alias 'moon'"):
+        command("move", "spread", "--from", "moon")
     first = enqueue("spread", "first")
     enqueue("spread", "child", after=first)
     with batch("all"):
@@ -135,22 +146,6 @@ def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
     assert references()["sqlite"] == ["twice"]
     assert Task.objects.get(reference="twice").ready_time is not None
     assert Task.objects.get(pk=running.pk).status == "PROCESSING"
-
-
-def test_references_that_stay_taken_move_with_their_tasks(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": ["default"], "unique_over": "history"}}}
-    enqueue("spread", "r")
-    two_shards(settings, unique_over="history")
-    command("move", "spread", "--to", "sqlite")
-    assert not UsedReference.objects.exists()
-    assert UsedReference.objects.using("sqlite").get().reference == "r"
-
-
-def test_databases_that_do_not_fit_are_refused(settings: Any) -> None:
-    with pytest.raises(CommandError, match="No poller of spread looks at database sqlite"):
-        command("move", "spread", "--to", "sqlite")
-    with pytest.raises(CommandError, match="no alias 'moon'"):
-        command("move", "spread", "--from", "moon")
 
 
 def test_a_database_that_is_no_shard_any_more_is_emptied(settings: Any) -> None:

@@ -36,8 +36,7 @@ def parcels(alias: str) -> Any:
 @BOTH
 def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
     task = enqueue("parcels", "p1", {"to": "Berlin"}, using=alias)
-    assert isinstance(task, Parcel)
-    assert (task.reference, task.weight) == ("p1", 1)
+    assert isinstance(task, Parcel) and (task.reference, task.weight) == ("p1", 1)
     assert not Task.objects.using(alias).exists()
     first = parcels(alias).checkout("parcels", poller_instance="a", lease=LEASE)[0]
     first.fail("dropped", delay=timedelta(0))
