@@ -90,7 +90,6 @@ class Typist:
         assert same, f"It printed:\n{self.output}"
 
     def type_bash(self, block: Block) -> None:
-        """Execute each command; their common output is the output."""
         self.output = "".join([self.command(words) for words in commands(block.text)])
 
     def command(self, words: list[str]) -> str:

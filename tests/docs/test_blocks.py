@@ -71,7 +71,8 @@ def test_every_block_of_the_page_works(reader: Reader) -> None:
         assert reader.output.splitlines()[-1] == "invoiced"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_and_the_addresses_of_the_project_lead_somewhere() -> None:
+    """They stand once, in pyproject.toml; other files repeat the address of the repository only."""
     wrong = []
     for page in PAGES:
         for target in LINK.findall(FENCE.sub("", page.read_text())):
@@ -82,24 +83,17 @@ def test_links_lead_somewhere() -> None:
                 there = path or target.startswith(("http:", "https:", "mailto:"))
             wrong += [] if there else [f"{page.name} links to {target}"]
     assert not wrong
-
-
-def test_the_tests_that_prove_a_promise_are_there() -> None:
-    named = set(re.findall(r"`(tests/\w+/\w+\.py)`", (REPOSITORY / "tests/README.md").read_text()))
-    assert len(named) > 10
-    assert not [file for file in named if not (REPOSITORY / file).exists()]
-
-
-def test_the_addresses_of_the_project_lead_somewhere() -> None:
-    """They stand once, in pyproject.toml; other files repeat the address of the repository only."""
     for url in PROJECT["urls"].values():
         ours = FILE_URL.fullmatch(url)
         assert (REPOSITORY / ours[1]).exists() if ours else url.startswith(SOURCE_URL), url
 
 
-# -- the executors themselves: each must be able to fail ---------------------------------------------------------------
+def test_the_tests_that_prove_a_promise_are_there() -> None:
+    named = set(re.findall(r"`(tests/\w+/\w+\.py)`", (REPOSITORY / "tests/README.md").read_text()))
+    assert len(named) > 10 and not [file for file in named if not (REPOSITORY / file).exists()]
 
 
+# The executors themselves: each must be able to fail.
 WRONG_BLOCKS = [
     ("```python\nassert False, 'wrong'\n```", "wrong"),
     ("```python\nprint(1)\n```\n\n```text\n2\n```", "It printed:\n1"),
@@ -120,9 +114,8 @@ WRONG_BLOCKS = [
 
 
 def test_wrong_blocks_fail(
-    tmp_path: Path, postgres_process_database: ProcessDatabase, settings: Any,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    tmp_path: Path, postgres_process_database: ProcessDatabase, settings: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "page.md"
     for block, told in WRONG_BLOCKS:
         page.write_text(f"# A page\n\n{block}\n")

@@ -1,9 +1,7 @@
 """What a contributor reads is true: threats name their tests, files exist, and the hosted CI tries what is promised."""
 
 import re
-from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.architecture.source import REPOSITORY, files
@@ -26,10 +24,12 @@ def test_each_threat_names_a_test_that_exists_or_says_that_there_is_none() -> No
             assert f"def {name}(" in (COMMUNITY / path).read_text(), f"{row[0]}: {path} has no {name}"
 
 
-@pytest.mark.parametrize("page", sorted(COMMUNITY.rglob("*.md")), ids=lambda page: page.name)
-def test_links_of_its_pages_lead_somewhere(page: Path) -> None:
-    for target in LINK.findall(FENCE.sub("", page.read_text())):
-        assert target.startswith("https:") or (page.parent / target).exists(), target
+def test_links_and_files_of_its_pages_are_there() -> None:
+    for page in COMMUNITY.rglob("*.md"):
+        for target in LINK.findall(FENCE.sub("", page.read_text())):
+            assert target.startswith("https:") or (page.parent / target).exists(), (page, target)
+    for path in [*COMMUNITY.rglob("*.yml"), REPOSITORY / ".pre-commit-config.yaml"]:
+        assert yaml.safe_load(path.read_text()), path.name
 
 
 def test_three_commands_lead_from_a_clone_to_the_tests() -> None:
@@ -40,18 +40,13 @@ def test_three_commands_lead_from_a_clone_to_the_tests() -> None:
     assert list(commands(test)) == [["pytest", "-n", "2"]]
 
 
-def test_every_architecture_test_is_explained() -> None:
+def test_the_guide_names_files_that_exist_and_explains_every_architecture_test() -> None:
     text = (COMMUNITY / "CONTRIBUTING.md").read_text()
     explained = {row[0].strip("`") for row in table(text, "## What the tests in `tests/architecture` demand")}
     assert explained == {path.stem for path in files("tests/architecture") if path.stem.startswith("test_")}
-
-
-def test_files_that_the_guide_names_exist() -> None:
-    text = (COMMUNITY / "CONTRIBUTING.md").read_text()
     named = set(re.findall(r"`((?:tests|docs|django_dbtaskqueue|core|flow|models|operations|testing)/[\w./]+)`", text))
-    assert named
     homes = (REPOSITORY, REPOSITORY / "django_dbtaskqueue")
-    assert [name for name in named if not any((home / name).exists() for home in homes)] == []
+    assert named and [name for name in named if not any((home / name).exists() for home in homes)] == []
 
 
 def test_hosted_ci_tries_every_version_that_is_promised() -> None:
@@ -68,11 +63,6 @@ def test_hosted_ci_tries_every_version_that_is_promised() -> None:
     lines = " ".join(step.get("run", "") for step in jobs["pairs"]["steps"])
     assert set(re.findall(r"\.\[(.+?)\]", lines)) <= set(PROJECT["optional-dependencies"])
     assert [path for path in re.findall(r"tests/[\w/.]+", lines) if not (REPOSITORY / path).exists()] == []
-
-
-def test_the_files_for_hosts_and_editors_can_be_read() -> None:
-    for path in [*COMMUNITY.rglob("*.yml"), REPOSITORY / ".pre-commit-config.yaml"]:
-        assert yaml.safe_load(path.read_text()), path.name
 
 
 def test_the_changelog_has_the_version_and_a_place_for_what_comes() -> None:

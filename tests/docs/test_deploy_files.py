@@ -92,9 +92,7 @@ def test_each_command_is_one_of_ours_and_ends_before_it_is_killed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["systemd", "docker", "compose", "kubernetes"])
-def test_the_command_starts_a_poller_that_ends_when_asked(
-    name: str, postgres_process_database: ProcessDatabase
-) -> None:
+def test_a_command_starts_a_poller_that_ends_when_asked(name: str, postgres_process_database: ProcessDatabase) -> None:
     port = free_port()
     given = [*options(name), "--metrics-port", str(port)]
     with runtaskpoller(postgres_process_database, *given) as poller:
@@ -109,9 +107,6 @@ def test_the_command_starts_a_poller_that_ends_when_asked(
             subprocess.run([sys.executable, *check[2:]], check=True)
         poller.signal(signal.SIGTERM)
         poller.ended()
-
-
-# -- the tools of each, or their schemas -----------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
@@ -169,9 +164,6 @@ def test_the_probes_and_labels_of_the_manifest_fit() -> None:
     assert migrating["image"] == CONTAINER["image"]
 
 
-# -- the scaler ------------------------------------------------------------------------------------------------------
-
-
 def answers() -> dict[str, int]:
     """Return what each query of the scaler says now, asked with the rights of the documented reader."""
     with connection.cursor() as cursor:
@@ -205,7 +197,6 @@ def test_the_scaler_has_only_fields_that_keda_knows() -> None:
     assert set(SCALED["spec"]) <= SCALED_FIELDS
     assert SCALED["spec"]["scaleTargetRef"]["name"] == DEPLOYMENT["metadata"]["name"]
     for trigger in SCALED["spec"]["triggers"]:
-        assert set(trigger) <= TRIGGER_FIELDS
-        assert set(trigger["metadata"]) == SCALER_FIELDS
+        assert set(trigger) <= TRIGGER_FIELDS and set(trigger["metadata"]) == SCALER_FIELDS
         assert {type(value) for value in trigger["metadata"].values()} == {str}, "KEDA refuses numbers here"
         assert trigger["authenticationRef"]["name"] == AUTHENTICATION["metadata"]["name"]

@@ -4,12 +4,11 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 
 import pytest
 import yaml
 
-from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS, Definition
+from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS
 from django_dbtaskqueue.poller.process import logs
 from tests.docs.test_reference import DOCS, page, table
 
@@ -17,31 +16,24 @@ PAGE = "howto/observability.md"
 DASHBOARD, ALERTS = DOCS / "files/grafana-dashboard.json", DOCS / "files/prometheus-alerts.yaml"
 NAME = re.compile(r"\bdbtaskqueue_\w+")
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum")}
-EXPORTED = {
-    one.name + suffix for one in (*DATABASE_METRICS, *POLLER_METRICS) for suffix in SUFFIXES.get(one.type, ("",))
-}
+EXPORTED = {one.name + end for one in (*DATABASE_METRICS, *POLLER_METRICS) for end in SUFFIXES.get(one.type, ("",))}
 LABELS = {label for one in (*DATABASE_METRICS, *POLLER_METRICS) for label in one.labels} | {"le"}
 
 
 def expressions() -> list[str]:
-    """Return each question that the dashboard and the alerts ask Prometheus."""
     panels = json.loads(DASHBOARD.read_text())["panels"]
     rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
     return [target["expr"] for one in panels for target in one["targets"]] + [rule["expr"] for rule in rules]
 
 
-@pytest.mark.parametrize(
-    ("section", "definitions"),
-    [("## Metrics of all queues", DATABASE_METRICS), ("## Metrics and probes of a poller", POLLER_METRICS)],
-)
-def test_the_tables_of_metrics_are_the_code_s(section: str, definitions: Sequence[Definition]) -> None:
-    written = [row for row in table(page(PAGE), section) if row[0].startswith("`dbtaskqueue_")]
-    labels = [", ".join(f"`{label}`" for label in one.labels) or "-" for one in definitions]
-    expected = [[f"`{one.name}`", one.type, names, one.help] for one, names in zip(definitions, labels, strict=True)]
-    assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
-
-
-def test_the_table_of_log_fields_is_the_code_s() -> None:
+def test_the_tables_of_metrics_and_of_log_fields_are_the_code_s() -> None:
+    of_queues, of_a_poller = "## Metrics of all queues", "## Metrics and probes of a poller"
+    for section, definitions in ((of_queues, DATABASE_METRICS), (of_a_poller, POLLER_METRICS)):
+        written = [row for row in table(page(PAGE), section) if row[0].startswith("`dbtaskqueue_")]
+        labels = [", ".join(f"`{label}`" for label in one.labels) or "-" for one in definitions]
+        metrics = zip(definitions, labels, strict=True)
+        expected = [[f"`{one.name}`", one.type, names, one.help] for one, names in metrics]
+        assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
     assert [row[0] for row in table(page(PAGE), "## Log lines")] == [f"`{name}`" for name in logs.LOG_FIELDS]
 
 

@@ -77,9 +77,7 @@ def test_dagster_runs_the_night(postgres_process_database: ProcessDatabase, tmp_
     assert_archived_and_reported(tmp_path, done)
 
 
-def test_a_declarative_pipeline_reads_and_writes_tasks(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_declarative_pipelines_read_and_write_tasks(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     programs = environment_of(tmp_path / "venv", f"{REPOSITORY}[spark]", "pyspark[connect,pipelines]")
     folder = tmp_path / "pipeline"
     shutil.copytree(FILES / "spark-pipeline", folder)

@@ -3,12 +3,11 @@
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pytest
 from django.core.management.base import BaseCommand
@@ -45,9 +44,6 @@ def table(text: str, heading: str) -> list[list[str]]:
     return rows[2:]
 
 
-# -- statuses.md -----------------------------------------------------------------------------------------------------
-
-
 def diagram() -> str:
     """Return the statuses and the ways between them as a Mermaid state diagram."""
     ways: dict[tuple[str, str], list[str]] = {}
@@ -65,23 +61,14 @@ def edge_row(edge: Edge) -> list[str]:
     return [f"`{edge.verb}`", sources, f"`{edge.target}`" if edge.target else "leaves the table", edge.actor]
 
 
-def test_the_diagram_of_statuses_is_drawn_from_the_edges() -> None:
+def test_the_diagram_and_the_tables_of_statuses_are_the_code_s() -> None:
+    text = page("reference/statuses.md")
     (drawn,) = [block.text for block in blocks(DOCS / "reference/statuses.md") if block.language == "mermaid"]
     assert drawn == diagram(), f"Write this diagram:\n{diagram()}"
-
-
-def test_the_table_of_edges_is_the_code_s() -> None:
-    written = [row[:4] for row in table(page("reference/statuses.md"), "## Every way between them")]
+    written = [row[:4] for row in table(text, "## Every way between them")]
     expected = [edge_row(edge) for edge in EDGES]
     assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
-
-
-def test_every_status_is_explained() -> None:
-    text = page("reference/statuses.md")
     assert {row[0] for row in table(text, "# Statuses")} == {f"`{status}`" for status in Status}
-
-
-# -- settings.md -----------------------------------------------------------------------------------------------------
 
 
 def shown(value: object) -> str:
@@ -97,40 +84,28 @@ def shown(value: object) -> str:
     return f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
 
 
-@pytest.mark.parametrize(
-    ("heading", "kind", "name"),
-    [
+def test_every_setting_is_documented_with_its_default() -> None:
+    for heading, kind, name in [
         ("## Settings of a queue", conf.QueueSettings, str),
         ("## Keys of DBTASKQUEUE", conf.Settings, str.upper),
         ("## Settings of a peer", Peer, str),
-    ],
-)
-def test_every_setting_is_documented_with_its_default(heading: str, kind: Any, name: Callable[[str], str]) -> None:
-    written = {row[0]: row[1] for row in table(page("reference/settings.md"), heading)}
-    defaults = {one.name: "`{}`" if one.default is MISSING else shown(one.default) for one in fields(kind)}
-    assert written == {f"`{name(key)}`": default for key, default in defaults.items()}
+    ]:
+        written = {row[0]: row[1] for row in table(page("reference/settings.md"), heading)}
+        defaults = {one.name: "`{}`" if one.default is MISSING else shown(one.default) for one in fields(kind)}
+        assert written == {f"`{name(key)}`": default for key, default in defaults.items()}
 
 
-# -- commands.md, errors.md, api.md ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("heading", "command"),
-    [
+def test_every_option_is_documented() -> None:
+    for heading, command in [
         ("## runtaskpoller", RunTaskPoller()),
         ("## housekeeptasks", HousekeepTasks()),
         ("## generatetasks", GenerateTasks()),
         ("## demo", Demo()),
-    ],
-)
-def test_every_option_is_documented(heading: str, command: BaseCommand) -> None:
-    documented = " ".join(row[0] for row in table(page("reference/commands.md"), heading))
-    parser, django_s = (
-        command.create_parser("manage.py", "command"),
-        BaseCommand().create_parser("manage.py", "command"),
-    )
-    options = parser._option_string_actions.keys() - django_s._option_string_actions.keys() - {"--child"}
-    assert set(re.findall(r"--[a-z][a-z-]*", documented)) == {name for name in options if name.startswith("--")}
+    ]:
+        documented = " ".join(row[0] for row in table(page("reference/commands.md"), heading))
+        ours, django_s = (one.create_parser("manage.py", "command") for one in (command, BaseCommand()))
+        options = ours._option_string_actions.keys() - django_s._option_string_actions.keys() - {"--child"}
+        assert set(re.findall(r"--[a-z][a-z-]*", documented)) == {name for name in options if name.startswith("--")}
 
 
 def options_of(text: str) -> set[str]:
@@ -151,37 +126,30 @@ def test_every_option_of_every_job_is_documented(name: str) -> None:
     assert documented[name] | options_of(common) == {word for word in own if word.startswith("--")}
 
 
-def test_every_error_is_documented() -> None:
+def test_every_error_and_every_system_check_is_documented() -> None:
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "# Errors")}
     kinds = [kind for kind in vars(exceptions).values() if isinstance(kind, type)]
     assert documented == {kind.__name__ for kind in kinds if kind.__module__ == exceptions.__name__}
-
-
-def test_every_system_check_is_documented() -> None:
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
     texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
     ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts))
     assert documented == set(ids)
 
 
-# -- why-a-task-does-not-run.md ----------------------------------------------------------------------------------------
-
-
 def test_the_page_of_reasons_has_each_code() -> None:
     tree = ast.parse((PACKAGE / "operations" / "explain.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Explanation"]
     given = {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
-    codes = [
-        re.findall(r"`(\w+)`", row[0]) for row in table(page("howto/why-a-task-does-not-run.md"), "## The reasons")
-    ]
-    assert {*chain(*codes)} == given | {"sleeping", "signal", "max_running", "rate"}  # which other functions return
-
-
-# -- operate-at-night.md -----------------------------------------------------------------------------------------------
+    rows = table(page("howto/why-a-task-does-not-run.md"), "## The reasons")
+    assert {*chain(*(re.findall(r"`(\w+)`", row[0]) for row in rows))} == given | {
+        "sleeping",
+        "signal",
+        "max_running",
+        "rate",
+    }  # which other functions return
 
 
 def log_lines() -> Iterator[str]:
-    """Yield the package's log messages, with … for values."""
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             called = node.func if isinstance(node, ast.Call) else None
@@ -194,19 +162,15 @@ def log_lines() -> Iterator[str]:
 
 def test_explained_log_lines_exist() -> None:
     written = [row[0].strip("`") for row in table(page("howto/operate-at-night.md"), "## What a log line means")]
-    assert written
-    assert set(written) <= set(log_lines())
+    assert written and set(written) <= set(log_lines())
 
-
-# -- semantics.md ------------------------------------------------------------------------------------------------------
 
 TEST = re.compile(r"\[`(\w+)`\]\(([\w./-]+\.py)\)")
 
 
 def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
     rows = table(page("reference/semantics.md"), "# Semantics")
-    assert len(rows) >= 24
-    assert [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    assert len(rows) >= 24 and [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
     for row in rows:
         tests = TEST.findall(row[-1])
         assert tests or row[-1] == "not yet", f"row {row[0]} names no test"
@@ -216,11 +180,13 @@ def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
 
 
 def test_the_table_of_crossings_is_that_of_their_tests() -> None:
-    written = page("reference/semantics.md").split("\n## Each feature on each road\n", 1)[1].split("\n\n", 1)[1]
-    assert written == (expected := features.table(ROADS)), f"Write this table:\n{expected}"
+    written = page("reference/semantics.md").split("
+## Each feature on each road
+", 1)[1].split("
 
-
-# -- http-api.md -------------------------------------------------------------------------------------------------------
+", 1)[1]
+    assert written == (expected := features.table(ROADS)), f"Write this table:
+{expected}"
 
 
 def test_every_request_of_the_api_is_documented() -> None:
