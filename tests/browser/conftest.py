@@ -90,7 +90,6 @@ class Site:
         self._flag.touch()
 
     def poller(self, queue: str) -> Fork:
-        """Start one."""
         return self._run("runtaskpoller", "--queue", queue)
 
     @contextmanager
@@ -119,7 +118,6 @@ class Site:
 
 
 def expect(locator: Any) -> Any:
-    """Wait for what should be seen."""
     found = import_module("playwright.sync_api").expect
     found.set_options(timeout=PATIENCE_MS)
     return found(locator)

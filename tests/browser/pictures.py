@@ -57,7 +57,6 @@ ROWS = {
 
 
 def manage(*words: str, settings: str = "example_project.settings", **options: Any) -> subprocess.Popen[str]:
-    """Start a command of the project."""
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": settings, "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, str(REPOSITORY / "manage.py"), *words]
     return subprocess.Popen(command, cwd=REPOSITORY, env=environment, text=True, **options)
@@ -96,7 +95,6 @@ def features() -> Iterator[str]:
 
 @contextmanager
 def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -> Iterator[Any]:
-    """Open a window of the operator."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()

@@ -22,32 +22,17 @@ REGISTER = """Traceback (most recent call last):
   File "/srv/desk/flights/tasks.py", line 41, in assess
     plane = planes[flight.tail_number]
             ~~~~~~^^^^^^^^^^^^^^^^^^^^
-KeyError: 'N14228'
-
-The above exception was the direct cause of the following exception:
-
-Traceback (most recent call last):
-  File "/srv/desk/flights/tasks.py", line 44, in assess
-    raise PlaneUnknown(flight.tail_number) from error
 flights.rules.PlaneUnknown: N14228 is not in the register
 """
 PLANE = "9f2c" * 10
-SAID = {
-    "queue": "claims", "fingerprint": PLANE, "error_type": "flights.rules.PlaneUnknown",
-    "message": "N14228 is not in the register",
-}  # fmt: skip
+SAID = {"queue": "claims", "fingerprint": PLANE, "error_type": "flights.rules.PlaneUnknown", "message": "N14228 is new"}
 PASSENGER = {"name": "Zoë Ångström", "email": "zoe@example.org", "card_token": "tok_4242"}
 CLAIM = {"flight": "2013-01-02-UA-1545-EWR-IAH", "passenger": PASSENGER, "amount": 2**70}
 
 
 def play() -> None:
-    """Fill the tables."""
-    _tasks()
-    _failures()
-    _metrics()
-    _pollers()
-    _schedules()
-    _acts()
+    for fill in (_tasks, _failures, _metrics, _pollers, _schedules, _acts):
+        fill()
     flow = Workflow("night of 2013-01-02", on_complete="mail")  # its graph is wider than the page
     reads = [f"read-{number}" for number in range(8)]
     for name in reads:

@@ -15,7 +15,6 @@ class WarehouseClosed(Exception):
 
 @processor("orders", max_attempts=1, retry=Fixed(timedelta(milliseconds=50)))
 def ship(task: Lease) -> Complete:
-    """Ship an order."""
     if not Path(os.environ[REPAIRED]).exists():
         raise WarehouseClosed(f"order {task.reference} cannot be picked")
     return Complete({"shipped": task.reference})

@@ -28,7 +28,6 @@ SETTLED = "Promise.allSettled(document.getAnimations().map((one) => one.finished
 
 
 def addresses() -> dict[str, str]:
-    """Return the pages by their names."""
     failed = Task.objects.filter(status="ERROR", queue="claims").latest("pk")
     rows = {
         "task": failed.pk,
@@ -113,7 +112,6 @@ def graph(page: Any) -> None:
 
 
 def serious(results: Any) -> list[str]:
-    """Return what matters of what axe found, with where."""
     return [
         f"{fault['id']}: {node['target']} {node['failureSummary']}"
         for fault in results.response["violations"]

@@ -13,6 +13,7 @@ import pytest
 from tests.architecture.source import MODULES, PACKAGE, REPOSITORY
 from tests.browser.pictures import DOCS
 from tests.docs.pages import blocks
+from tests.docs.test_blocks import PAGES
 from tests.docs.test_reference import page, table
 
 SPHINX = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
@@ -36,24 +37,18 @@ def imported_by(code: str) -> set[str]:
     return {name for name in names if name.startswith(PACKAGE)}
 
 
-def test_the_public_names_are_listed() -> None:
+def test_the_public_names_are_listed_and_the_documentation_imports_no_others() -> None:
     expected = [[f"`{module}`", ", ".join(f"`{name}`" for name in names)] for module, names in public_names().items()]
     written = table(page("reference/stability.md"), "## Public Python names")
     assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
-
-
-def test_the_documentation_imports_public_names_only() -> None:
     public = {f"{module}.{name}" for module, names in public_names().items() for name in ("", *names)}
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
-    code = [block.text for one in pages for block in blocks(one) if block.language == "python"]
+    code = [block.text for one in PAGES for block in blocks(one) if block.language == "python"]
     used = set().union(*map(imported_by, code)) - {f"{PACKAGE}.pipeline.__main__"}  # a command line
-    assert used
-    assert {name for name in used if not {name, f"{name}."} & public} == set()
+    assert used and {name for name in used if not {name, f"{name}."} & public} == set()
 
 
 def test_each_picture_is_small_and_shown_with_a_text_that_says_what_it_shows() -> None:
-    pages = [REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")]
-    shown = {found[1]: found[0] for page in pages for found in IMAGE.findall(page.read_text(encoding="utf-8"))}
+    shown = {found[1]: found[0] for page in PAGES for found in IMAGE.findall(page.read_text(encoding="utf-8"))}
     files = {file.name: file.stat().st_size for file in (REPOSITORY / "docs" / "images").iterdir()}
     assert set(shown) == set(files)
     assert set(files) - {"growth.svg"} == {f"admin-{name}.webp" for name in DOCS}  # that one is of a benchmark
@@ -64,37 +59,25 @@ def test_each_picture_is_small_and_shown_with_a_text_that_says_what_it_shows() -
 def test_every_page_is_in_the_table_of_contents() -> None:
     contents = (REPOSITORY / "docs/conf.py").read_text()
     pages = [one.relative_to(REPOSITORY / "docs").with_suffix("") for one in (REPOSITORY / "docs").rglob("*.[mr][ds]*")]
-    assert pages
-    assert [str(one) for one in pages if one.name != "index" and f'"{one}"' not in contents] == []
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site as CONTRIBUTING says; a warning is an error."""
-    if importlib.util.find_spec("sphinx") is None and "CI" not in os.environ:
-        pytest.skip('the extra "docs" is not installed')
-    folder = tmp_path_factory.mktemp("site")
-    command = [*SPHINX, "docs", str(folder)]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    assert pages and [str(one) for one in pages if one.name != "index" and f'"{one}"' not in contents] == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_site_is_built_and_shows_every_public_name(site: Path) -> None:
+def test_the_site_is_built_without_a_warning_and_shows_every_public_name(tmp_path: Path) -> None:
+    if importlib.util.find_spec("sphinx") is None and "CI" not in os.environ:
+        pytest.skip('the extra "docs" is not installed')
     from sphinx.util.inventory import InventoryFile
 
-    shown = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="").data
+    command = [*SPHINX, "docs", str(tmp_path)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = InventoryFile.loads((tmp_path / "objects.inv").read_bytes(), uri="").data
     names = {name for kind, objects in shown.items() if kind.startswith("py:") for name in objects}
     public = {f"{module}.{name}" for module, found in public_names().items() for name in found}
     assert public - names == set()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_the_site_shows_the_titles_of_files_and_no_link_leaves_the_pages(site: Path) -> None:
-    tutorial, semantics = ((site / name).read_text() for name in ("tutorial.html", "reference/semantics.html"))
+    # It shows the titles of files, and no link leaves the pages.
+    tutorial, semantics = ((tmp_path / name).read_text() for name in ("tutorial.html", "reference/semantics.html"))
     assert "flightdesk/settings.py" in tutorial
     assert 'href="../../tests' not in semantics
     assert "/blob/main/tests/conformance/test_settle.py" in semantics

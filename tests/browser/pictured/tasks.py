@@ -22,13 +22,11 @@ CALLS = 40  # of the register
 
 @processor("statements", executor="process", timeout=timedelta(hours=1))
 def write_statement(task: Lease) -> None:
-    """Write the yearly statement of an airline, until it is stopped."""
     threading.Event().wait()
 
 
 @processor("register")
 def ask_register(task: Lease) -> None:
-    """Ask the register of aircraft, which does not answer."""
     threading.Event().wait()
 
 
