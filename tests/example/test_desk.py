@@ -1,5 +1,7 @@
 """The desk in one process: filing, the pages, and what the processor makes of the real record."""
 
+from datetime import timedelta
+
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
@@ -7,11 +9,20 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 from pytest_django import DjangoAssertNumQueries
 
+from django_dbtaskqueue import signal
 from django_dbtaskqueue.models import Attempt, Task
-from django_dbtaskqueue.testing import drain
+from django_dbtaskqueue.testing import advance, drain
 from example_project.flights import data
 from example_project.flights.demo import filing, loading
-from example_project.flights.desk import QUEUE, file_claim, file_claims
+from example_project.flights.desk import (
+    APPROVED,
+    HELD_QUEUE,
+    QUEUE,
+    file_claim,
+    file_claims,
+    hold_claim,
+    report_arrival,
+)
 from example_project.flights.models import Airline, Claim, Filing, Flight, Plane
 
 REFERENCE = "2013-01-01-UA-1545-EWR-IAH"
@@ -32,27 +43,19 @@ def flight(db: None) -> Flight:
     return Flight.objects.get(reference=REFERENCE)
 
 
-def test_a_claim_and_its_task_are_committed_together(flight: Flight) -> None:
+def test_a_claim_and_its_task_are_committed_or_rolled_back_together_and_a_flight_is_filed_once(flight: Flight) -> None:
+    assert filing.withdraw([REFERENCE]) == 1
+    assert not Filing.objects.exists()
+    assert not Task.objects.exists()
+    assert filing.still_present([REFERENCE]) == 0
     file_claim(flight, "Ada Lovelace")
     task = Task.objects.get(queue=QUEUE)
     assert (task.reference, task.status) == (REFERENCE, "CREATED")
     assert task.payload == {"flight": REFERENCE, "passenger": "Ada Lovelace"}
     assert Filing.objects.get().passenger == "Ada Lovelace"
-
-
-def test_a_claim_and_its_task_roll_back_together(flight: Flight) -> None:
-    assert filing.withdraw([REFERENCE]) == 1
-    assert not Filing.objects.exists()
-    assert not Task.objects.exists()
-    assert filing.still_present([REFERENCE]) == 0
-
-
-def test_a_flight_is_filed_once(flight: Flight) -> None:
-    file_claim(flight, "Ada Lovelace")
-    with pytest.raises(IntegrityError), transaction.atomic():
-        file_claim(flight, "Charles Babbage")
-    with pytest.raises(IntegrityError), transaction.atomic():
-        file_claims([flight], "Charles Babbage")
+    for again in (lambda: file_claim(flight, "Charles Babbage"), lambda: file_claims([flight], "Charles Babbage")):
+        with pytest.raises(IntegrityError), transaction.atomic():
+            again()
     assert Task.objects.count() == Filing.objects.count() == 1
 
 
@@ -113,11 +116,39 @@ def test_an_operator_completes_the_record_and_reprocesses(db: None, sample: list
     assert Claim.objects.get().decision == "paid"
 
 
-def test_the_processor_asks_the_database_twice(flight: Flight) -> None:
-    file_claim(flight, "Ada Lovelace")
-    with CaptureQueriesContext(connection) as asked:
-        drain(QUEUE)
-    assert len([query for query in asked if "flights_" in query["sql"]]) == 2
+FOUR_HOURS = 240
+
+
+def held() -> Task:
+    return Task.objects.get(queue=HELD_QUEUE)
+
+
+@pytest.mark.parametrize(("miles", "dollars"), [(500, 250), (3_000, 600)])
+def test_a_held_claim_is_decided_after_the_report_and_approval(flight: Flight, miles: int, dollars: int) -> None:
+    Flight.objects.update(distance_miles=miles, arrival_delay=None)
+    hold_claim(flight, "Ada Lovelace")
+    drain(HELD_QUEUE)
+    advance(timedelta(days=30))
+    assert not Claim.objects.exists()
+    assert report_arrival(flight.reference, FOUR_HOURS)
+    drain(HELD_QUEUE)
+    if dollars > 400:  # above a sum an operator approves
+        assert not Claim.objects.exists()
+        advance(timedelta(days=3))
+        signal(held(), APPROVED)
+        drain(HELD_QUEUE)
+    assert (held().status, held().result, held().attempt) == ("COMPLETED", dollars, 1)
+    assert Claim.objects.get().compensation == dollars
+
+
+def test_without_a_report_the_claim_ends_and_an_operator_sees_why(flight: Flight) -> None:
+    Flight.objects.update(arrival_delay=None)
+    hold_claim(flight, "Ada Lovelace")
+    for _wait in range(2):
+        drain(HELD_QUEUE)
+        advance(timedelta(days=90))
+    assert held().status == "ERROR" and "waited for the signal" in str(held().process_result)
+    assert not report_arrival("unknown", FOUR_HOURS)
 
 
 def test_a_passenger_files_a_claim_and_sees_it_decided(flight: Flight, client: Client) -> None:
@@ -130,45 +161,32 @@ def test_a_passenger_files_a_claim_and_sees_it_decided(flight: Flight, client: C
     assert all(text in page for text in ("COMPLETED", "nothing is due"))
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_a_bad_form_and_a_second_claim_are_refused_in_words(flight: Flight, client: Client) -> None:
+    for change, words in (
         ({"number": "1546"}, "There is no flight 2013-01-01-UA-1546-EWR-IAH in the timetable"),
         ({"number": "many"}, "Enter a whole number"),
         ({"flown_on": "2013-02-30"}, "Enter a valid date"),
         ({"passenger": "a\0b"}, "Null characters are not allowed"),
         ({"passenger": ""}, "This field is required"),
-    ],
-)
-def test_a_bad_form_is_refused_and_nothing_is_written(
-    flight: Flight, client: Client, change: dict[str, str], words: str
-) -> None:
-    answer = client.post(reverse("flights:new_claim"), {**FORM, **change})
-    assert answer.status_code == 400
-    assert words in answer.content.decode()
-    assert not Filing.objects.exists()
-    assert not Task.objects.exists()
-
-
-def test_a_second_claim_for_the_flight_is_refused_in_words(flight: Flight, client: Client) -> None:
+    ):
+        answer = client.post(reverse("flights:new_claim"), {**FORM, **change})
+        assert (answer.status_code, words in answer.content.decode()) == (400, True), change
+        assert not Filing.objects.exists() and not Task.objects.exists()
     client.post(reverse("flights:new_claim"), FORM)
     answer = client.post(reverse("flights:new_claim"), FORM)
-    assert answer.status_code == 400
-    assert "was filed before" in answer.content.decode()
+    assert (answer.status_code, "was filed before" in answer.content.decode()) == (400, True)
     assert Filing.objects.count() == Task.objects.count() == 1
 
 
 def test_the_form_needs_its_token_and_is_not_inline(flight: Flight, client: Client) -> None:
     page = client.get(reverse("flights:new_claim"), FORM).content.decode()
-    assert "csrfmiddlewaretoken" in page
-    assert 'value="iah"' in page
-    assert "<script" not in page
-    assert "style=" not in page
+    assert "csrfmiddlewaretoken" in page and 'value="iah"' in page
+    assert "<script" not in page and "style=" not in page
     client.handler.enforce_csrf_checks = True
     assert client.post(reverse("flights:new_claim"), FORM).status_code == 403
 
 
-def test_the_pages_ask_few_questions(
+def test_the_pages_and_the_processor_ask_few_questions(
     flight: Flight, client: Client, django_assert_num_queries: DjangoAssertNumQueries
 ) -> None:
     file_claim(flight, "Ada Lovelace")
@@ -177,11 +195,13 @@ def test_the_pages_ask_few_questions(
     with django_assert_num_queries(3):
         assert client.get(reverse("flights:claim", args=[REFERENCE])).status_code == 200
     assert client.get(reverse("flights:claim", args=["2013-01-01-UA-1-EWR-IAH"])).status_code == 404
+    with CaptureQueriesContext(connection) as asked:
+        drain(QUEUE)
+    assert len([query for query in asked if "flights_" in query["sql"]]) == 2
 
 
-@pytest.mark.parametrize("model", ["airline", "plane", "flight", "filing", "claim"])
-def test_the_desks_tables_are_in_the_admin(flight: Flight, admin_client: Client, model: str) -> None:
+def test_the_desks_tables_are_in_the_admin(flight: Flight, admin_client: Client) -> None:
     file_claim(flight, "Ada Lovelace")
     drain(QUEUE)
-    page = admin_client.get(reverse(f"admin:flights_{model}_changelist"))
-    assert page.status_code == 200
+    for model in ("airline", "plane", "flight", "filing", "claim"):
+        assert admin_client.get(reverse(f"admin:flights_{model}_changelist")).status_code == 200
