@@ -180,13 +180,8 @@ def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
 
 
 def test_the_table_of_crossings_is_that_of_their_tests() -> None:
-    written = page("reference/semantics.md").split("
-## Each feature on each road
-", 1)[1].split("
-
-", 1)[1]
-    assert written == (expected := features.table(ROADS)), f"Write this table:
-{expected}"
+    written = page("reference/semantics.md").split("\n## Each feature on each road\n", 1)[1].split("\n\n", 1)[1]
+    assert written == (expected := features.table(ROADS)), f"Write this table:\n{expected}"
 
 
 def test_every_request_of_the_api_is_documented() -> None:
