@@ -1,17 +1,17 @@
 """Hostile input: whatever is sent to any page or route, by any verb, the answer is not a failure of the server.
 
-``DBTASKQUEUE_HOSTILE_REQUESTS=20000 pytest tests/operations/test_hostile.py`` sends that many.
+The soak, ``pytest tests/operations/test_hostile.py -m soak``, sends 20,000 to each database. A test's name has its
+seed.
 """
 
 import json
-import os
 import re
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.admin import ADMIN_CLASSES
@@ -22,10 +22,11 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.search import QUALIFIERS, parse
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
+from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, TASKS, failure_group, post, refused, sql, text
 
-REQUESTS = int(os.environ.get("DBTASKQUEUE_HOSTILE_REQUESTS", "300"))
+SOAK = [pytest.param(number, 1000, marks=pytest.mark.soak) for number in range(1, 21)]
 LISTS = [f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES]
 TEXTS = [
     "", "0", "-1", "1", "5", "9" * 30, "1e309", "NaN", "true", "null", "[]", "\0", "a\0b", "\ud800", "é", "%00",
@@ -114,9 +115,12 @@ def encoded(sent: dict[str, Any]) -> dict[str, str]:
     return {name: str(value).encode("utf-8", "replace").decode() for name, value in sent.items()}
 
 
-@pytest.mark.timeout(3600 if REQUESTS > 1000 else 120)
-def test_no_request_is_a_failure_of_the_server(browser: Client) -> None:
-    @settings(max_examples=REQUESTS, derandomize=REQUESTS < 1000, suppress_health_check=[*HealthCheck], database=None)
+@pytest.mark.parametrize(("number", "requests"), [(0, 150), *SOAK])
+def test_no_request_is_a_failure_of_the_server(
+    process_database: ProcessDatabase, browser: Client, number: int, requests: int
+) -> None:
+    @seed(number)
+    @settings(max_examples=requests, suppress_health_check=[*HealthCheck], database=None)
     @given(st.data())
     def hold(data: st.DataObject) -> None:
         address, sent, answer = send(browser, data)
