@@ -143,13 +143,16 @@ class Settler:
         """
         session, keep = connections.session(queue), queue.settings.keep
         stored, held = settle.resolve(session, [lease for lease, _ in missing])
-        sent = [lease for lease, outcome in missing if lease.unanswered and outcome.facts is COMPLETE_FACTS]
+        said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
+        sent = [
+            lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome is one)
+        ]
         removed = settle.in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
-        for lease, outcome in missing:
+        for lease, outcome in said:
             gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
-            if lease.id in stored:
+            if lease.id in stored or (gone and lease.id not in held):
                 lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
-            elif lease.id not in held and not gone:
+            elif lease.id not in held:
                 lease.lost = outcome.facts.verb
         return held
 

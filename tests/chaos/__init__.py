@@ -5,4 +5,5 @@ are in ``tasks.py``), and the queue's settings from the environment, so that bot
 """
 
 ALONE = tuple(f"alone{number}" for number in range(8))  # as chaos, for pollers that each have one queue
-QUEUES = ("chaos", "ledger", *ALONE)
+ATOMIC = ("ledger", "moved", "dropped")
+QUEUES = ("chaos", *ATOMIC, *ALONE)

@@ -7,7 +7,7 @@ bump    adds 1 to ``Booking.amount`` of the task's reference
 steps   takes three steps that each write a booking, and waits for a signal; ends its process once, at the point
         ``die``, and leaves the file ``mark``
 
-All queues have the same; that of ``ledger`` has ``mode="atomic"``.
+All queues have the same; those in ``ATOMIC`` have ``mode="atomic"``.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from django.db.models import F
 
 from django_dbtaskqueue import Complete, processor
 from django_dbtaskqueue.core.lease import Lease
-from tests.chaos import ALONE, crashing
+from tests.chaos import ALONE, ATOMIC, crashing
 from tests.testapp import tasks as testapp
 from tests.testapp.models import Booking
 
@@ -100,5 +100,6 @@ VERBS = {
 
 for queue in ("chaos", *ALONE):
     processor(queue)(run)
-processor("ledger", mode="atomic")(run)
+for queue in ATOMIC:
+    processor(queue, mode="atomic")(run)
 crashing.install()

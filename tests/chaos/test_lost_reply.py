@@ -13,6 +13,7 @@ from django.db.utils import OperationalError
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from example_project.database import database_from_url
+from tests.chaos import ATOMIC
 from tests.chaos.processes import Configure, Start, until_all
 from tests.poller.processes import lines
 from tests.proxy import Loss, Proxy
@@ -82,14 +83,15 @@ CASES = (
     Case(REMOVE, "reply", queue=DELETED),
     # The processor's transaction, with its effect and its outcome: a commit that nobody heard of is no failure.
     Case("COMMIT", "request", starts=2, checkouts=2, do="bump", queue="ledger", after='UPDATE "testapp_booking"'),
-    Case("COMMIT", "reply", do="bump", queue="ledger", after='UPDATE "testapp_booking"'),
+    *(Case("COMMIT", "reply", do="bump", queue=queue, after='UPDATE "testapp_booking"') for queue in ATOMIC),
 )
 
 
 def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues: Configure, tmp_path: Path) -> None:
     """A poller's connection breaks at one statement after the other. What is done at last was done once."""
-    queues(**{HISTORY: {"keep": "history"}, DELETED: {"keep": "delete"}, RENEWED: {"lease": "6s"}})
-    poller = start(queue=f"chaos,ledger,{HISTORY},{DELETED},{RENEWED}", url=proxy.url).ready()
+    leaves = dict.fromkeys((HISTORY, "moved"), "history") | dict.fromkeys((DELETED, "dropped"), "delete")
+    queues(**{name: {"keep": keep} for name, keep in leaves.items()}, **{RENEWED: {"lease": "6s"}})
+    poller = start(queue=f"chaos,ledger,{RENEWED},{','.join(leaves)}", url=proxy.url).ready()
     for number, case in enumerate(CASES):
         mark, gate = tmp_path / f"mark{number}", tmp_path / f"gate{number}"
         proxy.struck.clear()
@@ -105,7 +107,7 @@ def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues:
             until(renewed.exists)
             gate.touch()
 
-        if case.statement == REMOVE:
+        if case.queue in leaves:
             until(lambda task=task: not Task.objects.filter(pk=task.pk).exists())
         else:
             until_all("COMPLETED", pk=task.pk)
