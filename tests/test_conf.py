@@ -60,6 +60,7 @@ def test_the_project_s_word_on_a_queue_goes_before_code_before_defaults(settings
     assert (found.lease, found.max_attempts, found.batch_size) == (timedelta(minutes=4), 3, 20)
     assert found.poll_interval == timedelta(seconds=1)
     assert conf.default_settings("unheard-of").lease == timedelta(minutes=2)
+    assert conf.default_settings("unheard-of") is conf.default_settings("another"), "a row for each queue costs nothing"
 
 
 FITS: dict[str, tuple[list[Any], list[Any]]] = {

@@ -33,8 +33,6 @@ from django_dbtaskqueue.core import masking, retry
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.core.json import Limits
 
-MAX_CACHED_QUEUES = 4096  # whose settings are remembered
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -282,9 +280,8 @@ def default_settings(queue: str) -> QueueSettings:
         state = _in_force()
     found = state.queues.get(queue)
     if found is None:
-        if len(state.queues) >= MAX_CACHED_QUEUES:
-            state.queues.clear()
-        state.queues[queue] = found = _layered(state.settings, queue)
+        name = queue if queue in state.settings.queues or queue in _declared else ""  # all others share one value
+        found = state.queues[name] = state.queues.get(name) or _layered(state.settings, name)
     return found
 
 

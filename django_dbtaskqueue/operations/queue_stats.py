@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.db.models import QuerySet, Sum
@@ -178,7 +179,7 @@ class _Context:
         self.alive: dict[str, set[str]] = {}
         for alias in aliases:
             self.alive |= alive(alias)
-        self.served = set().union(*self.alive.values())
+        self.served = Counter(chain.from_iterable(self.alive.values()))  # by how many pollers
         session = Session.on(aliases[0] if aliases else "default")
         self.as_of = database_now(session)
 
@@ -230,7 +231,7 @@ class _Context:
             failed=self.failed[name],
             drain=timedelta(seconds=waiting / (rate_out - rate_in)) if draining else None,
             pause=self.pauses.get(name),
-            pollers=sum(name in served for served in self.alive.values()),
+            pollers=self.served[name],
             stale=cells.stale,
             stale_for=None if dead is None else timedelta(seconds=max(dead, 0.0)),
             rates=rates[::-1],
