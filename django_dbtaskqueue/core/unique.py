@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
-from hashlib import sha256
+from hashlib import blake2b
 from typing import ClassVar
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
@@ -59,10 +59,11 @@ class UniqueRule(ABC):
     def words(self) -> str:
         """What the rule allows, as part of a sentence."""
 
-    def reference(self, payload_type: str | None, payload: str | None) -> str:
+    def reference(self, payload_type: str | None, payload: str | None, key: bytes) -> str:
         """Return the reference that all equal calls share; ``payload`` is JSON text.
 
         The order of keys does not count, and 1.0 is 1, because PostgreSQL and JavaScript do not keep these apart.
+        Without ``key`` nobody can find out by the reference whether a guess of the payload is right.
         """
         value = None if payload is None else json.loads(payload, parse_float=_number)
         if self.fields:
@@ -75,7 +76,7 @@ class UniqueRule(ABC):
                     )
             value = [found[name] for name in self.fields]
         text = json.dumps([payload_type, self.fields, value], sort_keys=True, separators=(",", ":"))
-        return f"{self.kind}:{sha256(text.encode()).hexdigest()[:HASH_LENGTH]}"
+        return f"{self.kind}:{blake2b(text.encode(), key=key, digest_size=HASH_LENGTH // 2).hexdigest()}"
 
     def __str__(self) -> str:
         """The text that ``parse`` reads."""

@@ -15,14 +15,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any, TypeVar, cast
 from zlib import crc32
 
+from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections
 from django.db.models import Field
 from django.db.utils import InterfaceError, OperationalError
+from django.utils.encoding import force_bytes
 from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
@@ -176,7 +179,9 @@ def checked_rule(unique: object, reference: str | None) -> UniqueRule:
 
 def apply_rule(rule: UniqueRule, row: Row) -> None:
     """Give a row the reference that its rule derives, and the due time if the rule sets it."""
-    row["reference_number"] = rule.reference(row["payload_type"], row["payload"])
+    # The last key is the oldest: while a new one is introduced, all processes derive the same reference.
+    oldest = [django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS][-1]
+    row["reference_number"] = rule.reference(row["payload_type"], row["payload"], sha256(force_bytes(oldest)).digest())
     if rule.wait is not None:
         if row["delay"] is not None or row["run_at"] is not None:
             raise EnqueueError(f"unique={rule} says when the task is due. Leave delay= and run_at= out.")

@@ -53,6 +53,17 @@ def test_an_equal_payload_returns_the_task_until_it_is_finished(alias: str) -> N
     assert Task.objects.using(alias).get(pk=first.pk).reference == f"{first.reference}:{first.pk}"
 
 
+def test_a_reference_says_nothing_of_a_guess_and_stays_while_the_key_is_changed(settings: Any) -> None:
+    def reference() -> str:
+        return str(enqueue("work", payload={"pin": 4821}, unique=Unique()).reference)
+
+    first, old = reference(), settings.SECRET_KEY
+    settings.SECRET_KEY, settings.SECRET_KEY_FALLBACKS = "new", [old]
+    assert reference() == first, "processes with the old key alone derive the same"
+    settings.SECRET_KEY_FALLBACKS = []
+    assert reference() != first
+
+
 def test_only_the_named_fields_count(alias: str) -> None:
     rule = Unique(fields=("user", "kind"))
     first = enqueue("work", payload={"user": 7, "kind": "a", "at": 1}, unique=rule, using=alias)
