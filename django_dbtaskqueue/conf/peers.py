@@ -123,6 +123,13 @@ def bridge_of(given: object) -> Bridge:
     if not isinstance(peers, Mapping):
         raise ImproperlyConfigured(f'{where}["peers"] must be a dict of name to settings.')
     values["peers"] = {name: _peer_of(name, one, f'{where}["peers"][{name!r}]') for name, one in peers.items()}
+    owners: dict[bytes, str] = {}
+    for name, secret in [(name, secret) for name, peer in values["peers"].items() for secret in peer.secrets]:
+        if (other := owners.setdefault(b64decode(secret.removeprefix(SECRET_PREFIX)), name)) != name:
+            raise ImproperlyConfigured(
+                f'{where}["peers"]: {other!r} and {name!r} have a secret in common, so a message of the one passes for '
+                "one of the other. Give each peer a secret of its own."
+            )
     found = Bridge(**values)
     rules.check(found, {"remember": rules.POSITIVE_OR_NONE}, lambda name: f"{where}[{name!r}]")
     return found

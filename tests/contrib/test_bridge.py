@@ -464,6 +464,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"peer": {}}, "Did you mean 'peers'"),
     ({"peers": {"a/b": {"secrets": [SECRET]}}}, "a peer's name"),
     ({"peers": {"shop": {}}}, '"secrets"] is not valid'),
+    (
+        {"peers": {"shop": {"secrets": [OTHER, SECRET]}, "store": {"secrets": [SECRET]}}},
+        "'shop' and 'store' have a secret",
+    ),
     ({"remember": "-1d"}, "'remember'"),
 ]
 
