@@ -12,17 +12,16 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import TextField, Value
 from django.db.models.functions import Cast, Concat
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.durations import clock, format_seconds
+from django_dbtaskqueue.core.durations import Pauses, clock, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
-from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session
@@ -30,12 +29,14 @@ from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.models import Signal, Step, TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
+from django_dbtaskqueue.operations.queue_counts import queue_names
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 HISTORY_TABLE = TaskHistory._meta.db_table
 MAX_STEP_WINDOWS = 20  # of 1,000 rows, of steps and of signals, in one turn
 MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
+FAILED_PART_S = 60.0, 3600.0  # how long what raised rests: at first, and at most
 
 
 @dataclass(frozen=True)
@@ -73,13 +74,15 @@ class RetentionReport:
     audit: int = 0  # audit entries and bulk operations
     partitions: list[str] = field(default_factory=list)  # made
     dropped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)  # what raised, and its error; the rest was done
     over: bool = True  # False: the time was up before all was done
 
     def __str__(self) -> str:
         months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
         months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
         expired = f"; ended {self.expired} tasks past their time to live" if self.expired else ""
-        rest = "" if self.over else "; more is left for the next turn"
+        rest = "".join(f"; failed for {one}" for one in self.failed)
+        rest += "" if self.over else "; more is left for the next turn"
         return (
             f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
             f" and {self.audit} records of operators' actions{expired}"
@@ -93,6 +96,7 @@ class Housekeeper:
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
         self._steps_read: dict[tuple[Location, type[Step | Signal]], int] = {}  # the last id
+        self._pauses = Pauses[tuple[str, str]](*FAILED_PART_S, beyond=OperationalError)
         self.upkeep_due: dict[str, float] = {}  # by alias: clock.monotonic() of a poller's next turn without retention
 
     def turn(
@@ -104,17 +108,29 @@ class Housekeeper:
         to: str = "history",
         within: timedelta | None = None,
     ) -> RetentionReport:
-        """Do what is due, for ``within`` at most; raises the database's errors, each batch done before stays done."""
+        """Do what is due, for ``within`` at most; raises if the database is away. Each batch done before stays done.
+
+        A queue, or another part, that raises for another reason rests, and the others go on.
+        """
         clock = _TurnTime(within)
         report = RetentionReport()
+
+        def attempt(alias: str, part: str, act: Callable[..., object], *given: object) -> None:
+            def note(error: Exception) -> None:
+                report.failed.append(f"{part} on {alias}: {_line(error)}")
+                logger.warning("Housekeeping of %s, tried again later", report.failed[-1])
+
+            self._pauses.attempt((alias, part), partial(act, *given), note)
+
         places = list(locations(using))
         for alias in sorted({alias for alias, _model in places}):
             report.partitions += _months_ahead(alias)
-        for place in places:
-            self._tasks(place, policy, report, clock, queues, to)
-            self._steps(place, clock)
+        for alias, model in places:
+            for queue in queue_names((alias, model)) if queues is None else queues:
+                attempt(alias, f"queue {queue}", self._tasks, (alias, model), queue, policy, report, clock, to)
+            attempt(alias, f"steps and signals of {model._meta.label}", self._steps, (alias, model), clock)
         for alias in sorted({alias for alias, _model in places}):
-            _delete_old(alias, policy, report, clock)
+            attempt(alias, "history and audit", _delete_old, alias, policy, report, clock)
         report.over = not clock.late
         return report
 
@@ -130,39 +146,27 @@ class Housekeeper:
                     break
 
     def _tasks(
-        self,
-        place: Location,
-        policy: RetentionPolicy,
-        report: RetentionReport,
-        clock: _TurnTime,
-        queues: Iterable[str] | None,
-        to: str,
+        self, place: Location, queue: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime, to: str
     ) -> None:
         session = Session.on(*place)
-        for queue in _queues(session) if queues is None else queues:
-            report.expired += _repeat(clock, partial(_end_expired, session, queue))
-            for status, age in policy.by_status():
-                cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
-                number = 0
-                while clock.is_left():
-                    number += retention.housekeep_batch(session, cursor, older_than=age, to=to)
-                    if cursor.at_end:
-                        break
+        report.expired += _repeat(clock, partial(_end_expired, session, queue))
+        for status, age in policy.by_status():
+            cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
+            while clock.is_left():
+                number = retention.housekeep_batch(session, cursor, older_than=age, to=to)
                 if to == "history":
                     report.moved += number
                 else:
                     report.deleted += number
+                if cursor.at_end:
+                    break
 
 
 def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] | None:
     """Return the names; raise ``UnknownQueue`` for a queue that is not known and has no tasks."""
-    if queues is None:
-        return None
-    wanted = list(queues)
-    unknown = [name for name in wanted if not conf.is_known(name)]
-    if unknown:
-        places = list(locations(using))
-        there = {name for place in places for name in _queues(Session.on(*place))}
+    wanted = None if queues is None else list(queues)
+    if unknown := [name for name in wanted or () if not conf.is_known(name)]:
+        there = {name for place in locations(using) for name in queue_names(place)}
         for name in unknown:
             if name not in there:
                 raise UnknownQueue(name, {*there, *conf.known_queues()})
@@ -208,10 +212,6 @@ def _settings(queue: str, alias: str) -> conf.QueueSettings:
         return queue_settings(queue, alias)
     except UnknownQueue:  # it has tasks all the same
         return conf.default_settings(queue)
-
-
-def _queues(session: Session) -> list[str]:
-    return [row[0] for row in session.run(StatsStatements(session.sql.tables, session.sql.dialect).names, {})]
 
 
 def _months_ahead(alias: str) -> list[str]:

@@ -16,7 +16,6 @@ from datetime import timedelta
 from functools import partial
 from os import getpid
 
-from django.core.exceptions import ImproperlyConfigured
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import models, registry
@@ -214,7 +213,7 @@ def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
     refused, queue.refused = queue.refused, None
     try:
         settings = conf.overlay(conf.default_settings(queue.name), overrides)
-    except ImproperlyConfigured as error:
+    except Exception as error:  # of this queue: the others follow their rows
         if overrides != refused:
             logger.error("Overrides of queue %s are not applied: %s", queue.name, error)
         queue.refused = overrides

@@ -218,6 +218,24 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
         assert str(left[parked.pk].process_result).startswith("Expired at ")
 
 
+REFUSE = {
+    "default": "ALTER TABLE dbtaskqueue_taskhistory ADD CONSTRAINT refuse CHECK (queue_name <> 'bad') NOT VALID",
+    "sqlite": "CREATE TRIGGER refuse BEFORE INSERT ON dbtaskqueue_taskhistory WHEN NEW.queue_name = 'bad'"
+    " BEGIN SELECT RAISE(ABORT, 'refused'); END",
+}
+
+
+def test_a_queue_that_raises_rests_and_stops_no_other(alias: str) -> None:
+    for queue in ("bad", "good"):
+        old(COMPLETED, 10, alias, queue=queue)
+    sql(REFUSE[alias], alias=alias)
+    house, policy = Housekeeper(), RetentionPolicy(completed=DAY)
+    report = house.turn(policy, using=alias)
+    assert (report.moved, [one.partition(":")[0] for one in report.failed]) == (1, [f"queue bad on {alias}"])
+    assert house.turn(policy, using=alias).failed == [], "it rests"
+    refused("queue bad", call_command, "housekeeptasks", "--completed=1d", f"--database={alias}", error=CommandError)
+
+
 def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any, settings: Any) -> None:
     old(COMPLETED, 3)
     old(POISON, 30)

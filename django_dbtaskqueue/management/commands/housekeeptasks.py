@@ -9,7 +9,7 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import DatabaseError, connections
+from django.db import DatabaseError
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -51,8 +51,6 @@ class Command(BaseCommand):
         given = {name: options[name] for name in AGE_OPTIONS if name in options}
         try:
             ages = replace(RetentionPolicy.of_settings(), **given)
-            if options["database"] is not None and options["database"] not in connections:
-                raise CommandError(f"There is no database {options['database']!r}; {', '.join(connections)}.")
             with migrated():
                 queues = known(options["queue"], options["database"])
                 to = "delete" if options["delete"] else "history"
@@ -68,6 +66,8 @@ class Command(BaseCommand):
             if options["verbosity"] > 1:
                 shown = [f"{name} {format_duration(age) if age else NEVER_TEXT}" for name, age in asdict(ages).items()]
                 self.stdout.write(f"Ages: {', '.join(shown)}")
+        if report.failed:
+            raise CommandError(f"Not done: {'; '.join(report.failed)}")
 
 
 def age(text: str) -> timedelta | None:
