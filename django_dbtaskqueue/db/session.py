@@ -26,6 +26,7 @@ from django.utils.timezone import make_aware, make_naive
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.context import standbys
+from django_dbtaskqueue.core.exceptions import TaskQueueError, near_match
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, OWN_SESSION_SQL, SQLITE, Tables
 from django_dbtaskqueue.db import liveness
@@ -350,6 +351,9 @@ def aliases_of(queue: str, using: str | None = None) -> tuple[str, ...]:
 def alias_for(queue: str, using: str | None, *, write: bool = True) -> str:
     """Return the database alias of ``queue``: the caller's choice, the queue's setting, or the site's router."""
     if using is not None:
+        if using not in [*connections]:
+            known = f"{near_match(str(using), connections)} There are {', '.join(connections)}."
+            raise TaskQueueError(f"There is no database {using!r} in DATABASES.{known}")
         return using
     alias = conf.default_settings(queue).database
     if alias == DEFAULT_DB_ALIAS:

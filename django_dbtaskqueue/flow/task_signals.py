@@ -91,6 +91,7 @@ def signal_all(tasks: Iterable[AbstractTask], name: str, data: object, *, actor:
 
 
 def _place(task: AbstractTask | Lease | int, queue: str | None, using: str | None) -> tuple[Session, int]:
+    using = using and alias_for("", using)
     if isinstance(task, AbstractTask):
         return Session.on(using or task._state.db or alias_for(task.queue, None), type(task)), int(task.pk)
     if isinstance(task, Lease):

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from django.core.exceptions import ImproperlyConfigured
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, router, transaction
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
@@ -20,7 +20,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, housekeeping, schedules
@@ -79,7 +79,7 @@ def examine(using: str | None = None) -> list[Finding]:
 
     A question that the database refuses or fails to answer becomes a finding. The cost does not grow with the tables.
     """
-    alias = using or router.db_for_write(Task)
+    alias = alias_for("", using)
     found: list[Finding] = []
     for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _faults, _server):
         found += _answers(check, alias)

@@ -81,7 +81,7 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
 def locations(using: str | None = None) -> Iterator[Location]:
     """Yield each (database, table) that a known queue has tasks in, once; of all databases or of one."""
     seen: set[Location] = set()
-    common = alias_for("", None)
+    common, using = alias_for("", None), using and alias_for("", using)
     made = Queue.objects.using(common).values_list("name", flat=True)
     for name in ["", *conf.known_queues(), *made]:
         for place in _places(name):

@@ -13,15 +13,17 @@ from uuid import UUID
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError, call_command
 from django.db import IntegrityError, connections, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, PayloadError, UnknownQueue, enqueue, enqueue_many, queue, registry
+from django_dbtaskqueue import DuplicateTask, PayloadError, UnknownQueue, enqueue, enqueue_many, queue, registry, signal
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.operations.lookup import search
 from django_dbtaskqueue.testing import drain
 from tests.factories import make_task
 from tests.support import PATIENCE, ended
@@ -265,6 +267,29 @@ def test_an_unknown_queue_is_named_with_its_nearest_match() -> None:
     with pytest.raises(UnknownQueue, match=r"Unknown queue 'parcles'\. Did you mean 'parcels'\?.*letters.*parcels"):
         enqueue("parcles")
     assert issubclass(UnknownQueue, EnqueueError) and issubclass(EnqueueError, TaskQueueError)
+
+
+COMMANDS_OF_A_DATABASE = (
+    "taskqueue status", "taskqueue list", "taskqueue show 1", "taskqueue doctor", "taskqueue set parcels ttl=1h",
+    "taskqueue pause parcels", "taskqueue reprocess --filter status:ERROR --dry-run", "taskqueue bulk list",
+    "taskqueue batches list", "taskqueue schedules list", "housekeeptasks", "generatetasks --tasks 1",
+)  # fmt: skip
+
+
+def test_an_unknown_database_is_named_with_its_nearest_match() -> None:
+    calls: list[Callable[[str], object]] = [
+        lambda name: enqueue("parcels", using=name),
+        lambda name: enqueue_many("parcels", [{}], using=name),
+        lambda name: signal(1, "go", using=name),
+        lambda name: queue("parcels", using=name).take(timeout=timedelta(0)),
+        lambda name: search("parcels", using=name),
+        lambda name: drain("parcels", using=name),
+        *(lambda name, what=what: call_command(*what.split(), database=name) for what in COMMANDS_OF_A_DATABASE),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises((TaskQueueError, CommandError), match=r"'defalt' in DATABASES\. Did you mean 'default'\?"):
+            call("defalt")
+            pytest.fail(f"call {number} knows it")
 
 
 def test_a_queue_made_at_runtime_is_known_and_no_name_by_accident(alias: str) -> None:

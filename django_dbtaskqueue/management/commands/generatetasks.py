@@ -6,10 +6,10 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections, router
 
 from django_dbtaskqueue.core.durations import clock, format_seconds
-from django_dbtaskqueue.db.session import Session, migrated
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db.session import Session, alias_for, migrated
 from django_dbtaskqueue.management import positive
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing.loadgen import PREFIX, build
@@ -31,13 +31,10 @@ class Command(BaseCommand):
         parser.add_argument("--database", metavar="ALIAS", help="Database to fill. Default: that of new tasks.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        alias = options["database"] or router.db_for_write(Task)
-        if alias not in connections:
-            raise CommandError(f"There is no database {alias!r}; there are {', '.join(connections)}.")
         try:
             with migrated():
-                self._generate(alias, options)
-        except ImproperlyConfigured as error:
+                self._generate(alias_for("", options["database"]), options)
+        except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=3) from error
 
     def _generate(self, alias: str, options: dict[str, Any]) -> None:
