@@ -306,4 +306,4 @@ def _reset(*, setting: str, **_: Any) -> None:
 
 
 setting_changed.connect(_reset)
-masking.use_keys(lambda: settings().mask)
+masking.secret_keys = lambda: settings().mask

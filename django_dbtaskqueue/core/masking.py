@@ -41,10 +41,16 @@ QUOTED_TEXT = (
     r"""|(?<=[^\\]")(?:\\.|[^"\\])*|(?<=[^\\]')(?:\\.|[^'\\])*)"""
 )
 # What joins a key to its value, and the value. One without quotes ends at the next gap; after a key and a colon, as in
-# a header, with the line, because its real end is not known: too much masked is better than too little.
+# a header, and in brackets, with the line, because its real end is not known: too much is better than too little.
+EQUALS = r"""(?:\\*["']GAP*:|\\*["']?GAP*=>?)GAP*"""
+VALUE_NAME = rf"""(?:\\*["'](?:{"|".join(VALUE_KEYS)})\\*["']GAP*:GAP*|(?:{"|".join(VALUE_KEYS)})=)"""
+COMMA = rf"""\\*["'],GAP*(?:{VALUE_NAME}|(?!{VALUE_NAME}))"""  # ("token", "x"), {"name": "token", "value": "x"}
+# To the end of the line, and on while it ends with an opening bracket or a comma, or a closing one begins the next.
+BRACKETS = r"(?:[^\n]*(?:[\[{(,][ \t\r]*\n|\n(?=[ \t]*[\]})])))*[^\n]*"
 SECRET_FORMS = (
-    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|\\*["'],GAP*|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
-    r"""((?:\\*["']GAP*:|GAP*=>?)GAP*)[^ \t\n\r\f\v,;&)}\]"']+""",
+    rf"""((?:\\*["']?GAP*(?:=>|[=:])GAP*|{COMMA}|\((?:[A-Za-z_]+=)?){OPENING}){QUOTED_TEXT}""",
+    rf"""((?:{EQUALS}|{COMMA}(?=-?[0-9])))[^ \t\n\r\f\v,;&)}}\]"'\[{{(][^ \t\n\r\f\v,;&)}}\]"']*""",
+    rf"""((?:{EQUALS}|{COMMA})(?=[\[{{(])){BRACKETS}""",
     rf"(GAP*:(?!GAP*{OPENING})[ \t\r\f\v]*)INK[^\n]*",
     r"(\t+)[^ \t\n\r\f\v=:]INK*",
     r"(>)[^<>]+(?=</)",  # <password>x</password>
@@ -103,12 +109,6 @@ def _default_keys() -> Sequence[str]:
 
 
 secret_keys: Callable[[], Sequence[str]] = _default_keys  # the settings put theirs here
-
-
-def use_keys(source: Callable[[], Sequence[str]]) -> None:
-    """Take the parts of secret keys from ``source`` from now on."""
-    global secret_keys
-    secret_keys = source
 
 
 def learn(kind: object) -> None:

@@ -25,6 +25,7 @@ from django_dbtaskqueue.conf.cron import check_timing, ticks
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
@@ -212,10 +213,10 @@ def enqueue_due(alias: str, declared: Collection[str], pauses: Pauses[str] | Non
 
 
 def _note(alias: str, name: str, error: Exception) -> None:
-    text = str(error) if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: {error}"
-    rows = Schedule.objects.using(alias).filter(name=name)
-    if not rows.filter(note=text[:500]).exists():
-        rows.update(note=text[:500])
+    kind = "" if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: "
+    rows, text = Schedule.objects.using(alias).filter(name=name), masked_text(f"{kind}{error}")[:500]
+    if not rows.filter(note=text).exists():
+        rows.update(note=text)
         logger.warning("Schedule %s: its task was refused, trying again: %s", name, text)
 
 

@@ -19,6 +19,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, BulkSkip, TaskChange
@@ -127,7 +128,6 @@ def start(
 def _ordered(
     alias: str, operation: BulkOperation, request: ActionRequest, actor: Actor, queue: str = ""
 ) -> BulkOperation:
-    """Write an operation and its record."""
     operation.reason, operation.cursor = request.reason, operation.first_id
     operation.actor, operation.actor_id, operation.source = actor.name[:200], actor.key, actor.source
     with actions.recorded(alias):
@@ -258,8 +258,8 @@ def turn(using: str) -> bool:
         raise
     except Exception as error:
         logger.exception("Bulk operation %s failed", due)
-        rows, now = waiting.filter(pk=due), Now()
-        rows.update(state=FAILED, note=f"{type(error).__name__}: {error}", finish_time=now, update_time=now)
+        rows, now, note = waiting.filter(pk=due), Now(), masked_text(f"{type(error).__name__}: {error}")
+        rows.update(state=FAILED, note=note, finish_time=now, update_time=now)
     return True
 
 

@@ -46,6 +46,11 @@ class Site:
         found = [span for span in self._spans.get_finished_spans() if span.kind == kind]
         return sorted(found, key=lambda span: span.start_time or 0)
 
+    def shown(self) -> str:
+        """Return all that was received, as text."""
+        spans = [span.to_json() for span in self._spans.get_finished_spans()]
+        return f"{spans} {self._reader.get_metrics_data()}"
+
     def metric(self, name: str) -> Any:
         data: Any = self._reader.get_metrics_data()
         found = [one for part in data.resource_metrics for scope in part.scope_metrics for one in scope.metrics]

@@ -2,11 +2,14 @@
 
 import io
 import json
+import re
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import unescape
 from typing import Any
+from urllib.parse import parse_qsl, urljoin
 
 import pytest
 from django.contrib import admin
@@ -17,6 +20,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import include, path
 
+from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations import bulk
@@ -26,6 +30,8 @@ from tests.support import PATIENCE, actors
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
 ADMIN = "/admin/dbtaskqueue/"
 TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
+ADDRESSES_OF_A_SHAPE = 3  # that are followed: links of one form with other numbers, names and values
+LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')
 
 
 def user(*codenames: str, name: str = "ada", staff: bool = False) -> User:
@@ -66,6 +72,32 @@ def text(response: Any) -> str:
 def page(browser: Client, address: str, **query: str) -> str:
     """Return what a person reads there."""
     return unescape(text(browser.get(address, query)))
+
+
+def shape_of(address: str) -> tuple[str, ...]:
+    """Return what two links have in common that differ in the rows they show."""
+    where, _, query = address.partition("?")
+    parts = [key if key != "q" else re.sub(r":[^+&]*", "", f"q={value}") for key, value in parse_qsl(query)]
+    return (re.sub(r"/[^/]*[-_\d][^/]*/(?=change|history|report)", "/N/", where), *sorted(parts))
+
+
+def crawled(browser: Client, *guessed: str) -> Iterator[tuple[str, Any]]:
+    """Yield each address of the admin, its lists, the guessed ones and what they link to, and the answer."""
+    asked, shapes = set[str](), Counter[tuple[str, ...]]()
+    waiting = [*guessed, "/admin/", *(f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES)]
+    known = set(waiting)
+    while waiting:
+        address = waiting.pop(0).partition("#")[0]
+        if address in asked or not address.startswith("/admin/") or "logout" in address or "password" in address:
+            continue
+        shapes[shape_of(address)] += 1
+        if shapes[shape_of(address)] > ADDRESSES_OF_A_SHAPE and address not in known:
+            continue
+        asked.add(address)
+        answer = browser.get(address)
+        yield address, answer
+        if answer.status_code == 200 and "html" in answer.headers["Content-Type"]:
+            waiting += [urljoin(address, unescape(link)) for link in LINK.findall(answer.content.decode())]
 
 
 def post(browser: Client, where: str, **given: Any) -> Any:

@@ -81,6 +81,12 @@ def test_secrets_beside_their_name() -> None:
         f"curl --password {SECRET} x",
         f"sent Bearer {SECRET}",
         f"postgres://ada:{SECRET}/@{SECRET}@db/x",
+        # A result that is shown as text, or an error that shows its argument.
+        *map(str, ({"password": [SECRET]}, {"token": {"a": SECRET}}, ["token", {"a": SECRET}], {"pin": (SECRET, 1)})),
+        *map(str, ({"name": "token", "value": SECRET}, {"k": "token", "values": [1, SECRET]})),
+        *map(json.dumps, ({"name": "token", "value": SECRET}, json.dumps({"key": "token", "v": SECRET}))),
+        json.dumps({"password": [{"a": 1}, SECRET]}, indent=2),
+        f"Header(name='token', value='{SECRET}')",
     ):
         assert SECRET not in str(masked(value))
 
