@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from django.contrib.admin import AdminSite
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
 from django.template.response import TemplateResponse
 from django.urls import reverse
@@ -153,7 +153,7 @@ def show(
 
 
 def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """Return a view that says what is wrong where the tables are missing, or the settings cannot be read.
+    """Return a view that says what is wrong: no tables, settings that cannot be read, or what the user may not do.
 
     A page is read from a standby if there is one.
     """
@@ -171,13 +171,17 @@ def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callabl
                 return response
         except ImproperlyConfigured as error:
             return _no_answer(page, request, {"message": str(error)})
+        except PermissionDenied as error:
+            if not error.args:
+                raise
+            return _no_answer(page, request, {"message": str(error)}, status=403)
 
     return entry
 
 
-def _no_answer(page: PageAdmin, request: HttpRequest, context: dict[str, Any]) -> HttpResponse:
+def _no_answer(page: PageAdmin, request: HttpRequest, context: dict[str, Any], *, status: int = 503) -> HttpResponse:
     filled = {**_frame(page, request, live=False), **context}
-    response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=503)
+    response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=status)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
     return response.render()
 

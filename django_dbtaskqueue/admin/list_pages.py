@@ -209,7 +209,6 @@ class ListAdmin(ReadOnlyAdmin):
         return ApproxCount(_rounded(rough), estimated=True)
 
     def _of_window(self, page: Page, place: int | None) -> str:
-        """Return how many rows a partial search found."""
         shown = len(page.rows)
         more = place is not None or page.older is not None or page.cut or page.first
         return self._of(2 if more else shown, f"{number_format(shown)}{'+' if more else ''}")

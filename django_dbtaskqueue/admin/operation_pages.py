@@ -17,7 +17,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -45,7 +45,7 @@ from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Actor, Verb
+from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_may
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.serializers import short_error, with_errors
@@ -133,7 +133,7 @@ class BulkOperationAdmin(SearchedAdmin):
             done = bulk.cancel(operation.pk, request.user, using=alias)
             self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
         else:
-            check(request, bulk.verb_of(operation))
+            check_may(bulk.verb_of(operation), viewer(request))
             deadline = clock.monotonic() + WORK_TIME_S
             while bulk.turn(alias) and clock.monotonic() < deadline:
                 pass
@@ -297,7 +297,7 @@ class PollerAdmin(SmallListAdmin):
         verb = POLLER_VERBS.get(request.POST.get("action", ""))
         if verb is None:
             raise BadRequest(f"Pollers have no action {request.POST.get('action')!r}.")
-        check(request, verb)
+        check_may(CONTROL_POLLERS, viewer(request))
         ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
         rows = self.get_queryset(request).filter(pk__in=list(ticked))
         running = [poller.instance for poller in rows if poller.state != STOPPED_STATE]

@@ -10,7 +10,7 @@ from typing import Any
 from django import forms
 from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import BadRequest, PermissionDenied
+from django.core.exceptions import BadRequest
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup
 from django_dbtaskqueue.operations import actions, bulk
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
-from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, VIEW_PAYLOAD, Actor, Verb, check_may
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
@@ -52,12 +52,6 @@ class Question:
 def is_on_all(request: HttpRequest) -> bool:
     """Return whether the action is on all rows that match the address, not on the ticked ones."""
     return request.POST.get("select_across") == "1" or ACTION_ON_ALL_KEY in request.POST
-
-
-def check(request: HttpRequest, verb: Verb, queue: str | None = None) -> None:
-    """Raise ``PermissionDenied`` unless the user may use the verb, on this queue or on any."""
-    if not can_operate(request.user, verb, queue):
-        raise PermissionDenied
 
 
 def bound_form(request: HttpRequest, kind: Callable[..., forms.Form]) -> Any:
@@ -112,7 +106,7 @@ def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
     verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(name)
     if verb is None:
         raise BadRequest(f"Tasks have no action {name!r}.")
-    check(request, verb)
+    check_may(verb, viewer(request))
     try:
         act = _act_on_all if is_on_all(request) else _act_on_ticked
         return act(page, request, verb)
@@ -181,19 +175,14 @@ def task_report(verb: TaskVerb, report: actions.Report) -> str:
     return _("%(done)s, %(count)s skipped (%(reasons)s).") % facts
 
 
-def can_enqueue(user: Any, task: AbstractTask) -> bool:
-    """Return whether the user may enqueue a copy of ``task``."""
-    return can_operate(user, ENQUEUE_COPY, task.queue)
-
-
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, enqueue a copy and show the new task."""
     pk = id_of(request.POST.get("again", ""))
     task = None if pk is None else narrow(page.model._default_manager.filter(pk=pk), viewer(request)).first()
     if task is None:
         raise Http404
-    if not can_enqueue(request.user, task) or not may_see(request, task):
-        raise PermissionDenied
+    for verb in (ENQUEUE_COPY, VIEW_PAYLOAD):
+        check_may(verb, viewer(request), task.queue)
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
         return ask(page, request, Question(ENQUEUE_COPY, [], [str(task)], form, possible=True))

@@ -29,7 +29,7 @@ from django_dbtaskqueue.admin.overview_pages import (
     row_of,
     sparkline,
 )
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
 from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm
 from django_dbtaskqueue.conf import settings as conf
@@ -43,7 +43,7 @@ from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, PAUSE, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, PAUSE, Verb, can_operate, check_may
 from django_dbtaskqueue.operations.queue_counts import limits_of, limits_text
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
@@ -249,7 +249,7 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     queue = page.get_object(request, name)
     if queue is None:
         raise Http404
-    check(request, CHANGE_SETTINGS, queue.name)
+    check_may(CHANGE_SETTINGS, viewer(request), queue.name)
     try:
         values = {key: typed(key, value)} if value else {}
         back, reason = [] if value else [key], request.POST.get("reason", "")
@@ -267,7 +267,7 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     queue = page.get_object(request, name)
     if queue is None:
         raise Http404
-    check(request, PURGE, name)
+    check_may(PURGE, viewer(request), name)
     if request.POST.get("typed", "").strip() != name:
         text = _("Type %(name)s to delete all its tasks.") % {"name": name}
         return page.reply(request, text, messages.ERROR, page.page_of(queue))
@@ -282,7 +282,7 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
 
 def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
-    check(request, verb)
+    check_may(verb, viewer(request))
     queues = _selected_queues(page, request)
     fitting = [queue for queue in queues if verb is PAUSE or is_paused(queue)]
     form = bound_form(request, PauseForm if verb is PAUSE else PlainForm)

@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, check, confirmed
+from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -49,7 +49,7 @@ from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POL
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations import schedules, task_graph
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Actor, Verb
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
 from django_dbtaskqueue.operations.verb_inputs import json_of
 
 
@@ -158,7 +158,7 @@ class ScheduleAdmin(PlanAdmin):
         return self._act(request, control.SCHEDULE_VERBS[name], found)
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
-        check(request, verb)
+        check_may(verb, viewer(request))
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             words = ngettext("%(count)s schedule is selected.", "%(count)s schedules are selected.", len(rows))
@@ -176,7 +176,7 @@ class ScheduleAdmin(PlanAdmin):
         return self.reply(request, text, level, "" if verb.name == "delete_schedule" else self.back(request))
 
     def _write(self, request: HttpRequest, verb: Verb, row: Schedule | None) -> HttpResponse:
-        check(request, verb, None if row is None else row.queue)
+        check_may(verb, viewer(request), None if row is None else row.queue)
         form = bound_form(request, partial(ScheduleForm, row=row, seen=row is None or may_see(request, row)))
         if confirmed(request, form):
             try:
@@ -290,7 +290,7 @@ class BatchAdmin(PlanAdmin):
         if row is None:
             raise Http404
         for queue in row.queues:
-            check(request, verb, queue)
+            check_may(verb, viewer(request), queue)
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)

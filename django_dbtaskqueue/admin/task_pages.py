@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
-from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, can_enqueue, enqueue_copy
+from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, enqueue_copy
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     ago,
@@ -55,7 +55,7 @@ from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import Actor, Verb
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
 from django_dbtaskqueue.operations.search import parse, text_of
@@ -252,7 +252,7 @@ class TaskAdmin(TaskPage):
         events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row, viewer(request))]
         return {
             "events": sorted(events, key=lambda event: (event.time, not event.bad)),
-            "may_enqueue": seen and can_enqueue(request.user, row),
+            "may_enqueue": seen and bool(permitted(request, [ENQUEUE_COPY], row.queue)),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
             "related": [
                 (_("Waits for"), self._related(parents_of(row, viewer(request)))),

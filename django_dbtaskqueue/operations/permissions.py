@@ -22,9 +22,9 @@ from django.utils.translation import gettext_lazy, ngettext_lazy
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import is_masked
-from django_dbtaskqueue.core.sql.stats import StatsStatements
-from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.models import Queue
+from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.flow.placement import known_queues
+from django_dbtaskqueue.operations.queue_counts import queue_names
 from django_dbtaskqueue.operations.search import Search, reads_payload
 
 if TYPE_CHECKING:
@@ -150,9 +150,8 @@ class Actor:
 
     def sees(self, queue: str) -> bool:
         """Whether the actor may view the queue."""
-        if self.user is None:
-            return True
-        return (not self.scope.queues or queue in self.scope.queues) and can_view(self.user, queue)
+        in_scope = not self.scope.queues or queue in self.scope.queues
+        return self.user is None or (in_scope and can_view(self.user, queue))
 
     @property
     def sees_all(self) -> bool:
@@ -162,15 +161,20 @@ class Actor:
 
 def check(verb: Verb, reason: str, actor: Actor, queue: str | None = None) -> None:
     """Raise ``PermissionDenied`` or ``OperationRefused`` unless the actor may begin, with this reason."""
-    if not actor.may(verb, queue):
-        words = _("%(who)s may not use %(verb)s on queue %(queue)s.") if queue else _("%(who)s may not use %(verb)s.")
-        raise PermissionDenied(words % {"who": actor.name, "verb": verb.name, "queue": queue})
+    check_may(verb, actor, queue)
     if verb.needs_reason and not reason.strip():
         words = _("%(verb)s needs a reason, because it cannot be undone. The reason is kept in the audit.")
         raise OperationRefused(words % {"verb": verb.name})
     if len(reason) > REASON_MAX_LENGTH:
         words = _("A reason has at most %(most)s characters, not %(number)s.")
         raise OperationRefused(words % {"most": REASON_MAX_LENGTH, "number": len(reason)})
+
+
+def check_may(verb: Verb, actor: Actor, queue: str | None = None) -> None:
+    """Raise ``PermissionDenied`` unless the actor may use the verb, on this queue or on any."""
+    if not actor.may(verb, queue):
+        words = _("%(who)s may not use %(verb)s on queue %(queue)s.") if queue else _("%(who)s may not use %(verb)s.")
+        raise PermissionDenied(words % {"who": actor.name, "verb": verb.name, "queue": queue})
 
 
 def check_search(search: Search, actor: Actor) -> None:
@@ -184,11 +188,10 @@ def can_operate(user: User, verb: Verb, queue: str | None = None) -> bool:
 
     Without a queue: whether on any queue at all, as far as permissions say. An action asks again for each queue.
     """
-    if not user.has_perm(f"{APP}.{verb.permission}"):
-        return False
+    permitted = user.has_perm(f"{APP}.{verb.permission}")
+    if queue is None or not permitted:
+        return permitted
     path = conf.settings().can_operate
-    if queue is None:
-        return True
     return can_view(user, queue) and (path is None or bool(_rule("CAN_OPERATE", path)(user, verb.name, queue)))
 
 
@@ -203,14 +206,9 @@ def can_view(user: User, queue: str) -> bool:
 
 def all_queues() -> list[str]:
     """Return every queue that is known, has a ``Queue`` row, or has tasks."""
-    names = {*conf.known_queues()}
-    for alias in {alias for name in ("", *names) for alias in aliases_of(name)}:
-        names.update(Queue.objects.using(alias).values_list("name", flat=True))
-    for place in {(alias, model_for(name)) for name in ("", *names) for alias in aliases_of(name)}:
-        session = Session.on(*place)
-        sql = StatsStatements(session.sql.tables, session.sql.dialect)
-        names.update(name for (name,) in session.run(sql.names, {}))
-    return sorted(names)
+    known = known_queues()
+    places = {(alias, model_for(name)) for name in ("", *known) for alias in aliases_of(name)}
+    return sorted(known.union(*map(queue_names, places)))
 
 
 def masked_fault(search: Search) -> str:

@@ -234,7 +234,7 @@ def command_pollers(
     command. A poller of queues that the actor may not view counts as not there.
     """
     verb = POLLER_VERBS[command]
-    check(verb, reason, actor)
+    check(CONTROL_POLLERS, reason, actor)
     with recorded(using):
         rows = narrow(Poller.objects.using(using).filter(pk__in=instances), actor).exclude(state=STOPPED_STATE)
         found = list(rows.select_for_update().order_by("pk"))
