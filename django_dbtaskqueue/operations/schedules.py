@@ -84,7 +84,7 @@ def _definition(name: str, made: registry.Periodic) -> Definition:
 def homes(using: str | None = None) -> list[str]:
     """Return the databases that have schedules, or the one of them."""
     known = (home_of(name) for name in conf.known_queues())
-    return [using] if using else list(dict.fromkeys([alias_for("", None), *known]))
+    return [alias_for("", using)] if using else list(dict.fromkeys([alias_for("", None), *known]))
 
 
 def listed(actor: Actor, using: str | None = None) -> list[Schedule]:
