@@ -83,9 +83,8 @@ class Child:
         return self._process.exitcode
 
     def _kill_group(self) -> None:
-        with suppress(
-            ProcessLookupError, PermissionError, AttributeError
-        ):  # it has just begun, or ended; no such system
+        # It has just begun, or ended, or the system has no such groups.
+        with suppress(ProcessLookupError, PermissionError, AttributeError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def ask_to_end(self) -> None:
@@ -177,6 +176,8 @@ def _enter(serve: Callable[[Channel], None], pipe: Connection, databases: Mappin
         file.write("1000")  # if memory runs out, this process is the one to end
     with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (poller := multiprocessing.parent_process()) is not None and not poller.is_alive():
+        os._exit(0)  # it was killed before that: nothing is loaded
     multiprocessing.current_process().daemon = False  # a task may start processes
     import django
 

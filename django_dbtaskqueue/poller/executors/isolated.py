@@ -126,7 +126,6 @@ class IsolatedExecutor(Executor):
                 self._died()
 
     def _start_next(self) -> None:
-        """Send the next job, if it may start now."""
         if self._child is None:
             self._boot()
         now, alone = clock.monotonic(), bool(self._alone)
