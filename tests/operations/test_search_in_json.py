@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import SearchError
@@ -73,6 +73,10 @@ def test_a_term_means_the_same_on_both_databases(value: Any, path: tuple[str, ..
 
 @on_both
 @given(TEXTS)
+@example('{"name": "token", "value": "S3cr3t", "n": 1}')
+@example('{"password": ["S3cr3t", {"a": 1}], "n": 1}\nand more')
+@example('{"pin": [\n {\n  "a": 1\n },\n "S3cr3t"\n ],\n "n": 1\n}')
+@example("Header(name='token', value=5) in ['token', 4711, (1)], ('token', 'S3cr3t')")
 def test_a_text_is_found_as_it_is_shown_and_not_as_it_is(text: str) -> None:
     shown = masked_text(text)
     terms = [Term("payload.v", (Match("=", one),)) for one in (shown, text)]
