@@ -106,7 +106,6 @@ def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, 
 
 
 def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKey, str]:
-    """Lock parents and return their statuses."""
     statuses: dict[TaskKey, str] = {}
     for there, ids in by_table(session, parents):
         rows = there.run(there.sql.lock_parents, {"ids": ids})

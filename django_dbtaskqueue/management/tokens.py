@@ -10,11 +10,11 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError
 from django.db.models.functions import Now
 
-from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.management.output import Output, ago
 from django_dbtaskqueue.models import ApiToken
-from django_dbtaskqueue.operations.permissions import all_queues
+from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.visibility import check_there
 
 MAX_LISTED_TOKENS = 500
 
@@ -26,10 +26,7 @@ def make(output: Output, options: dict[str, Any]) -> int:
     owner = users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()
     if owner is None:
         raise CommandError(f"There is no user {user!r}. Make it first: a token has the permissions of its user.")
-    known = all_queues() if queues else []
-    for queue in queues:
-        if queue not in known:
-            raise CommandError(f"There is no queue {queue!r}.{near_match(queue, known)}")
+    check_there(queues, Actor())
     secret = secrets.token_urlsafe(32)
     digest = hashlib.sha256(secret.encode()).hexdigest()
     end = None if life is None else Now() + life

@@ -63,8 +63,6 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
     it for people, not in a loop.
     """
-    if queue is not None:
-        _known(queue)
     places = set(_places(queue)) if queue is not None else set(locations())
     names = [queue] if queue is not None else known_queues()
     counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
@@ -84,7 +82,7 @@ def locations(using: str | None = None) -> Iterator[Location]:
     common, using = alias_for("", None), using and alias_for("", using)
     made = Queue.objects.using(common).values_list("name", flat=True)
     for name in ["", *conf.known_queues(), *made]:
-        for place in _places(name):
+        for place in [(alias, model_for(name)) for alias in aliases_of(name)]:
             if place not in seen and using in (None, place[0]):
                 seen.add(place)
                 yield place
@@ -102,10 +100,8 @@ def exists(queue: str, reference: str) -> bool:
 
 def find(queue: str, reference: str) -> AbstractTask | None:
     """Return the task with this reference, or None. A task in the history is not found: its reference is free again."""
-    _known(queue)
     for alias, model in _places(queue):
-        task = _tasks(alias, model).filter(queue=queue, reference=reference).first()
-        if task is not None:
+        if (task := _tasks(alias, model).filter(queue=queue, reference=reference).first()) is not None:
             return task
     return None
 
@@ -141,21 +137,20 @@ def delete(queue: str, reference: str) -> bool:
 
 def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> bool:
     found = find(queue, reference)
-    if found is None:
-        return False
-    return bool(verb(_tasks(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference)))
-
-
-def _known(queue: str) -> None:
-    queue_settings(queue, aliases_of(queue)[0])
+    return found is not None and bool(
+        verb(_tasks(str(found._state.db), type(found)).filter(pk=found.pk, reference=reference))
+    )
 
 
 def _places(queue: str) -> list[Location]:
-    return [(alias, model_for(queue)) for alias in aliases_of(queue)]
+    """Return where the tasks of a queue are. Raises ``UnknownQueue``."""
+    aliases = aliases_of(queue)
+    queue_settings(queue, aliases[0])
+    return [(alias, model_for(queue)) for alias in aliases]
 
 
 def _all_of(queue: str, using: str | None) -> TaskQuerySet:
-    _known(queue)
+    queue_settings(queue, aliases_of(queue)[0])
     aliases = aliases_of(queue, using)
     if len(aliases) > 1:
         raise TaskQueueError(f"Queue {queue!r} has shards. Search each: using= one of {', '.join(aliases)}.")

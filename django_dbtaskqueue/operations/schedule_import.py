@@ -106,7 +106,6 @@ def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_ru
 
 
 def _queue(task: str, queue_of: Mapping[str, str]) -> tuple[str, str]:
-    """Return the queue and the payload type of a task."""
     if task in queue_of:
         return queue_of[task], ""
     found = []

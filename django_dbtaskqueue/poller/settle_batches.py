@@ -144,9 +144,7 @@ class Settler:
         session, keep = connections.session(queue), queue.settings.keep
         stored, held = settle.resolve(session, [lease for lease, _ in missing])
         said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
-        sent = [
-            lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome is one)
-        ]
+        sent = [lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome)]
         removed = settle.in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
         for lease, outcome in said:
             gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
