@@ -145,7 +145,7 @@ class QueueAdmin(SmallListAdmin):
     def pause(self, queue: Any) -> str:
         if not is_paused(queue):
             return EMPTY_VALUE
-        return pause_text(Pause(queue.paused_reason, queue.paused_by, queue.paused_until))
+        return pause_text(Pause(queue.paused_time, queue.paused_until, queue.paused_by, queue.paused_reason))
 
     @admin.display(description=gettext_lazy("limits"))
     def limits(self, queue: Any) -> str:

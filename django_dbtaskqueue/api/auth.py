@@ -71,7 +71,7 @@ def entry_of(route: Route) -> Entry:
         call = Call(request, actor, route.read(request))
         if route.method == "GET":
             return standby.read(lambda: _read_reply(route, call, parts))
-        return reply(route.view(call, **parts), route.status)
+        return reply(route.answer(call, parts), route.status)
 
     return opened(wraps(route.view)(identified(answer)))
 
@@ -79,7 +79,7 @@ def entry_of(route: Route) -> Entry:
 def _read_reply(route: Route, call: Call, parts: Mapping[str, object]) -> HttpResponse:
     """Return the answer of a route that reads; a header says so if it was not the primary that was asked first."""
     where = standby.where_read()
-    return reply(route.view(call, **parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
+    return reply(route.answer(call, parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
 
 
 def identified(answer: Answerer) -> Entry:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from django.core.exceptions import ImproperlyConfigured
 from django.http import Http404
@@ -16,29 +15,28 @@ from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models import AuditEntry, Batch, FailureGroup, Poller, Queue, Schedule
-from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
+from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.operations import monitor_documents as documents
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.doctor import examine
+from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, all_queues
 from django_dbtaskqueue.operations.queue_counts import limits_of
-from django_dbtaskqueue.operations.queue_stats import Health, Overview, alive, overview, stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, alive, overview, pauses, stats_of_queue
 from django_dbtaskqueue.operations.queue_stats import health as judged
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
-from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.visibility import check_queue, narrow, visible_names, visible_queues
 
-MAX_LISTED_ROWS = 500  # pollers, pauses
+MAX_LISTED_ROWS = 500  # pollers
 
 
 class QueuePause(TypedDict):
     """A queue, and its pause if it is paused."""
 
     queue: str
-    paused: documents.PauseDocument | None
+    paused: Pause | None
 
 
 class QueueList(TypedDict):
@@ -55,71 +53,11 @@ class QueueDetail(QueuePause):
     stats: documents.QueueStatsDocument
 
 
-class Paused(TypedDict):
-    """How many queues this request paused."""
-
-    paused: int
-
-
-class Started(TypedDict):
-    """How many queues this request resumed."""
-
-    started: int
-
-
-class Overrides(TypedDict):
-    """Every setting of the queue that differs from the project's."""
-
-    overrides: dict[str, object]
-
-
-class ScheduleList(TypedDict):
-    """The schedules, by name."""
-
-    schedules: list[ScheduleDocument]
-
-
-class BatchList(TypedDict):
-    """The batches, the newest first."""
-
-    batches: list[control.BatchDocument]
-
-
-class PollerList(TypedDict):
-    """The pollers, the one that reported last first."""
-
-    pollers: list[documents.PollerDocument]
-
-
-class Commanded(TypedDict):
-    """How many pollers got the command."""
-
-    commanded: int
-
-
-class FailureList(TypedDict):
-    """Failure groups, the one seen last first."""
-
-    failures: list[documents.FailureDocument]
-
-
 class AuditPage(TypedDict):
     """Acts of operators, the newest first. ``before`` leads to the next page."""
 
     entries: list[documents.AuditDocument]
     before: int | None
-
-
-class Series(TypedDict):
-    """What happened over time, the oldest step first."""
-
-    points: list[documents.PointDocument]
-
-
-class Findings(TypedDict):
-    """What is wrong, the worst first."""
-
-    findings: list[documents.FindingDocument]
 
 
 def health(call: Call) -> Health:
@@ -135,24 +73,20 @@ def status(call: Call) -> documents.OverviewDocument:
     return documents.overview_document(found, [row for row in found.queues if name in ("", row.queue)])
 
 
-def trend(call: Call) -> Series:
+def trend(call: Call) -> list[documents.PointDocument]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
     may_view(call.actor, Queue)
     name = call.given["queue"]
     if name:
         check_queue(name, call.actor)
     points = series(None, call.given["since"], name or None, among=visible_queues(call.actor))
-    return {"points": [documents.point_document(point) for point in points]}
+    return [documents.point_document(point) for point in points]
 
 
-def doctor(call: Call) -> Findings:
+def doctor(call: Call) -> list[Finding]:
     """Examine queues, pollers, settings and the database."""
     may_view(call.actor, Queue)
-    return {
-        "findings": [
-            document(documents.FindingDocument, one) for one in examine() if all(map(call.actor.sees, one.queues))
-        ]
-    }
+    return [one for one in examine() if all(map(call.actor.sees, one.queues))]
 
 
 # -- queues ------------------------------------------------------------------------------------------------------------
@@ -182,47 +116,45 @@ def queue(call: Call, queue: str) -> QueueDetail:
     }
 
 
-def pause_queue(call: Call, queue: str) -> Paused:
+def pause_queue(call: Call, queue: str) -> int:
     """Pause a queue, for a time, until a time, or until it is resumed."""
     length, until = call.given["for"], call.given["until"]
     until = timezone.now() + length if length is not None else until
     given = {"reason": call.given["reason"], "until": until}
-    return {"paused": queue_control.pause_or_resume_queues(PAUSE, [queue], call.actor, **given)}
+    return queue_control.pause_or_resume_queues(PAUSE, [queue], call.actor, **given)
 
 
-def start_queue(call: Call, queue: str) -> Started:
+def start_queue(call: Call, queue: str) -> int:
     """End a queue's pause."""
-    reason = call.given["reason"]
-    return {"started": queue_control.pause_or_resume_queues(RESUME, [queue], call.actor, reason=reason)}
+    return queue_control.pause_or_resume_queues(RESUME, [queue], call.actor, reason=call.given["reason"])
 
 
-def change_queue_settings(call: Call, queue: str) -> Overrides:
+def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
     try:
-        changed = queue_control.change_settings(
+        return queue_control.change_settings(
             queue, call.given["values"], call.actor, reset=call.given["reset"], reason=call.given["reason"]
         )
     except ImproperlyConfigured as error:  # of what was sent, so not the site's fault
         raise TaskQueueError(str(error)) from None
-    return {"overrides": changed}
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def batches(call: Call) -> BatchList:
+def batches(call: Call) -> list[control.BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
     may_view(call.actor, Batch)
-    return {"batches": control.batch_documents(control.listed_batches(call.actor))}
+    return control.batch_documents(control.listed_batches(call.actor))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 
-def schedules(call: Call) -> ScheduleList:
+def schedules(call: Call) -> list[ScheduleDocument]:
     """Return the schedules, in words and with their next times."""
     may_view(call.actor, Schedule)
-    return {"schedules": [schedule_document(row, call.actor) for row in listed(call.actor)]}
+    return [schedule_document(row, call.actor) for row in listed(call.actor)]
 
 
 def schedule(call: Call, schedule: str) -> ScheduleDocument:
@@ -269,23 +201,21 @@ def _fields(call: Call) -> dict[str, object]:
 # -- pollers -----------------------------------------------------------------------------------------------------------
 
 
-def pollers(call: Call) -> PollerList:
+def pollers(call: Call) -> list[documents.PollerDocument]:
     """Return the pollers as they last reported."""
     may_view(call.actor, Poller)
     rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
     living = alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
-    return {
-        "pollers": [
-            documents.poller_document(
-                row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor)
-            )
-            for row in found
-        ]
-    }
+    return [
+        documents.poller_document(
+            row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor)
+        )
+        for row in found
+    ]
 
 
-def command_poller(call: Call, poller: str, command: str) -> Commanded:
+def command_poller(call: Call, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
     if command not in queue_control.POLLER_VERBS:
         raise Http404(f"There is no command {command!r}; they are {', '.join(queue_control.POLLER_VERBS)}.")
@@ -293,13 +223,13 @@ def command_poller(call: Call, poller: str, command: str) -> Commanded:
     number = queue_control.command_pollers([poller], command, call.actor, reason=reason, using=alias)
     if not number:
         raise Http404(f"There is no running poller {poller}.")
-    return {"commanded": number}
+    return number
 
 
 # -- failures and the audit --------------------------------------------------------------------------------------------
 
 
-def failures(call: Call) -> FailureList:
+def failures(call: Call) -> list[documents.FailureDocument]:
     """Return failure groups."""
     may_view(call.actor, FailureGroup)
     rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
@@ -308,7 +238,7 @@ def failures(call: Call) -> FailureList:
     with statement_timeout(rows.db):
         found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
         stats = stats_of_groups([row.fingerprint for row in found], rows.db)
-    return {"failures": [documents.failure_document(row, one) for row, one in zip(found, stats, strict=True)]}
+    return [documents.failure_document(row, one) for row, one in zip(found, stats, strict=True)]
 
 
 def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
@@ -336,7 +266,6 @@ def _overview(call: Call) -> Overview:
     return overview(only=visible_queues(call.actor))
 
 
-def _pauses(call: Call) -> Mapping[str, documents.PauseDocument]:
+def _pauses(call: Call) -> dict[str, Pause]:
     may_view(call.actor, Queue)
-    rows: Any = narrow(Queue.objects.using(alias_for("", None, write=False)).filter(IN_EFFECT), call.actor)
-    return {row.name: documents.pause_document(row) for row in rows[:MAX_LISTED_ROWS]}
+    return pauses(narrow(Queue.objects.using(alias_for("", None, write=False)).all(), call.actor))

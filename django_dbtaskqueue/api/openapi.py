@@ -63,7 +63,7 @@ def document_of(routes: Sequence[Route]) -> Callable[[HttpRequest], Any]:
 def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     """Return the OpenAPI document; ``prefix`` is the address of the API."""
     schemas: dict[str, JsonSchema] = {
-        "Error": {"type": "object", "properties": {"error": SIMPLE[str]}, "required": ["error"]},
+        "Error": _object({"error": SIMPLE[str]}, ["error"]),
         "TaskSummary": _task_schema(LISTED),
         "Task": _task_schema(LISTED, optional=(*LONG, "process_result"), page=True),
     }
@@ -96,13 +96,9 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
         if kind.__name__ not in schemas:
             schemas[kind.__name__] = {}  # it may hold itself
             hints = get_type_hints(kind, include_extras=True)
-            schemas[kind.__name__] = {
-                "type": "object",
-                "description": _first_paragraph(kind),
-                "properties": {name: schema_of(one, schemas) for name, one in hints.items()},
-                "required": sorted(getattr(kind, "__required_keys__", hints)),
-                "additionalProperties": False,
-            }
+            properties = {name: schema_of(one, schemas) for name, one in hints.items()}
+            required = sorted(getattr(kind, "__required_keys__", hints))
+            schemas[kind.__name__] = _object(properties, required, description=_first_paragraph(kind))
         return _ref(kind.__name__)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": schema_of(inner[1], schemas)}
@@ -113,6 +109,8 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
 
 def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
     answer = schema_of(get_type_hints(route.view, include_extras=True)["return"], schemas)
+    if route.key:
+        answer = _object({route.key: answer}, [route.key])
     found: dict[str, Any] = {
         "operationId": route.name,
         "summary": _first_paragraph(route.view),
@@ -125,13 +123,8 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
     if route.needs:
         found["description"] = f"Needs {route.needs}."
     if route.method != "GET":
-        body: dict[str, Any] = {
-            "type": "object",
-            "properties": {one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body},
-            "additionalProperties": False,
-        }
-        if required := [one.name for one in route.body if one.required]:
-            body["required"] = required
+        required = [one.name for one in route.body if one.required]
+        body = _object({one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body}, required)
         found["requestBody"] = {"content": {"application/json": {"schema": body}}, "required": bool(required)}
     return found
 
@@ -162,7 +155,7 @@ def _task_schema(names: Sequence[str], optional: Sequence[str] = (), *, page: bo
         properties["explanation"] = _ref(Explanation.__name__)
         properties["attempts"] = {"type": "array", "items": _ref(AttemptDocument.__name__)}
         required += ["explanation", "attempts"]
-    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return _object(properties, required)
 
 
 def _column_schema(name: str) -> JsonSchema:
@@ -171,6 +164,10 @@ def _column_schema(name: str) -> JsonSchema:
         return {}
     found = SIMPLE[int if kind in INTEGER_TYPES else datetime if kind == "timestamptz" else str]
     return {"anyOf": [found, SIMPLE[NoneType]]} if Task._meta.get_field(name).null else found
+
+
+def _object(properties: Mapping[str, JsonSchema], required: Sequence[str], **more: str) -> JsonSchema:
+    return {"type": "object", **more, "properties": properties, "required": required, "additionalProperties": False}
 
 
 def _content(words: str, schema: JsonSchema) -> dict[str, Any]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +110,7 @@ class Call:
     given: Mapping[str, Any]  # every field of the route, as sent or by its default
 
 
-View = Callable[..., object]  # (call, **parts of the path) -> a document
+View = Callable[..., object]  # (call, **parts of the path) -> a document, or the value of its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,15 +124,17 @@ class Route:
     body: Sequence[Field] = ()
     status: int = 200
     needs: str = ""  # in words: which permission
-    names: frozenset[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "names", frozenset(one.name for one in (*self.query, *self.body)))
+    key: str = ""  # what the view returns is the value of this key; empty: it is the document
 
     @property
     def name(self) -> str:
         """The name of the view's function: the route's name in Django and its ``operationId``."""
         return str(getattr(self.view, "__name__", ""))
+
+    def answer(self, call: Call, parts: Mapping[str, object]) -> object:
+        """Return the document that answers a call."""
+        found = self.view(call, **parts)
+        return {self.key: found} if self.key else found
 
     def read(self, request: HttpRequest) -> dict[str, Any]:
         """Return the values of a request's fields; raise ``BadInput`` for a wrong or an unknown one."""

@@ -163,7 +163,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
 def doctor(output: Output, options: dict[str, Any]) -> int:
     """Write each finding with its remedy, the worst first; return 1 when one of them is an error."""
     findings = examine(options["database"])
-    output.data([serializers.document(monitor_documents.FindingDocument, finding) for finding in findings])
+    output.data(findings)
     for finding in findings:
         paint = {"error": output.style.ERROR, "warning": output.style.WARNING}.get(finding.level, str)
         output.write(f"{paint(finding.level.upper())}  {printable(finding.words)}  [{finding.id}]")

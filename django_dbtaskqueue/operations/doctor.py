@@ -62,10 +62,10 @@ SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND que
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or worth knowing."""
+    """One thing that is wrong, or worth knowing. ``level`` is error, warning or info; ``id`` is stable."""
 
-    level: str  # "error", "warning" or "info"
-    id: str  # stable, such as "queue.no_poller"
+    level: str
+    id: str  # such as "queue.no_poller"
     words: str
     remedy: str  # a sentence or a command
     queues: tuple[str, ...] = ()  # those that it names, or whose poller it names

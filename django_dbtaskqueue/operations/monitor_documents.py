@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import TypedDict
 
 from django_dbtaskqueue.core.masking import masked, masked_text
-from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller, Queue
+from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, Quantiles, QueueStats, health
@@ -119,20 +119,6 @@ def queue_stats_document(row: QueueStats, limits: Sequence[LimitUse]) -> QueueSt
     )
 
 
-class PauseDocument(TypedDict):
-    """A pause in effect. ``until`` None: until the queue is resumed."""
-
-    since: datetime | None
-    until: datetime | None
-    by: str
-    reason: str
-
-
-def pause_document(row: Queue) -> PauseDocument:
-    """Return the pause of a queue that is paused."""
-    return {"since": row.paused_time, "until": row.paused_until, "by": row.paused_by, "reason": row.paused_reason}
-
-
 class PollerDocument(TypedDict):
     """A poller as it last reported. ``alive``: it has not stopped, and has not missed three heartbeats."""
 
@@ -224,15 +210,6 @@ def point_document(point: Point) -> PointDocument:
     """Return one step of a series."""
     times = {f"{name}_p{share}": getattr(point, name)(share / 100) for name in ("run", "wait") for share in (50, 95)}
     return document(PointDocument, point, outcomes=dict(point.outcomes), **times)
-
-
-class FindingDocument(TypedDict):
-    """A finding of the doctor with its remedy. ``level`` is error, warning or info; ``id`` is stable."""
-
-    level: str
-    id: str
-    words: str
-    remedy: str
 
 
 def _count(value: ApproxCount) -> CountDocument:

@@ -28,7 +28,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
-from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
+from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
@@ -46,11 +46,12 @@ HISTOGRAMS = ("runs", "waits")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Who paused a queue, why, and until when; ``until`` None: until it is resumed."""
+    """A pause in effect. ``until`` None: until the queue is resumed."""
 
-    reason: str
-    by: str
+    since: datetime | None
     until: datetime | None
+    by: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +194,7 @@ class _Context:
             self.rates_in[name] += number / over
         for name, number in _sums_by_queue(failed):
             self.failed[name] += number
-        stopped = Queue.objects.using(alias).filter(paused_time__isnull=False).exclude(paused_until__lte=Now())
-        for name, reason, by, until in stopped.values_list("name", "paused_reason", "paused_by", "paused_until"):
-            self.pauses[name] = Pause(reason or "", by or "", until)
+        self.pauses |= pauses(Queue.objects.using(alias).all())
         session = Session.on(alias)
         sql = durations_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
         start = session.time_text(self.as_of - DURATION_PERIOD)
@@ -242,6 +241,12 @@ class _Context:
 
 def _sums_by_queue(rows: QuerySet[Any]) -> list[tuple[str, int]]:
     return list(rows.values_list("queue").annotate(number=Sum("count")).order_by())
+
+
+def pauses(queues: QuerySet[Queue]) -> dict[str, Pause]:
+    """Return the pauses that are in effect, by queue."""
+    found = queues.filter(IN_EFFECT).values_list("name", "paused_time", "paused_until", "paused_by", "paused_reason")
+    return {name: Pause(since, until, by, reason) for name, since, until, by, reason in found}
 
 
 def alive(alias: str) -> dict[str, set[str]]:
