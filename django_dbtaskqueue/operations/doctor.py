@@ -18,6 +18,7 @@ from django.utils.translation import ngettext
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
@@ -31,7 +32,6 @@ from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, blocked
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
 MAX_IDLE_S = 60  # that a poller takes nothing from a queue with due tasks
-NO_PROCESSOR = "no handler"  # how the parking reason of a task without a processor begins
 MAX_TRANSACTION_S = 300  # that a transaction may be open
 MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
 MIN_DEAD_ROWS = 50_000  # fewer do not matter
@@ -260,7 +260,7 @@ def _pollers(alias: str) -> Iterator[Finding]:
 
 def _parked(alias: str) -> Iterator[Finding]:
     for _alias, model in locations_on(alias):
-        parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_PROCESSOR)
+        parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_HANDLER)
         reasons: defaultdict[str, set[str]] = defaultdict(set)
         for reason, name in parked.values_list("parked_by", "queue")[:1000]:
             reasons[str(reason)].add(name)
