@@ -27,6 +27,7 @@ NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 MAX_SPAN = timedelta(days=36_500)
 SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
+TEXT_OPS = "=^$~"
 STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
 
 Quote = Callable[[str], str]
@@ -64,170 +65,145 @@ class Piece:
         return "*" * self.star_first + self.text + "*" * self.star
 
 
+def _written(match: Match, quote: Quote) -> str:
+    if match.op == "..":
+        return f"{match.value}..{match.high}"
+    return f"{'' if match.op == '=' else match.op}{match.value}"
+
+
+@dataclass(frozen=True, slots=True)
 class ValueType:
-    """Reads a value and writes it again, so that reading what was written gives the same."""
+    """How a value is read and written, so that reading what was written gives the same.
 
-    def read(self, piece: Piece, written: str) -> Match:
-        """Return the match of one value, or raise ``SearchError`` naming the term as it was ``written``."""
-        raise SearchError(written, f"{piece.whole!r} cannot be searched for.")
+    ``read`` gets the term as it was written, too: a ``SearchError`` names it.
+    """
 
-    def write(self, match: Match, quote: Quote) -> str:
-        """Return the value as a search holds it."""
-        if match.op == "..":
-            return f"{match.value}..{match.high}"
-        return f"{'' if match.op == '=' else match.op}{match.value}"
+    read: Callable[[Piece, str], Match]
+    write: Callable[[Match, Quote], str] = _written
 
 
-class Text(ValueType):
-    """A text: equal, or with a star how it begins (``UA*``), how it ends (``*15``), or what it contains (``*A-1*``)."""
-
-    ops = "=^$~"
-
-    def read(self, piece: Piece, written: str) -> Match:
-        """Every character but a star at the begin or the end is literal."""
-        return Match(self.ops[piece.star + 2 * piece.star_first], piece.text)
-
-    def write(self, match: Match, quote: Quote) -> str:
-        return "*" * (match.op in "$~") + quote(match.value) + "*" * (match.op in "^~")
+def _text(piece: Piece, _term: str) -> Match:
+    """Every character but a star at the begin or the end is literal: ``UA*``, ``*15``, ``*A-1*``."""
+    return Match(TEXT_OPS[piece.star + 2 * piece.star_first], piece.text)
 
 
-@dataclass(frozen=True)
-class Fragment(ValueType):
+def _text_written(match: Match, quote: Quote) -> str:
+    return "*" * (match.op in "$~") + quote(match.value) + "*" * (match.op in "^~")
+
+
+def _fragment(op: str, when_empty: str | _StrPromise) -> ValueType:
     """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
 
-    op: str
-    when_empty: str | _StrPromise
-
-    def read(self, piece: Piece, written: str) -> Match:
+    def read(piece: Piece, term: str) -> Match:
         if not piece.text:
-            raise SearchError(written, str(self.when_empty))
-        if piece.star_first and self.op == "^":
+            raise SearchError(term, str(when_empty))
+        if piece.star_first and op == "^":
             words = _("a plain word is how a reference begins. Write ref:%(value)s for one that contains it.")
-            raise SearchError(written, words % {"value": f"*{piece.text}*"})
-        return Match(self.op, piece.text)
+            raise SearchError(term, words % {"value": f"*{piece.text}*"})
+        return Match(op, piece.text)
 
-    def write(self, match: Match, quote: Quote) -> str:
-        return quote(match.value)
+    return ValueType(read, lambda match, quote: quote(match.value))
 
 
-@dataclass(frozen=True)
-class Choice(ValueType):
+def _choice(*known: str) -> ValueType:
     """One of a few words, in any case."""
 
-    words: tuple[str, ...]
-
-    def read(self, piece: Piece, written: str) -> Match:
+    def read(piece: Piece, term: str) -> Match:
         text = piece.whole
-        for word in self.words:
+        for word in known:
             if word.lower() == text.lower():
                 return Match("=", word)
-        known = {"value": repr(text), "words": ", ".join(self.words)}
-        near = meant(text.upper(), self.words) or meant(text.lower(), self.words)
-        raise SearchError(written, _("%(value)s is not one of %(words)s.") % known + near)
+        near = meant(text.upper(), known) or meant(text.lower(), known)
+        words = _("%(value)s is not one of %(words)s.")
+        raise SearchError(term, words % {"value": repr(text), "words": ", ".join(known)} + near)
+
+    return ValueType(read)
 
 
-class Ordered(ValueType):
-    """A value that can be compared: ``3``, ``>=3``, ``1..5``."""
+def _ordered(value: Callable[[str, str], str], equal: Callable[[str, str], None] | None = None) -> ValueType:
+    """A value that can be compared: ``3``, ``>=3``, ``1..5``.
 
-    example = ""
+    ``value`` returns the one form of a text; ``equal`` refuses what nothing can be equal to.
+    """
 
-    def read(self, piece: Piece, written: str) -> Match:
+    def read(piece: Piece, term: str) -> Match:
         op, text = split(piece)
         low, dots, high = text.partition("..")
         if dots and not op:
-            return Match("..", self.value(low, written), self.value(high, written))
-        return self.checked(Match(op or "=", self.value(text, written)), written)
-
-    def value(self, text: str, written: str) -> str:
-        """Return a value in its one form, or raise ``SearchError``."""
-        raise SearchError(written, f"{text!r} cannot be compared.")
-
-    def checked(self, match: Match, written: str) -> Match:
-        """Return the match, or raise ``SearchError`` for an operator that makes no sense."""
+            return Match("..", value(low, term), value(high, term))
+        match = Match(op or "=", value(text, term))
+        if equal is not None and match.op == "=":
+            equal(match.value, term)
         return match
 
-
-class Number(Ordered):
-    """A whole number."""
-
-    def value(self, text: str, written: str) -> str:
-        text = task_number(text)
-        if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
-            raise SearchError(
-                written, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)}
-            )
-        return str(int(text))
+    return ValueType(read)
 
 
-class Span(Ordered):
-    """A length of time."""
+def _number(text: str, term: str) -> str:
+    text = task_number(text)
+    if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
+        raise SearchError(term, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)})
+    return str(int(text))
 
-    def value(self, text: str, written: str) -> str:
-        """As people write it."""
-        if span_of(text) is None:
-            words = _("%(value)s is not a length of time. Write >10m, <2h, or 1d..7d.")
-            raise SearchError(written, words % {"value": repr(text)})
+
+def _span(text: str, term: str) -> str:
+    """Return a length of time as people write it."""
+    if span_of(text) is None:
+        words = _("%(value)s is not a length of time. Write >10m, <2h, or 1d..7d.")
+        raise SearchError(term, words % {"value": repr(text)})
+    return text
+
+
+def _refuse_exact_age(text: str, term: str) -> None:
+    """Nothing is exactly ten minutes old."""
+    words = _("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")
+    raise SearchError(term, words % {"name": term.lstrip("-").partition(":")[0], "value": text})
+
+
+def _time(text: str, term: str) -> str:
+    """Return a time in ISO 8601; a length of time, which says how long ago, as it is written."""
+    if span_of(text) is not None:
         return text
-
-    def checked(self, match: Match, written: str) -> Match:
-        """Nothing is exactly ten minutes old."""
-        if match.op == "=":
-            name = written.lstrip("-").partition(":")[0]
-            words = _("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")
-            raise SearchError(written, words % {"name": name, "value": match.value})
-        return match
-
-
-class Time(Ordered):
-    """A time: how long ago, or a date, or a date and time."""
-
-    def value(self, text: str, written: str) -> str:
-        """A time in ISO 8601, a length of time as it is written."""
-        if span_of(text) is not None:
-            return text
-        is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", text)
-        try:
-            found = date.fromisoformat(text) if is_day else datetime.fromisoformat(text)
-        except ValueError:
-            words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
-            raise SearchError(written, words % {"value": repr(text)}) from None
-        if found.year not in SEARCHED_YEARS:
-            words = _("%(value)s is too early or too late. Write a time from the year 1970 to 2200.")
-            raise SearchError(written, words % {"value": repr(text)})
-        return found.isoformat()
-
-    def checked(self, match: Match, written: str) -> Match:
-        """A day is a range of time, a moment is not."""
-        if match.op == "=" and len(match.value) != len("2026-11-20"):
-            words = _("say before or after: <%(value)s or >%(value)s.")
-            raise SearchError(written, words % {"value": match.value})
-        return match
+    is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", text)
+    try:
+        found = date.fromisoformat(text) if is_day else datetime.fromisoformat(text)
+    except ValueError:
+        words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
+        raise SearchError(term, words % {"value": repr(text)}) from None
+    if found.year not in SEARCHED_YEARS:
+        words = _("%(value)s is too early or too late. Write a time from the year 1970 to 2200.")
+        raise SearchError(term, words % {"value": repr(text)})
+    return found.isoformat()
 
 
-class Json(Text):
-    """A value inside JSON: a text, a number, true, false or null."""
+def _refuse_moment(text: str, term: str) -> None:
+    """A day is a range of time, a moment is not."""
+    if len(text) != len("2026-11-20"):
+        raise SearchError(term, _("say before or after: <%(value)s or >%(value)s.") % {"value": text})
 
-    def read(self, piece: Piece, written: str) -> Match:
-        """Numbers and texts can be compared, numbers in ranges."""
-        op, text = split(piece)
-        if op and not piece.quoted and _is_nearly_number(text):
-            words = _("%(value)s is not a number as JSON has it. Write 0.5 or 1e-7; a text goes in quotes.")
-            raise SearchError(written, words % {"value": repr(text)})
-        if op:
-            return Match(op, text)
-        low, dots, high = piece.bare.partition("..")
-        if not dots or piece.star_first:
-            return super().read(piece, written)
-        if piece.quoted or piece.star or not (JSON_NUMBER.fullmatch(low) and JSON_NUMBER.fullmatch(high)):
-            raise SearchError(written, _("a range is of two numbers, as in 1..5; other values go in quotes."))
-        return Match("..", low, high)
 
-    def write(self, match: Match, quote: Quote) -> str:
-        if match.op in self.ops:
-            return super().write(match, quote)
-        if match.op == "..":
-            return f"{match.value}..{match.high}"
-        return match.op + (f'"{match.value}"' if _is_nearly_number(match.value) else quote(match.value))
+def _json(piece: Piece, term: str) -> Match:
+    """A text, a number, true, false or null. Numbers and texts can be compared, numbers in ranges."""
+    op, text = split(piece)
+    if op and not piece.quoted and _is_nearly_number(text):
+        words = _("%(value)s is not a number as JSON has it. Write 0.5 or 1e-7; a text goes in quotes.")
+        raise SearchError(term, words % {"value": repr(text)})
+    if op:
+        return Match(op, text)
+    low, dots, high = piece.bare.partition("..")
+    if not dots or piece.star_first:
+        return _text(piece, term)
+    if piece.quoted or piece.star or not (JSON_NUMBER.fullmatch(low) and JSON_NUMBER.fullmatch(high)):
+        raise SearchError(term, _("a range is of two numbers, as in 1..5; other values go in quotes."))
+    return Match("..", low, high)
+
+
+def _json_written(match: Match, quote: Quote) -> str:
+    if match.op in TEXT_OPS:
+        return _text_written(match, quote)
+    if match.op == "..":
+        return _written(match, quote)
+    return match.op + (f'"{match.value}"' if _is_nearly_number(match.value) else quote(match.value))
 
 
 def _is_nearly_number(text: str) -> bool:
@@ -255,14 +231,14 @@ def span_of(text: str) -> timedelta | None:
     return found if timedelta(0) <= found <= MAX_SPAN else None
 
 
-VALUE_TYPES: dict[str, ValueType] = {
-    "text": Text(),
-    "word": Fragment("^", gettext_lazy("say how the reference begins.")),
-    "part": Fragment("=", gettext_lazy("say which words to look for.")),
-    "json": Json(),
-    "status": Choice(tuple(str(status) for status in Status)),
-    "state": Choice(STATE_NAMES),
-    "number": Number(),
-    "span": Span(),
-    "time": Time(),
+VALUE_TYPES = {
+    "text": ValueType(_text, _text_written),
+    "word": _fragment("^", gettext_lazy("say how the reference begins.")),
+    "part": _fragment("=", gettext_lazy("say which words to look for.")),
+    "json": ValueType(_json, _json_written),
+    "status": _choice(*map(str, Status)),
+    "state": _choice(*STATE_NAMES),
+    "number": _ordered(_number),
+    "span": _ordered(_span, _refuse_exact_age),
+    "time": _ordered(_time, _refuse_moment),
 }
