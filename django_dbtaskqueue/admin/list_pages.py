@@ -161,6 +161,7 @@ class ListAdmin(ReadOnlyAdmin):
         rows = self.rows_of(filterset)
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
         page = self.read_page(request, filterset, rows, before, after)
+        self.prepare(request, page.rows)
         looked = _looked(request)
         place = None if looked else before or after
         verbs = self.list_verbs(request)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import django_filters
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import BadRequest, PermissionDenied
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
@@ -44,7 +42,6 @@ from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RU
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
-from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_may
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS
@@ -89,25 +86,11 @@ def verb_label(name: str) -> str:
 class SearchedAdmin(ListAdmin):
     """Rows with a search, shown with the error of a failure group in the place of its fingerprint."""
 
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
-        found = super().read_page(request, filterset, rows, before, after)
-        explain(found.rows, viewer(request))
-        return found
-
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        found = super().get_object(request, object_id, from_field)
-        explain([found] if found is not None else [], viewer(request))
-        return found
-
-
-def explain(rows: Sequence[Any], actor: Actor) -> None:
-    """Read the errors that the searches of all rows of a page name, in one query."""
-    groups = narrow(FailureGroup.objects.using(rows[0]._state.db if rows else None), actor)
-    texts = with_errors([row.query for row in rows], groups)
-    for row, text in zip(rows, texts, strict=True):
-        row.explained = text
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        groups = narrow(FailureGroup.objects.using(rows[0]._state.db if rows else None), viewer(request))
+        texts = with_errors([row.query for row in rows], groups)
+        for row, text in zip(rows, texts, strict=True):
+            row.explained = text
 
 
 class BulkOperationAdmin(SearchedAdmin):
@@ -275,15 +258,14 @@ class PollerAdmin(SmallListAdmin):
     failed = number_column(gettext_lazy("attempts failed"), "failed")
     applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        found = super().get_object(request, object_id, from_field)
-        return found and hide_queues(found, viewer(request))
-
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
-        found = super().read_page(request, filterset, rows, before, after)
-        return replace(found, rows=[hide_queues(row, viewer(request)) for row in found.rows])
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Take out what a poller reports of queues that the user may not view."""
+        actor = viewer(request)
+        for poller in () if actor.sees_all else rows:
+            hidden = [name for name in queue_names_in(poller.queues) if not actor.sees(name)]
+            poller.queues = [one for one in poller.queues if actor.sees(queue_names_in([one])[0])]
+            poller.running = [one for one in poller.running if actor.sees(queue_names_in([one])[0])]
+            poller.applied_settings = "" if hidden else poller.applied_settings
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         return permitted(request, POLLER_VERBS.values())
@@ -334,16 +316,6 @@ class PollerAdmin(SmallListAdmin):
 def is_late(poller: Any) -> bool:
     """Return whether the poller missed three heartbeats."""
     return bool(poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat)
-
-
-def hide_queues(poller: Any, actor: Actor) -> Any:
-    """Return the poller without what it reports of queues that the actor may not view."""
-    if not actor.sees_all:
-        hidden = [name for name in queue_names_in(poller.queues) if not actor.sees(name)]
-        poller.queues = [one for one in poller.queues if actor.sees(queue_names_in([one])[0])]
-        poller.running = [one for one in poller.running if actor.sees(queue_names_in([one])[0])]
-        poller.applied_settings = "" if hidden else poller.applied_settings
-    return poller
 
 
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:

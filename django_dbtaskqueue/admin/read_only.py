@@ -214,6 +214,9 @@ class ReadOnlyAdmin(ModelAdmin):
             return None
         return self.get_queryset(request).filter(pk=key).first() if is_storable(object_id) else None
 
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Add to the rows of a list, or to the row of a page, what is shown of them: one query for all of them."""
+
     # -- the list ------------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -263,6 +266,7 @@ class ReadOnlyAdmin(ModelAdmin):
         return show(self, request, self.detail_template, lambda: self._detail(request, row))
 
     def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        self.prepare(request, [row])
         seen = may_see(request, row)
         return {
             "title": str(row),

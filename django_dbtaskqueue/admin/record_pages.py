@@ -36,7 +36,6 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Verb
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.search import text_of
@@ -168,22 +167,13 @@ class FailureGroupAdmin(SmallListAdmin):
 
     in_1h, in_3h, in_24h, in_3d, in_7d = map(_window, WINDOWS)
 
-    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
-        found = super().get_object(request, object_id, from_field)
-        if found is not None:
-            fill([found])
-        return found
-
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
-        found = super().read_page(request, filterset, rows, before, after)
-        fill(found.rows)
-        seen = [group for group in found.rows[:MAX_SHOWN_TRACES] if may_see(request, group)]
-        traces = newest_traces(seen)
-        for group in found.rows:
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Add figures, the newest traceback, and the verbs of the list."""
+        traces = newest_traces([group for group in rows[:MAX_SHOWN_TRACES] if may_see(request, group)])
+        stats = stats_of_groups([group.pk for group in rows], str(rows[0]._state.db)) if rows else []
+        for group, found in zip(rows, stats, strict=True):
+            vars(group)["figures"] = found
             group.trace, group.verbs = traces.get(group.pk, ""), self.page_verbs(request, group)[:MAX_SPOT_VERBS]
-        return found
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, group: Any) -> str:
@@ -233,12 +223,11 @@ class FailureGroupAdmin(SmallListAdmin):
         """Add the counts, and the address that actions on the group are posted to."""
         query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
         windows = figures(row).counts.items()
-        trace = newest_traces([row]).get(row.pk) if may_see(request, row) else None
         return {
             "act_url": self.url(Task, "changelist", q=query),
             "windows": windows,
             "title": self.what(row),
-            "boxes": [(_("newest traceback"), box(trace), "traceback")] if trace else [],
+            "boxes": [(_("newest traceback"), box(row.trace), "traceback")] if row.trace else [],
         }
 
 
@@ -249,14 +238,6 @@ def newest_traces(groups: Sequence[FailureGroup]) -> dict[str, str]:
     attempts = Attempt.objects.filter(fingerprint=OuterRef("pk")).order_by("-pk").values("traceback")[:1]
     rows = type(groups[0])._default_manager.using(groups[0]._state.db).filter(pk__in=[group.pk for group in groups])
     return {pk: trace or "" for pk, trace in rows.values_list("pk", Subquery(attempts))}
-
-
-def fill(groups: Sequence[FailureGroup]) -> None:
-    """Read the figures of all groups of a page in one query."""
-    if groups:
-        prints = [group.fingerprint for group in groups]
-        for group, found in zip(groups, stats_of_groups(prints, str(groups[0]._state.db)), strict=True):
-            vars(group)["figures"] = found
 
 
 def figures(group: FailureGroup) -> FailureStats:

@@ -246,12 +246,14 @@ class BatchAdmin(PlanAdmin):
     ordering = ("-pk",)
     page_lines = ("progress", "statuses", "queue_names", "callback", "created")
 
-    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Any], *_place: int | None) -> Page:
-        return Page(_counted(list(rows)))
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Add the counts of their tasks: one query for each task table."""
+        counts = counts_of(rows)
+        for row in rows:
+            vars(row)["counts"] = counts[row.pk]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
-        row = control.find_batch(object_id, viewer(request))
-        return row and _counted([row])[0]
+        return control.find_batch(object_id, viewer(request))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""
@@ -328,11 +330,3 @@ class BatchAdmin(PlanAdmin):
         if row.callback_id is None:
             return EMPTY_VALUE
         return self.link(row.callback_id, self.task_url(row.callback_location, row.callback_id))
-
-
-def _counted(rows: list[Batch]) -> list[Batch]:
-    """Give batches the counts of their tasks: one query for each task table."""
-    counts = counts_of(rows)
-    for row in rows:
-        vars(row)["counts"] = counts[row.pk]
-    return rows
