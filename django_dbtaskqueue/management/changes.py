@@ -51,7 +51,7 @@ def verb(output: Output, options: Options) -> int:
 
 
 def purge(output: Output, options: Options) -> int:
-    """Delete every task of a queue."""
+    """Delete every task of a queue, in any status."""
     check_there([options["queue"]], Actor())
     return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
@@ -74,13 +74,13 @@ def pause_or_resume(output: Output, options: Options) -> int:
 
 
 def show_settings(output: Output, options: Options) -> int:
-    """Write each setting of a queue in force, and where its value comes from."""
+    """Show the settings of a queue: each value, and where it comes from."""
     _settings(output, options["queue"], _overrides(options))
     return 0
 
 
 def set_settings(output: Output, options: Options) -> int:
-    """Set what operators may set of a queue, and take settings back to what the code says."""
+    """Set limits and other settings of a queue while pollers run. They follow within a heartbeat."""
     queue, values, reset = options["queue"], {}, [name.lower() for name in options["reset"]]
     for text in options["values"]:
         name, _equals, value = (part.strip() for part in text.partition("="))
@@ -129,7 +129,7 @@ def _settings(
 
 
 def bulk(output: Output, options: Options) -> int:
-    """``bulk list``, ``bulk show N``, ``bulk cancel N``, ``bulk put-back N``, ``bulk run``."""
+    """List, show, cancel, undo bulk operations, or carry out those that are waiting."""
     alias = alias_for("", options["database"])
     what, number = options["what"], options["number"]
     if what not in ("list", "run") and number is None:
@@ -175,7 +175,7 @@ def _listed(output: Output, alias: str, limit: int) -> int:
 
 
 def index(output: Output, options: Options) -> int:
-    """Create or drop the payload index, without blocking reads and writes. It slows enqueue down, but not checkout."""
+    """Create the index for searches of payloads (PostgreSQL). It slows enqueue down; reads and writes go on."""
     queue = options["queue"] or ""
     model, alias = model_for(queue), alias_for(queue, options["database"])
     connection = connections[alias]
@@ -194,7 +194,7 @@ def index(output: Output, options: Options) -> int:
 
 
 def mask(output: Output, options: Options) -> int:
-    """Mask secrets in the texts of failures that are stored: by SQL, or before ``MASK`` named their keys."""
+    """Mask secrets in stored texts of failures: written by SQL, or before MASK had the keys."""
     dry_run = options["dry_run"]
     if not dry_run and not output.ask("Replace the secrets in all stored texts of failures, for good?"):
         return _answered(output, {"masked": 0}, "Nothing was changed.", FAILED_CODE)

@@ -47,7 +47,7 @@ def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQ
 
 
 def status(output: Output, options: dict[str, Any]) -> int:
-    """Write the health in a sentence, then each queue: tasks by status, oldest wait, rates, and time to drain."""
+    """Show the health in a sentence, then each queue: pause, oldest wait, rates, tasks by status."""
     view = overview(options["database"])
     requested = set(options["queue"])
     rows = [row for row in view.queues if not requested or row.queue in requested]
@@ -89,7 +89,7 @@ def _age(value: timedelta | None) -> str | None:
 
 
 def list_tasks(output: Output, options: dict[str, Any]) -> int:
-    """Write the newest tasks that match, and how to see the next ones. A long search goes on until it is stopped."""
+    """List the newest tasks that match. A long search goes on until it is stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
     limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
     listed: TaskQuerySet[Any] = tasks.defer(*LONG).annotate(clock=Now())
@@ -115,7 +115,7 @@ def list_tasks(output: Output, options: dict[str, Any]) -> int:
 
 
 def show(output: Output, options: dict[str, Any]) -> int:
-    """Write one task: its facts, its failed attempts, its payload with secrets masked."""
+    """Show one task, in a table or in the history: facts, failed attempts, payload with secrets masked."""
     task, document = find_task(options["task"], options["database"], options["queue"])
     location = getattr(task, "location", task._meta.label_lower)
     attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=document["id"])
@@ -139,7 +139,7 @@ def show(output: Output, options: dict[str, Any]) -> int:
 
 
 def tail(output: Output, options: dict[str, Any]) -> int:
-    """Write tasks as they are enqueued and attempts as they fail, until stopped (or for ``--count`` queries)."""
+    """Show tasks as they are enqueued and attempts as they fail, until stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
     queues = task_filter.search.queues()
     failed = Attempt.objects.using(tasks.db).filter(**({"queue__in": queues} if queues else {}))
@@ -161,7 +161,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
 
 
 def doctor(output: Output, options: dict[str, Any]) -> int:
-    """Write each finding with its remedy, the worst first; return 1 when one of them is an error."""
+    """Say what is wrong with queues, pollers, settings and the database, and what helps."""
     findings = examine(options["database"])
     output.data(findings)
     for finding in findings:

@@ -57,7 +57,7 @@ def _choices(policies: Iterable[tuple[str, object]]) -> str:
 
 
 def run_schedules(output: Output, options: Options) -> int:
-    """List schedules or show one; or write, or act, and show what became of it."""
+    """Show schedules in words and with their next times; add, import, edit, pause, resume, run, reset, delete them."""
     actor, using, what, name = Actor(), options["database"], options["what"], options["name"]
     if what == "list":
         return _listed(output, schedules.listed(actor, using), actor)
@@ -157,7 +157,7 @@ def add_batch_arguments(one: CommandParser) -> None:
 
 
 def run_batches(output: Output, options: Options) -> int:
-    """List batches or show one; or act, and show what became of it."""
+    """List batches and workflows, show one, cancel all its tasks, or retry those that failed."""
     actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
     if what == "list":
         documents = control.batch_documents(control.listed_batches(actor, using))

@@ -27,7 +27,7 @@ def add_arguments(one: CommandParser) -> None:
 
 
 def run(output: Output, options: Options) -> int:
-    """Show the shards of a queue, or move its waiting tasks and show what became of them."""
+    """Show the tasks of a queue on each of its databases, or move those that wait."""
     queue, sources = options["queue"], options["sources"]
     if options["what"] == "show":
         return _shown(output, queue, sources)

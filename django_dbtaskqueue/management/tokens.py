@@ -20,7 +20,7 @@ MAX_LISTED_TOKENS = 500
 
 
 def make(output: Output, options: dict[str, Any]) -> int:
-    """Make a token, store its hash, and write the token this one time."""
+    """Make a token for the JSON API. It is shown once; the database keeps only its hash."""
     user, queues, life = options["user"], options["queue"], options["expires"]
     users = get_user_model()
     owner = users._default_manager.filter(**{users.USERNAME_FIELD: user}).first()
@@ -44,7 +44,7 @@ def make(output: Output, options: dict[str, Any]) -> int:
 
 
 def show(output: Output, options: dict[str, Any]) -> int:
-    """List the tokens, or end one."""
+    """List the tokens of the JSON API, or end one."""
     tokens = ApiToken.objects.using(alias_for("", options["database"]))
     if number := options["revoke"]:
         if not tokens.filter(pk=number).delete()[0]:

@@ -18,13 +18,14 @@ from django_dbtaskqueue.management import schedule_and_batch_commands as schedul
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
-from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE
+from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
 EXIT_CODES = """\
 Exit codes: 0 done; 1 refused, or something is wrong (a task that is not there, an operation that failed, a finding of
 the doctor); 2 wrong usage, a search that cannot be read, or a setting that cannot be set; 3 wrong configuration; 4 the
 database did not answer within DBTASKQUEUE["OPERATIONS_TIMEOUT"]."""
+Run = Callable[[Output, dict[str, Any]], int]  # of a subcommand: its docstring is the help, it returns the exit code
 # The subcommand, and the name of its verb.
 VERB_OF_COMMAND = {
     {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
@@ -39,8 +40,10 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-        def add(name: str, text: str) -> CommandParser:
+        def add(name: str, run: Run, text: str = "", verb: str = "") -> CommandParser:
+            text = text or " ".join((run.__doc__ or "").split())
             one: CommandParser = commands.add_parser(name, help=text, description=f"{text} {EXIT_CODES}")
+            one.set_defaults(run=run, verb=verb or name)
             one.add_argument("--json", action="store_true", dest="as_json", help="Answer with one JSON document.")
             one.add_argument("--database", metavar="ALIAS", help="Database to use. Default: that of the queue.")
             return one
@@ -48,32 +51,28 @@ class Command(BaseCommand):
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        bulk = add("bulk", "List, show, cancel, undo bulk operations, or carry out those that are waiting.")
+        bulk = add("bulk", changes.bulk)
         bulk.add_argument("what", choices=("list", "show", "cancel", "put-back", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
         bulk.add_argument("--reason", default="", help="Why it is cancelled or put back, for the audit.")
         _add_yes(bulk)
-        index = add("index", "Create the index for searches of payloads (PostgreSQL). It slows enqueue down.")
+        index = add("index", changes.index)
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
         _add_yes(index)
-        mask = add("mask", "Mask secrets in stored texts of failures: of old releases, or before MASK had the keys.")
+        mask = add("mask", changes.mask)
         _add_yes(mask, "Do not ask. Required without a terminal.")
         mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
-        text = (
-            "Schedules, in words and with their next times: list, show, add, import from another queue, edit, pause, "
-            "resume, run, reset, delete."
-        )
-        schedule = add("schedules", text)
+        schedule = add("schedules", schedules_batches.run_schedules)
         schedules_batches.add_schedule_arguments(schedule)
         _add_yes(schedule)
-        shards = add("shards", "The tasks of a queue on each of its databases: show them, or move those that wait.")
+        shards = add("shards", shard_commands.run)
         shard_commands.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
         _add_yes(shards, "Do not ask. Required without a terminal.")
-        batches = add("batches", "Batches and workflows: list, show, cancel all, retry failed.")
+        batches = add("batches", schedules_batches.run_batches)
         schedules_batches.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -81,8 +80,7 @@ class Command(BaseCommand):
         output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
         try:
             with migrated():
-                name = options["command"]
-                code = SUBCOMMANDS.get(name, changes.verb)(output, options | {"verb": VERB_OF_COMMAND.get(name, name)})
+                code = options["run"](output, options)
         except SearchTooSlow as error:
             raise CommandError(str(error), returncode=TOO_SLOW_CODE) from error
         except SearchError as error:
@@ -97,52 +95,30 @@ class Command(BaseCommand):
             sys.exit(code)
 
 
-SUBCOMMANDS: dict[str, Callable[[Output, dict[str, Any]], int]] = {
-    "status": reading.status,
-    "settings": changes.show_settings,
-    "list": reading.list_tasks,
-    "show": reading.show,
-    "tail": reading.tail,
-    "doctor": reading.doctor,
-    "pause": changes.pause_or_resume,
-    "resume": changes.pause_or_resume,
-    "set": changes.set_settings,
-    "purge": changes.purge,
-    "bulk": changes.bulk,
-    "index": changes.index,
-    "mask": changes.mask,
-    "schedules": schedules_batches.run_schedules,
-    "batches": schedules_batches.run_batches,
-    "shards": shard_commands.run,
-    "token": tokens.make,
-    "tokens": tokens.show,
-}
-
-
-def _add_reading(add: Callable[[str, str], CommandParser]) -> None:
-    status = add("status", "Health in a sentence, then each queue: pause, oldest wait, rates, tasks by status.")
+def _add_reading(add: Callable[..., CommandParser]) -> None:
+    status = add("status", reading.status)
     text = "Only this queue. Repeat it for more."
     status.add_argument("--queue", action="append", default=[], metavar="NAME", help=text)
-    one = add("settings", "The settings of a queue: each value, and where it comes from.")
+    one = add("settings", changes.show_settings)
     one.add_argument("queue")
-    tasks = add("list", "The newest tasks that match.")
+    tasks = add("list", reading.list_tasks)
     _add_filter(tasks)
     tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
     tasks.add_argument("--before", type=positive, metavar="ID", help="Only tasks with a smaller id.")
-    show = add("show", "One task, in a table or in the history: facts, failed attempts, payload with secrets masked.")
+    show = add("show", reading.show)
     show.add_argument("task", help="An id, or queue/reference.")
     show.add_argument("--queue", metavar="NAME", help="Only in this queue's table. Default: in all known ones.")
-    add("doctor", "What is wrong with queues, pollers, settings and the database, and what helps.")
-    tail = add("tail", "Tasks as they are enqueued, and attempts as they fail, until stopped.")
+    add("doctor", reading.doctor)
+    tail = add("tail", reading.tail)
     _add_filter(tail)
     pause = timedelta(seconds=2)
     tail.add_argument("--interval", type=duration, default=pause, metavar="TIME", help="Between queries (2s).")
     tail.add_argument("--count", type=positive, metavar="N", help="End after N queries.")
 
 
-def _add_verbs(add: Callable[[str, str], CommandParser]) -> None:
+def _add_verbs(add: Callable[..., CommandParser]) -> None:
     for name, verb in VERB_OF_COMMAND.items():
-        one = add(name, str(ID_VERBS[verb].effect))
+        one = add(name, changes.verb, str(ID_VERBS[verb].effect), verb)
         text = "This task. Repeat it for more."
         if verb in ONE_TASK_VERBS:
             text = "This task."
@@ -174,21 +150,21 @@ def _add_input(parser: CommandParser, given: VerbInput) -> None:
     )  # fmt: skip
 
 
-def _add_queues(add: Callable[[str, str], CommandParser]) -> None:
-    for name, text in (("pause", "Let no poller check out tasks of a queue."), ("resume", "End the pause of a queue.")):
-        one = add(name, text)
+def _add_queues(add: Callable[..., CommandParser]) -> None:
+    for name, verb in QUEUE_VERBS.items():
+        one = add(name, changes.pause_or_resume, str(verb.effect))
         one.add_argument("queue", nargs="+")
         _add_change(one)
         if name == "pause":
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
-    one = add("set", "Set limits and other settings of a queue while pollers run. They follow within a heartbeat.")
+    one = add("set", changes.set_settings)
     one.add_argument("queue")
     one.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Such as max_running=5, rate=100/s or rate=none.")
     text = "Take a setting back to what the code and the project's settings say. Repeat it for more."
     one.add_argument("--reset", action="append", default=[], metavar="NAME", help=text)
     _add_change(one)
-    purge = add("purge", "Delete every task of a queue, in any status.")
+    purge = add("purge", changes.purge)
     purge.add_argument("queue")
     _add_confirmation(purge)
     purge.set_defaults(limit=None)
@@ -200,15 +176,15 @@ def _add_change(parser: CommandParser) -> None:
     _add_yes(parser)
 
 
-def _add_tokens(add: Callable[[str, str], CommandParser]) -> None:
-    token = add("token", "Make a token for the JSON API. It is shown once; the database keeps only its hash.")
+def _add_tokens(add: Callable[..., CommandParser]) -> None:
+    token = add("token", tokens.make)
     token.add_argument("user", help="Name of the user whose permissions the token has.")
     scopes = [name for name, _label in SCOPES]
     token.add_argument("--scope", choices=scopes, default=OPERATE_SCOPE, help="read: it changes nothing (operate).")
     token.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat for more.")
     token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
     token.add_argument("--note", default="", help="What it is for.")
-    ended = add("tokens", "List the tokens of the JSON API, or end one.")
+    ended = add("tokens", tokens.show)
     for one in (token, ended):
         _add_yes(one)
     ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
