@@ -163,10 +163,8 @@ def put_back(
     Needs the permission of the operation's verb. Raises ``OperationRefused`` where nothing can be put back.
     """
     alias = using or tasks_for(Search(), None, write=True).db
-    operation, actor = (
-        BulkOperation.objects.using(alias).get(pk=pk),
-        user if isinstance(user, Actor) else Actor(user, source),
-    )
+    operation = BulkOperation.objects.using(alias).get(pk=pk)
+    actor = user if isinstance(user, Actor) else Actor(user, source)
     check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
@@ -305,9 +303,7 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
     report = actions.change(tasks.model, tasks.db, ids, request, actor) if ids else Report()
-    _count_in(operation, report)
-    if report.tasks and (entry := operation.audit.using(tasks.db).order_by("pk").first()) is not None:
-        record_changes(entry, verb, report.tasks)
+    _count_in(operation, report, verb)
     return actions.note(request)
 
 
@@ -321,10 +317,8 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> st
     operation.cursor = operation.last_id if change is None else change.pk
     if change is not None:
         back, report.skips = restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
-        report.changed = len(back)
-    _count_in(operation, report)
-    if change is not None and back and (entry := operation.audit.using(tasks.db).order_by("pk").first()) is not None:
-        record_changes(entry, PUT_BACK, list(tasks.filter(pk__in=back)))
+        report.changed, report.tasks = len(back), list(tasks.filter(pk__in=back))
+    _count_in(operation, report, PUT_BACK)
     return actions.note(ActionRequest(PUT_BACK, operation.reason))
 
 
@@ -365,7 +359,8 @@ def _remaining(operation: BulkOperation) -> int:
     return TASKS_PER_CHUNK if most is None else most - operation.changed - operation.skipped
 
 
-def _count_in(operation: BulkOperation, report: Report) -> None:
+def _count_in(operation: BulkOperation, report: Report, verb: TaskVerb) -> None:
+    """Add what a chunk did to the counts, the skipped tasks and the audit."""
     alias = str(operation._state.db)
     operation.changed += report.changed
     operation.skipped += report.skipped
@@ -377,10 +372,11 @@ def _count_in(operation: BulkOperation, report: Report) -> None:
         BulkSkip(operation=operation, reason=reason[:500], count=len(ids), task_ids=ids)
         for reason, ids in report.skips.items()
     )
-    ordered = operation.audit.using(alias).order_by("pk").values_list("pk", flat=True)[:1]
-    operation.audit.using(alias).filter(pk__in=list(ordered)).update(
-        changed=F("changed") + report.changed, skipped=F("skipped") + report.skipped
-    )
+    entry = operation.audit.using(alias).order_by("pk").first()
+    if entry is not None:
+        counts = {"changed": F("changed") + report.changed, "skipped": F("skipped") + report.skipped}
+        operation.audit.using(alias).filter(pk=entry.pk).update(**counts)
+        record_changes(entry, verb, report.tasks)
 
 
 def end(operation: BulkOperation, state: str, words: str = "") -> None:
