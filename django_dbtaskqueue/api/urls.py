@@ -6,13 +6,11 @@ import re
 from datetime import timedelta
 from functools import wraps
 
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import path, re_path
 
 from django_dbtaskqueue.api import monitoring, views
-from django_dbtaskqueue.api.auth import Entry, entry_of, not_found
-from django_dbtaskqueue.api.openapi import document_of
+from django_dbtaskqueue.api.auth import Entry, entry_of, not_found, opened, reply
 from django_dbtaskqueue.api.routing import (
     ANY_KIND,
     LENGTH_KIND,
@@ -26,6 +24,7 @@ from django_dbtaskqueue.api.routing import (
     WHOLE_LIST_KIND,
     Field,
     Route,
+    document,
     one_of,
     up_to,
     verb_field,
@@ -168,9 +167,15 @@ def _view_of(route: Route) -> Entry:
     return view
 
 
+@opened
+def openapi(request: HttpRequest) -> HttpResponse:
+    """Answer with the OpenAPI document. It needs no user: it holds no data."""
+    return reply(document(ROUTES, request.path.removesuffix("/openapi.json")))
+
+
 app_name = "dbtaskqueue_api"
 urlpatterns = [
-    path("openapi.json", document_of(ROUTES), name="openapi"),
+    path("openapi.json", openapi, name="openapi"),
     *(path(route.path, _view_of(route), name=route.name) for route in ROUTES),
     re_path("", not_found),
 ]
