@@ -59,8 +59,7 @@ from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
 from django_dbtaskqueue.operations.search import parse, text_of
-from django_dbtaskqueue.operations.search.id_range import IdRange, id_range, within
-from django_dbtaskqueue.operations.search.query import TaskFilter
+from django_dbtaskqueue.operations.search.query import IdRange, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
 from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS

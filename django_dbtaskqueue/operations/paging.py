@@ -25,8 +25,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, statement_timeout, time_limit, timed_out
 from django_dbtaskqueue.operations.search import Search, Term
-from django_dbtaskqueue.operations.search.id_range import id_range, within
-from django_dbtaskqueue.operations.search.query import select
+from django_dbtaskqueue.operations.search.query import id_range, select, within
 from django_dbtaskqueue.operations.search.values import COMPARISONS
 
 WHOLE_SEARCH_TIMEOUT = timedelta(milliseconds=100)  # for a page to be found without a window

@@ -21,8 +21,7 @@ from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.paging import Page, finds_processing_only, indexed_part, page_of, whole_page
 from django_dbtaskqueue.operations.search import parse
-from django_dbtaskqueue.operations.search.id_range import id_range, within
-from django_dbtaskqueue.operations.search.query import select
+from django_dbtaskqueue.operations.search.query import id_range, select, within
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, sql, text
 

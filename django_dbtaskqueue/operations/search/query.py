@@ -1,31 +1,34 @@
 """From a search to rows: what each qualifier asks the database, and the filter set that pages, API and commands share.
 
 Terminal statuses are asked for by ``final_status``, live ones within what the checkout indexes hold, so that an index
-answers. Times are compared with the database's clock. Nothing here counts, sorts or reads.
+answers. Times are compared with the database's clock. Nothing but ``id_range`` reads.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
 from operator import and_, or_
-from typing import Any
+from typing import Any, cast
 
 import django_filters
 from django import forms
 from django.core.exceptions import ValidationError
-from django.db.models import BooleanField, F, Func, Q, Value
+from django.db.models import BooleanField, F, Func, Max, Min, Q, Value
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
 from django_dbtaskqueue.operations.search.masked_values import ErrorHolds, JsonFits
@@ -59,6 +62,17 @@ STATE_CONDITIONS: dict[str, Q] = {
     "scheduled": Q(status=Status.CREATED, ready_time__isnull=False, next_process_time__gt=Now()),
     "stale": HELD_TASKS & Q(next_process_time__lte=Now()),
 }
+# A task's creation time is the begin of its transaction, and other transactions take ids meanwhile. A task of a
+# transaction that was open for longer than this may be outside the range.
+MAX_TRANSACTION_TIME = timedelta(hours=1)
+MIN_IDS = 20_000  # a table with fewer ids is searched without a range
+PROBES_PER_STATEMENT = 64
+MAX_ID_ERROR = 1000  # ids, that a range may begin too early or end too late
+PROBE = """\
+SELECT p.id,
+    coalesce((SELECT t.create_time > %(time)s FROM {table} AS t WHERE t.id >= p.id ORDER BY t.id LIMIT 1), true)
+FROM unnest(%(ids)s::bigint[]) AS p(id) ORDER BY p.id
+"""
 
 
 def tasks_for(search: Search, using: str | None = None, *, write: bool = False) -> TaskQuerySet:
@@ -170,6 +184,83 @@ def moment_of(op: str, value: str) -> tuple[str, datetime]:
     if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
         moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
     return op, moment
+
+
+# -- dates as ranges of ids --------------------------------------------------------------------------------------------
+
+# Ids and creation times rise together, so the primary key finds a date. A time column has no index, because every
+# enqueue and every settle would pay for it.
+
+
+@dataclass(frozen=True, slots=True)
+class IdRange:
+    """The ids that tasks of a time have: from ``first`` up to, not including, ``end``."""
+
+    first: int
+    end: int
+
+
+def id_range(search: Search, tasks: TaskQuerySet) -> IdRange | None:
+    """Return the ids that can match the dates of a search; None when it has no date, or the table is small.
+
+    A task whose creation time was written by hand may be outside. PostgreSQL only: elsewhere None.
+    """
+    session = Session.on(tasks.db, tasks.model)
+    low, high = _creation_times(search, session) if session.postgresql else (None, None)
+    if low is None and high is None:
+        return None
+    with statement_timeout(tasks.db):
+        ends = tasks.model._default_manager.using(tasks.db).aggregate(first=Min("pk"), last=Max("pk"))
+        if ends["first"] is None or ends["last"] - ends["first"] < MIN_IDS:
+            return None
+        first, end = ends["first"], ends["last"] + 1
+        return IdRange(
+            first if low is None else _around(session, low - MAX_TRANSACTION_TIME, first, end)[0],
+            end if high is None else _around(session, high + MAX_TRANSACTION_TIME, first, end)[1],
+        )
+
+
+def within(found: IdRange | None, tasks: TaskQuerySet) -> TaskQuerySet:
+    """Return those of the tasks that have an id of the range."""
+    return tasks if found is None else tasks.filter(pk__gte=found.first, pk__lt=found.end)
+
+
+def _around(session: Session, time: datetime, first: int, end: int) -> tuple[int, int]:
+    """Return two ids: the task at the one was created by ``time``, the task at the other later."""
+    sql = PROBE.format(table=session.sql.tables.task)
+    while end - first > MAX_ID_ERROR:
+        step = max((end - first) // PROBES_PER_STATEMENT, 1)
+        for one, later in session.run(sql, {"ids": list(range(first + step, end, step)), "time": time}):
+            if later:
+                end = one
+                break
+            first = one
+    return first, end
+
+
+def _creation_times(search: Search, session: Session) -> tuple[datetime | None, datetime | None]:
+    """Return between which times the tasks of a search were created, as far as it says so."""
+    lows, highs = [], []
+    for term in search.terms:
+        column = TIMES.get(term.name)
+        if term.negated or column not in ("create_time", "start_time", "finish_time"):
+            continue
+        now = database_now(session)
+        found = [dict(_bounds(match, session, now)) for match in term.matches]
+        if column == "create_time":  # a task also starts or ends long after it was created
+            lows += [min(one["low"] for one in found)] if all("low" in one for one in found) else []
+        highs += [max(one["high"] for one in found)] if all("high" in one for one in found) else []
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _bounds(match: Match, session: Session, now: datetime) -> Iterator[tuple[str, datetime]]:
+    for op, value in bounds_of(match):
+        span = span_of(value)
+        if span is not None:
+            yield "high" if op in (">", ">=") else "low", now - span
+        else:
+            moment = session.comparable_time(moment_of(op, value)[1])
+            yield "low" if op in (">", ">=") else "high", cast(datetime, moment)
 
 
 # -- the filter set ----------------------------------------------------------------------------------------------------
