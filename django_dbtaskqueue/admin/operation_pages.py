@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.page_actions import PlainForm, Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -31,7 +31,6 @@ from django_dbtaskqueue.admin.read_only import (
     permitted,
     viewer,
 )
-from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError

@@ -29,9 +29,8 @@ from django_dbtaskqueue.admin.overview_pages import (
     row_of,
     sparkline,
 )
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
-from django_dbtaskqueue.admin.verb_forms import PauseForm, PlainForm
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import settings_in_force
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed

@@ -23,7 +23,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import Question, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.page_actions import PlainForm, Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     age_column,
@@ -36,7 +36,6 @@ from django_dbtaskqueue.admin.read_only import (
     status_badge,
     viewer,
 )
-from django_dbtaskqueue.admin.verb_forms import PlainForm
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
