@@ -22,24 +22,27 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 SOURCE_URL = PROJECT["urls"]["Source"]
 CONTENTS = {
-    "Learn": ["tutorial", "pipeline-tutorial", "flight-desk"],
-    "How to": [
-        *("howto/django-tasks", "howto/test-your-tasks", "howto/deploy", "howto/tune", "howto/operate-at-night"),
-        *("howto/why-a-task-does-not-run", "howto/one-task-for-many-calls", "howto/schedules", "howto/stop-tasks"),
-        *("howto/limit-a-queue", "howto/workflows", "howto/durable-steps", "howto/middleware", "howto/bridge"),
-        *("howto/wait-for-a-task", "howto/run-in-the-web-process", "howto/observability", "howto/come-over"),
-        *("howto/more-than-one-database", "howto/own-tables", "howto/write-a-driver"),
-        *("howto/pipeline-cookbook", "howto/own-pipelines", "howto/spark-cluster"),
+    "Learn": ["tutorial", "flight-desk"],
+    "Write tasks": [
+        *("howto/django-tasks", "howto/schedules", "howto/workflows", "howto/durable-steps"),
+        *("howto/one-task-for-many-calls", "howto/limit-a-queue", "howto/middleware", "howto/wait-for-a-task"),
+        *("howto/test-your-tasks", "howto/bridge", "howto/own-tables", "howto/write-a-driver", "howto/come-over"),
+    ],
+    "Run pollers": ["howto/deploy", "howto/run-in-the-web-process", "howto/tune", "howto/more-than-one-database"],
+    "Operate": ["howto/operate-at-night", "howto/why-a-task-does-not-run", "howto/stop-tasks", "howto/observability"],
+    "Spark": [
+        *("pipeline-tutorial", "howto/pipeline-cookbook", "howto/spark-cluster", "howto/own-pipelines"),
+        "reference/pipeline",
     ],
     "Look up": [
         *("reference/api", "reference/pull", "reference/signals", "reference/outcomes-and-retries"),
         *("reference/statuses", "reference/semantics", "reference/tables"),
         *("reference/settings", "reference/commands", "reference/operations", "reference/http-api"),
-        *("reference/admin", "reference/errors", "reference/pipeline", "reference/python", "reference/stability"),
+        *("reference/admin", "reference/errors", "reference/python", "reference/stability"),
     ],
     "Understand": [
-        *("design", "explanation/reliability", "explanation/performance", "explanation/scale"),
-        "explanation/comparison",
+        *("explanation/comparison", "explanation/performance", "explanation/reliability", "explanation/scale"),
+        "design",
     ],
 }
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
