@@ -203,7 +203,7 @@ def altered(change: str, undo: str, server: Server) -> Iterator[None]:
 
 
 def tuning(server: Server, size: float) -> Scenario:
-    """What one can turn, and what it changes: a table for docs/howto/tune.md. No targets."""
+    """What one can turn, and what it changes: a table for RESULTS.md. No targets."""
     plain, table = Drain(server, int(100_000 * size)), f"ALTER TABLE {TABLE}"
     options = server.run(OPTIONS, [TABLE])[0][0]
 
