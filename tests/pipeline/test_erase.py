@@ -76,8 +76,13 @@ def failed(name: str, queue: str, *, days: int, **columns: Any) -> Task:
 
 
 def erase(*words: object) -> str:
+    """Return the output. A reference that matches nothing, as after the first of two runs, is no failure here."""
     out = io.StringIO()
-    call_command("runtaskpipeline", "erase", *map(str, words), "--quiet", stdout=out)
+    try:
+        call_command("runtaskpipeline", "erase", *map(str, words), "--quiet", stdout=out)
+    except CommandError as error:
+        if "Nothing has" not in str(error):
+            raise
     return out.getvalue()
 
 
@@ -173,7 +178,7 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
     Task.objects.filter(pk=running.pk).delete()
     parent = make_task("ERROR", reference="parent", **ended(1))
     enqueue("claims", "child", {}, after=[parent])
-    wrong = {"child": r"have not run yet\. Cancel them first", "parent": "are waited for by other tasks"}
+    wrong = {"child": r"have not run yet\. Cancel them first", "parent": "are waited for by others"}
     for name, reason in wrong.items():
         with pytest.raises(CommandError, match=reason):
             erase("--reference", name)

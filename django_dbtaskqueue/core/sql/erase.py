@@ -25,21 +25,21 @@ class EraseStatements(Group):
 
     @statement
     def tasks(self) -> str:
-        """The tasks of these references, as (id, status, watched); locks them. See ``RetentionStatements.lock``."""
+        """The tasks of these references, as (reference, id, status, watched); locks them as housekeeping does."""
         return (
-            f"SELECT t.id, t.status, t.watched FROM {self.tables.task} AS t WHERE {self._wanted}"
+            f"SELECT t.reference_number, t.id, t.status, t.watched FROM {self.tables.task} AS t WHERE {self._wanted}"
             f" ORDER BY t.id {self.dialect.lock}"
         )
 
     @cached_property
     def history(self) -> str:
-        """The tasks of these references in the history, as (location, task)."""
-        return f"SELECT location, task_id FROM {self.tables.history} WHERE {self._wanted}"
+        """The tasks of these references in the history, as (reference, location, task)."""
+        return f"SELECT reference_number, location, task_id FROM {self.tables.history} WHERE {self._wanted}"
 
     @cached_property
     def used_references(self) -> str:
-        """How many of these references stay taken."""
-        return f"SELECT count(*) FROM {self.tables.ledger} WHERE {self._wanted}"
+        """Which of these references stay taken, once for each queue."""
+        return f"SELECT reference_number FROM {self.tables.ledger} WHERE {self._wanted}"
 
     @cached_property
     def count_history(self) -> str:

@@ -38,7 +38,7 @@ from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 __all__ = ["Erase"]
 
 LAKE_PLACES = {"attempts": "lake: attempts", "finished": "lake: finished", "tasks": "lake: tasks"}
-MAX_NAMED_REFUSALS = 5
+MAX_NAMED = 5  # tasks or references, in an error
 UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belong to a run under way
 
 
@@ -48,15 +48,15 @@ class Erase(Job):
 
     The lake's files are written again without them, and the old files are deleted at once. The result is a proof: the
     rows of each place before and after. It is printed, and stored in the audit, which does not name the references. If
-    a row is left, the exit code is 3. A task that is not finished, or that another task waits for, is refused: then
-    nothing is removed. After a kill, run it again. --dry-run only counts.
+    a row is left, or a reference matches nothing, the exit code is 3. A task that is not finished, or that another task
+    waits for, is refused: then nothing is removed. After a kill, run it again. --dry-run only counts.
     """
 
     name = "erase"
     summary = "remove the tasks of a person everywhere, with a proof"
     arguments = (
         Argument("reference", "of the tasks to remove; may be given again", many=True),
-        Argument("reference_file", "file with one reference in each line", metavar="FILE"),
+        Argument("reference_file", "file in UTF-8 with one reference in each line, as it is", metavar="FILE"),
         Argument("queue", "only tasks of this queue; may be given again", many=True),
         Argument("reason", "why, for the audit, such as the number of the request", default=""),
         Argument("other_table", "a task table that needs a run of its own, which the result names", many=True),
@@ -68,21 +68,30 @@ class Erase(Job):
         lake = Lake.at(context.lake) if context.lake else None
         with Batches.locked(database) as batches:
             erasure = Erasure(context, database, batches.link, lake, references)
-            other = {"erase_here_too": erasure.other_lakes(), "other_tables": [*context.options["other_table"]]}
-            other = {name: places for name, places in other.items() if places}
+            other_lakes = erasure.other_lakes()
             if lake is not None and not context.dry_run:
                 Run(context, lake, batches).resume()
             before = erasure.found()
             erasure.refuse_unfinished(before)
-            if context.dry_run:
-                return {"references": len(references), "before": before.counts, "dry_run": True, **other}
-            proof = {**erasure.performed(before), **other}
-        if left := [place for place, number in proof["after"].items() if number]:
-            raise CheckFailed(f"Rows are left ({', '.join(left)}), which were written meanwhile. Run it again.", proof)
-        if proof["files_not_deleted"]:
-            raise CheckFailed(
-                "The lake has files of killed runs that are younger than a day. Run it again later.", proof
+            unknown = [one for one in references if one not in before.references]
+            facts = {"references": len(references), "references_not_found": len(unknown), "before": before.counts}
+            proof: Result = {**facts, "dry_run": True} if context.dry_run else erasure.performed(before, facts)
+        other_tables = [*context.options["other_table"]]
+        more = {"not_found": unknown, "erase_here_too": other_lakes, "other_tables": other_tables}
+        proof = {**proof, **{name: found for name, found in more.items() if found}}
+        faults = []
+        if left := [place for place, number in proof.get("after", {}).items() if number]:
+            faults.append(f"Rows are left ({', '.join(left)}), which were written meanwhile. Run it again.")
+        if proof.get("files_not_deleted"):
+            faults.append("The lake has files of killed runs that are younger than a day. Run it again later.")
+        if unknown:
+            names = ", ".join([*map(repr, unknown[:MAX_NAMED]), *["…"][: len(unknown) > MAX_NAMED]])
+            faults.append(
+                f"Nothing has {len(unknown):,} of these references: {names}. They were erased before, or are written "
+                "another way."
             )
+        if faults:
+            raise CheckFailed(" ".join(faults), proof)
         return proof
 
     def as_text(self, result: Result) -> str:
@@ -97,11 +106,15 @@ class Erase(Job):
 
 
 def _references(context: Context) -> tuple[str, ...]:
-    """Return those of the options. Raises JobOptionError if there is none."""
+    """Return those of the options. Raises JobOptionError if there is none.
+
+    A line of the file ends with a line feed, or as on Windows. Other separators and spaces belong to the reference.
+    """
     references = [*context.options["reference"]]
     if file := context.options["reference_file"]:
         try:
-            references += [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+            lines = Path(file).read_bytes().decode("utf-8-sig").split("\n")
+            references += [name for line in lines if (name := line.removesuffix("\r"))]
         except (OSError, UnicodeError) as error:
             raise JobOptionError("--reference-file", f"{file} cannot be read: {error}") from None
     if not references:
@@ -114,8 +127,9 @@ class Found:
     """Rows about the tasks: their number in each place, and what it takes to remove them."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    hot: list[tuple[int, str, bool]] = field(default_factory=list)  # id, status, whether no task waits for it
+    hot: list[tuple[str, int, str, bool]] = field(default_factory=list)  # reference, id, status, not waited for
     keys: set[tuple[str, int]] = field(default_factory=set)  # location and id of each task
+    references: set[str] = field(default_factory=set)  # those that any row has
     files: dict[str, list[tuple[DataFile, pa.Table]]] = field(default_factory=dict)  # with the tasks to remove
     archived: Counter[str] = field(default_factory=Counter)  # tasks of the lake by queue
 
@@ -163,26 +177,32 @@ class Erasure:
         self.context.progress("counting rows", 0, 0)
         found = Found()
         found.hot = self._hot()
-        history = [(location, task_id) for location, task_id in self.link.run(self.sql.history, self.params)]
-        found.keys = {*removed, *history, *((self.database.location, task_id) for task_id, _status, _free in found.hot)}
+        history = self.link.run(self.sql.history, self.params)
+        used = self.link.run(self.sql.used_references, self.params)
+        found.references.update(row[0] for row in (*found.hot, *history, *used))
+        found.keys = {*removed, *((location, task_id) for _, location, task_id in history)}
+        found.keys |= {(self.database.location, task_id) for _, task_id, _status, _free in found.hot}
         found.counts = {"tasks": len(found.hot), "history": len(history)}
         for table in ("tasks", "finished") if self.lake else ():
             found.files[table] = [*self._files(table, found)]
         for place, (count, _remove) in self.sql.about.items():
             found.counts[place] = int(self.link.run(count, self._rows(found))[0][0])
-        found.counts["used references"] = int(self.link.run(self.sql.used_references, self.params)[0][0])
+        found.counts["used references"] = len(used)
         if self.lake:
             found.files["attempts"] = [*self._files("attempts", found)]
             for table, place in LAKE_PLACES.items():
                 found.counts[place] = sum(tasks.num_rows for _file, tasks in found.files[table])
         return found
 
-    def _hot(self) -> list[tuple[int, str, bool]]:
+    def _hot(self) -> list[tuple[str, int, str, bool]]:
         rows = self.link.run(self.sql.tasks, self.params)
-        watched = [task_id for task_id, _status, is_watched in rows if is_watched is not None]
+        watched = [task_id for _, task_id, _status, is_watched in rows if is_watched is not None]
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
         needed = {task_id for (task_id,) in self.link.run(self.retention.needed, of)} if watched else set()
-        return [(task_id, status, not is_watched and task_id not in needed) for task_id, status, is_watched in rows]
+        return [
+            (name, task_id, status, not is_watched and task_id not in needed)
+            for name, task_id, status, is_watched in rows
+        ]
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
@@ -198,6 +218,7 @@ class Erasure:
                 if queues := self.context.options["queue"]:
                     rows = rows.filter(pc.is_in(rows["queue_name"], pa.array(queues, pa.string())))
                 found.keys.update(zip(rows["location"].to_pylist(), rows["id"].to_pylist(), strict=True))
+                found.references.update(rows["reference_number"].to_pylist())
                 if table == "tasks":
                     found.archived.update(rows["queue_name"].to_pylist())
             if rows.num_rows:
@@ -209,16 +230,16 @@ class Erasure:
     def refuse_unfinished(self, found: Found) -> None:
         """Raise PipelineError if a task may still run, or another one waits for it."""
         for refused, reason in (
-            ([one for one, status, _ in found.hot if status == "PROCESSING"], "run now. Wait for their end"),
+            ([one for _, one, status, _ in found.hot if status == "PROCESSING"], "run now. Wait for their end"),
             (
-                [one for one, status, _ in found.hot if status not in (*TERMINAL_STATUSES, "PROCESSING")],
+                [one for _, one, status, _ in found.hot if status not in (*TERMINAL_STATUSES, "PROCESSING")],
                 "have not run yet. Cancel them first, with `taskqueue cancel`",
             ),
-            ([one for one, _, free in found.hot if not free], "are waited for by other tasks. Wait for these to end"),
+            ([one for _, one, _, free in found.hot if not free], "are waited for by others. Wait for these to end"),
         ):
             if refused:
-                names = ", ".join(map(str, refused[:MAX_NAMED_REFUSALS]))
-                more = ", …" if len(refused) > MAX_NAMED_REFUSALS else ""
+                names = ", ".join(map(str, refused[:MAX_NAMED]))
+                more = ", …" if len(refused) > MAX_NAMED else ""
                 raise PipelineError(
                     f"{len(refused):,} of these tasks (task {names}{more}) {reason}, then run erase again. "
                     "Nothing was removed."
@@ -226,9 +247,8 @@ class Erasure:
 
     # -- removing ------------------------------------------------------------------------------------------------------
 
-    def performed(self, before: Found) -> Result:
+    def performed(self, before: Found, facts: Result) -> Result:
         """Remove what was found, and return the proof."""
-        facts = {"references": len(self.references), "before": before.counts}
         audit = self._audit_begun(facts)
         self.context.progress("removing", 0, 0)
         rewritten = sum(self._rewrite(table, before) for table in ("attempts", "finished"))
@@ -263,7 +283,7 @@ class Erasure:
     def _delete(self, before: Found) -> None:
         if self._hot() != before.hot:
             raise PipelineError("Tasks of these references were changed meanwhile. Run erase again.")
-        ids = {"ids": self.database.dialect.array([task_id for task_id, _status, _free in before.hot])}
+        ids = {"ids": self.database.dialect.array([task_id for _, task_id, _status, _free in before.hot])}
         for _count, remove in self.sql.about.values():
             self.link.run(remove, self._rows(before))
         for statement in (self.retention.count, self.retention.delete):

@@ -3058,7 +3058,7 @@ WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
 
 -- EraseStatements.history
-SELECT location, task_id
+SELECT reference_number, location, task_id
 FROM "dbtaskqueue_taskhistory"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));
@@ -3070,7 +3070,7 @@ WHERE state = 'closed'
 ORDER BY lake;
 
 -- EraseStatements.tasks
-SELECT t.id, t.status, t.watched
+SELECT t.reference_number, t.id, t.status, t.watched
 FROM "dbtaskqueue_task" AS t
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
@@ -3078,7 +3078,7 @@ ORDER BY t.id
 FOR NO KEY UPDATE OF t;
 
 -- EraseStatements.used_references
-SELECT count(*)
+SELECT reference_number
 FROM "dbtaskqueue_usedreference"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]));

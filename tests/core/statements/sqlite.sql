@@ -2369,7 +2369,7 @@ AND (%(every)s OR queue_name IN (
 ));
 
 -- EraseStatements.history
-SELECT location, task_id
+SELECT reference_number, location, task_id
 FROM "dbtaskqueue_taskhistory"
 WHERE reference_number IN (
     SELECT value
@@ -2387,7 +2387,7 @@ WHERE state = 'closed'
 ORDER BY lake;
 
 -- EraseStatements.tasks
-SELECT t.id, t.status, t.watched
+SELECT t.reference_number, t.id, t.status, t.watched
 FROM "dbtaskqueue_task" AS t
 WHERE reference_number IN (
     SELECT value
@@ -2400,7 +2400,7 @@ AND (%(every)s OR queue_name IN (
 ORDER BY t.id;
 
 -- EraseStatements.used_references
-SELECT count(*)
+SELECT reference_number
 FROM "dbtaskqueue_usedreference"
 WHERE reference_number IN (
     SELECT value
