@@ -24,6 +24,14 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.pipeline.source.task_reader import Selection
 
 STREAM_START = 0  # before every transaction
+SERVER_HORIZON_SQL = f"{HORIZON_SQL}, (SELECT system_identifier FROM pg_control_system())"
+OTHER_SERVER = (
+    "The stream has read up to transaction {transaction} of the server {server}, and {0} is the server {here}, at "
+    "transaction {now}. It was moved or set back, and counts its transactions anew, so nothing was read. Remove the "
+    "stream with `runtaskpipeline stream --unregister NAME`, and start it with a new checkpoint. It reads all finished "
+    "tasks again: rows of equal location, id and total_attempt are the same finish."
+)
+Offset = dict[str, int]  # transaction; server, which a position of an earlier version lacks
 
 
 @dataclass
@@ -47,6 +55,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
     An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
     greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
     oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
+    Another server counts transactions anew, so an offset names its server.
 
     A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
     ``total_attempt``, one that is marked as poison is read again as POISON.
@@ -62,14 +71,15 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         self.selection = selection
         self.finished = table == "task"
         self.name = name if self.finished else None
-        self.last: int | None = None
+        self.last: Offset | None = None
 
-    def initialOffset(self) -> dict[str, int]:
+    def initialOffset(self) -> Offset:
         return {"transaction": STREAM_START}
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
-        """Return the oldest transaction that still runs."""
-        return {"transaction": max(start["transaction"], self.last or self._horizon())}
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        """Return the oldest transaction that still runs. Raises PipelineError if ``start`` is of another server."""
+        now = self._horizon(start)
+        return self.last or now
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Take all rows: a transaction cannot be split."""
@@ -79,12 +89,19 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         """End with the transactions that have ended now."""
         self.last = self._horizon()
 
-    def _horizon(self) -> int:
+    def _horizon(self, *positions: Offset) -> Offset:
+        """Return the present offset. Raises PipelineError if this server cannot have been at these positions."""
         with self.database.open() as link:
-            return int(link.run(HORIZON_SQL)[0][0])
+            horizon, server = link.run(SERVER_HORIZON_SQL)[0]
+        for one in positions:
+            if one.get("server", server) != server or one["transaction"] > horizon:
+                place = self.database.url_without_password
+                raise PipelineError(OTHER_SERVER.format(place, **{"server": "?", **one}, now=horizon, here=server))
+        return {"transaction": horizon, "server": server}
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[datasource.InputPartition]:
+    def partitions(self, start: Offset, end: Offset) -> Sequence[datasource.InputPartition]:
         """Return one slice; the first micro-batch, which reads all rows, is cut by ids."""
+        self._horizon(start, end)  # Spark repeats a micro-batch after a kill without a new offset
         since, until = start["transaction"], end["transaction"]
         if since == until:
             return []
@@ -120,7 +137,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
                     f"The events of the stream {self.name!r} were deleted while it read: start it again."
                 )
 
-    def commit(self, end: dict[str, int]) -> None:
+    def commit(self, end: Offset) -> None:
         """Delete the events that this stream and all others have passed."""
         if self.name is None:
             return
