@@ -71,7 +71,7 @@ class Fetcher:
         """
         with self._lock:
             due = sorted([queue for queue in self._due() if not alone or queue.others < MANY_OTHERS], key=NEXT_TURN)
-            queue, asked = self._first_with_free_slots(due)
+            queue, asked = self._first_with_free_slots(due) if due else (None, 0)
             if queue is None:
                 return None
             self._last_turn = max(queue.next_turn, self._last_turn)  # an empty queue does not save up turns

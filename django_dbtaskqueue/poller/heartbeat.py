@@ -172,8 +172,8 @@ class Heartbeat:
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
                 queue.others = queue.cursor.others = others[queue.name]
-        beat = conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
-        return max(beat, (clock.monotonic() - began) / RESCUE_TIME_SHARE)
+        interval = conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
+        return max(interval, (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 
     def _run_command(self, alias: str) -> None:
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
