@@ -353,8 +353,9 @@ def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
 
 def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
     User.objects.create_user("ada")
-    for words in (("token", "nobody"), ("token", "ada", "--queue", "nosuch"), ("tokens", "--revoke", "9")):
+    for words in (("token", "nobody"), ("tokens", "--revoke", "9")):
         refused("There is no", *words)
+    refused("Unknown queue 'nosuch'", "token", "ada", "--queue", "nosuch")
     assert not ApiToken.objects.exists()
     made = data("token", "ada", "--scope", "read", "--queue", QUEUE, "--expires", "90d", "--note", "board")
     assert len(made["token"]) >= 40 and len(made["hash"]) == 64
