@@ -4,7 +4,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
+from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.kills import KILLED, killing
@@ -41,6 +42,17 @@ def test_a_failed_task_stays_while_another_waits_for_it(database: Database, fold
     Task.objects.filter(pk=child.pk).delete()
     dependencies.sweep_missing(Session.on("default"), 0)
     assert archive(database, folder)["tasks"] == 1
+
+
+def test_an_archive_lets_go_before_its_connection_has_ended(pg: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server notices the end of a connection a moment after the next archive may have begun."""
+    with pg.open() as link:
+        monkeypatch.setattr(Database, "open", lambda _: nullcontext(link))
+        with Batches.locked(pg):
+            pass
+        monkeypatch.undo()
+        with Batches.locked(pg):
+            pass
 
 
 def test_delta_readers_read_the_same(pg: Database, folder: Path) -> None:

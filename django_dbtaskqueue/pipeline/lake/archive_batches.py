@@ -32,7 +32,9 @@ SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
 COPY_BATCH_ROWS = 100_000
 ANOTHER_ARCHIVE = "Another archive of {!r} is running. Wait for it to end."
-LOCK_ARCHIVE = "SELECT pg_try_advisory_lock(hashtext('dbtaskqueue archive'), hashtext(%(location)s))"
+ARCHIVE_LOCK = "hashtext('dbtaskqueue archive'), hashtext(%(location)s)"
+LOCK_ARCHIVE = f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})"
+UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({ARCHIVE_LOCK})"
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,12 @@ class Batches:
             batches = cls(database, link)
             if link.postgresql and not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
                 raise PipelineError(ANOTHER_ARCHIVE.format(database))
-            yield batches
+            try:
+                yield batches
+            finally:
+                if link.postgresql:
+                    with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
+                        batches._run(UNLOCK_ARCHIVE, location=database.location)
 
     def unfinished(self) -> list[tuple[str, str, str]]:
         """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
