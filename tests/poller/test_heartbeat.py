@@ -19,6 +19,7 @@ from django.test.utils import CaptureQueriesContext
 from django_dbtaskqueue import __version__, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
@@ -26,6 +27,8 @@ from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.poller import heartbeat, loop
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter
+from django_dbtaskqueue.poller.executors.asyncio import BLOCKED_AFTER_LOOKS, AsyncExecutor
 from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
@@ -290,6 +293,16 @@ def test_it_takes_no_more_gives_back_what_has_not_begun_and_goes_on(
         assert not Task.objects.filter(total_attempt__gt=1).exists(), "what was given back was taken again"
         go_on.set()
         until(lambda: completed() == TASKS + 1 and states() == ["RUNNING"])
+
+
+def test_an_answer_that_comes_while_the_loop_is_asked_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = AsyncExecutor(1, lambda *_, **__: None, ConcurrencyLimiter())
+    executor._thread = WatchedThread(target=int, name="loop")
+    monkeypatch.setattr(executor._loop, "call_soon_threadsafe", lambda answer: answer())
+    for _ in range(2 * BLOCKED_AFTER_LOOKS):
+        executor.look()
+    assert not executor.blocked
+    executor._loop.close()
 
 
 # -- a rolling release: pollers whose code lacks a payload type run beside one that has it -----------------------------

@@ -45,7 +45,8 @@ class AsyncExecutor(Executor):
         self._loop = asyncio.new_event_loop()
         self._thread: WatchedThread | None = None
         self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
-        self._unanswered = 0  # how many looks there have been since the event loop was asked
+        self._asked = False  # the event loop, which has not answered yet
+        self._unanswered = 0  # how many looks there have been since then. The loop's thread only clears ``_asked``
 
     def nudge(self) -> None:
         if not self.todo:
@@ -79,9 +80,11 @@ class AsyncExecutor(Executor):
         """Ask the event loop for an answer. While a coroutine lets it give none, give back what it has not begun."""
         if self._thread is None:
             return
-        if not self._unanswered:
+        if self._asked:
+            self._unanswered += 1
+        else:
+            self._asked, self._unanswered = True, 0
             self._loop.call_soon_threadsafe(self._answer)
-        self._unanswered += 1
         if self._unanswered >= BLOCKED_AFTER_LOOKS:
             if not self.blocked:
                 self._name_what_blocks(self._thread)
@@ -99,7 +102,7 @@ class AsyncExecutor(Executor):
     def _answer(self) -> None:
         if self.blocked:
             logger.info("The event loop answers again: async tasks go on")
-        self._unanswered, self.blocked = 0, False
+        self._asked = self.blocked = False
 
     def _name_what_blocks(self, thread: WatchedThread) -> None:
         current = self._runs.get(asyncio.current_task(self._loop))  # type: ignore[arg-type]
