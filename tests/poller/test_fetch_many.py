@@ -136,6 +136,16 @@ def test_a_poller_that_begins_with_many_queues_shares_its_first_statements() -> 
     assert len([sql for sql in said if "attempt = attempt + 1" in sql]) < len(QUEUES) / 2
 
 
+def chosen_by_a_second_thread(poller: Poller) -> list[str]:
+    """Return the queues that are chosen, if a slot is free: the poller's own threads choose, too."""
+    with poller.fetcher._lock:
+        for queue in poller.queues.values():
+            queue.next_poll = 0.0
+        queues, number = poller.fetcher.choose(alone=True) or ([], 0)
+        poller.fetcher.reserve(queues, -number)
+    return [queue.name for queue in queues]
+
+
 def test_the_second_thread_leaves_a_queue_alone_while_many_pollers_serve_it(settings: Any) -> None:
     """And each of them scans the whole queue less often than one alone."""
     settings.DBTASKQUEUE |= {"HEARTBEAT": "1s"}
@@ -144,10 +154,7 @@ def test_the_second_thread_leaves_a_queue_alone_while_many_pollers_serve_it(sett
         with polling({shared: 2}), polling({shared: 1}):
             until(lambda: poller.queues[shared].others == 2)
             assert (poller.queues[own].others, poller.queues[shared].cursor.others) == (0, 2)
-            with poller.fetcher._lock:  # its own threads choose, too
-                poller.queues[shared].next_poll = poller.queues[own].next_poll = 0.0
-                chosen = poller.fetcher.choose(alone=True)
-            assert chosen is not None
-            poller.fetcher.reserve(*chosen[:1], -chosen[1])
-            assert [queue.name for queue in chosen[0]] == [own]
+            chosen: list[str] = []
+            until(lambda: chosen.extend(chosen_by_a_second_thread(poller)) or chosen)
+            assert set(chosen) == {own}
         until(lambda: poller.queues[shared].others == 0)
