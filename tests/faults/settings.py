@@ -30,9 +30,10 @@ for name, suffix in (("limited", ""), ("wide", "_per_group")):
     limits = {"max_running": MAX_RUNNING[name], "rate": f"{rate}/s", "burst": burst}
     OTHERS[name] = {key + suffix: value for key, value in limits.items()}
 SECRET = "whsec_" + b64encode(b"k" * 32).decode()
-PEERS: dict[str, Any] = {"shop": {"secrets": [SECRET], "queues": ["incoming"]}}
-PEERS["site"] = {"url": f"https://{HERE}:{os.environ['FAULTS_SITE_PORT']}/bridge/shop/", "secrets": [SECRET]}
-PEERS["site"] |= {"ca_file": PEM, "allow_private": True, "queue_names": {"bridged": "incoming"}}
+SHOP = {"secrets": [SECRET], "queues": ["incoming"]}
+SITE = {"url": f"https://{HERE}:{os.environ['FAULTS_SITE_PORT']}/bridge/shop/", "secrets": [SECRET]}
+SITE |= {"ca_file": PEM, "allow_private": True, "queue_names": {"bridged": "incoming"}}
+PEERS: dict[str, Any] = {"shop": SHOP} if "FAULTS_IS_SITE" in os.environ else {"site": SITE}  # each knows the other
 DBTASKQUEUE = {
     "HEARTBEAT": "1s",
     "QUEUES": {name: QUEUE | other for name, other in OTHERS.items()},
