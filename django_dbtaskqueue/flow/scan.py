@@ -44,7 +44,7 @@ class ScanCursor:
     scanning: bool = False  # one of the threads that share the cursor scans, not all
     row_seconds: float | None = None  # seconds per row of checkouts after the watermarks, smoothed
     lost_races: int = 0
-    others: int = 0  # pollers that scan this queue, too
+    others: int = 0  # live pollers that serve this queue, too
     aged: list[int] = field(default_factory=list)  # priorities past max_wait, the longest wait first
 
     def rewind(self) -> None:

@@ -70,7 +70,7 @@ class Fetcher:
         stride scheduling: a turn costs a queue 1 / weight.
         """
         with self._lock:
-            due = sorted([queue for queue in self._due() if not alone or queue.others < MANY_OTHERS], key=NEXT_TURN)
+            due = sorted([one for one in self._due() if not alone or one.cursor.others < MANY_OTHERS], key=NEXT_TURN)
             queue, asked = self._first_with_free_slots(due) if due else (None, 0)
             if queue is None:
                 return None

@@ -171,7 +171,7 @@ class Heartbeat:
         others = Counter(name for report in reports for name in {*models.control.queue_names_in(report)})
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
-                queue.others = queue.cursor.others = others[queue.name]
+                queue.cursor.others = others[queue.name]
         interval = conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
         return max(interval, (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 

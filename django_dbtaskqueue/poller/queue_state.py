@@ -103,7 +103,6 @@ class QueueState:
     wakes: int = 0
     vain_looks: int = 0  # fetches in a row that gave no task, each soon after the one before
     vain_look_at: float = 0.0
-    others: int = 0  # other live pollers that serve it
     overrides: dict[str, object] = field(default_factory=dict)  # of the queue's row, as last applied
     refused: object = None  # what the row said last, if it could not be applied
     min_lease: float = 0.0  # seconds that a lease lasts at least, so that it does not run out during its checkout

@@ -126,6 +126,21 @@ def is_without_database(log: str) -> bool:
 
 
 @on("crash_database")
+@pytest.mark.parametrize("option", ["--once", "--drain"])
+def test_a_run_that_ends_by_itself_waits_for_a_server_that_is_away(
+    database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, option: str
+) -> None:
+    enqueue("chaos", "one", {"do": "count"})
+    pg_server.stop("immediate")
+    poller = start(option)
+    poller.until_logged("Polling failed")
+    pg_server.restart()
+    poller.ended()
+    connections["default"].close()
+    assert statuses() == {"COMPLETED": 1}
+
+
+@on("crash_database")
 def test_a_read_only_time(database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 4)

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -148,7 +148,8 @@ class Command(BaseCommand):
                 poller = Poller(queues, poller_options(options, executor), using=options["database"])
                 if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
                     for alias in poller.aliases:
-                        ScheduleJob(alias, poller.wake).run()
+                        with suppress(Exception):  # the heartbeat looks again, and says what is wrong
+                            ScheduleJob(alias, poller.wake).run()
             for text in status_lines.opening(poller):
                 logger.info("%s", text)
             if self._arguments is not None:
