@@ -7,8 +7,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -45,18 +44,15 @@ def _forked() -> None:
     forks += 1
 
 
-@contextmanager
-def no_copies() -> Iterator[None]:
+class NoCopies:
     """End a copy of this process that the ``with`` block forks: it must not go on with the poller's work."""
-    before, raised = forks, None
-    try:
-        yield
-    except BaseException as error:
-        raised = error
-        raise
-    finally:
-        if forks != before:
-            end_copy(raised)
+
+    def __enter__(self) -> None:
+        self.before = forks
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if forks != self.before:
+            end_copy(error)
 
 
 def end_copy(error: BaseException | None) -> NoReturn:

@@ -259,7 +259,7 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
     """The processor's writes and the settle commit together, or neither does."""
     with ProcessorTransaction(lease.port.alias):
         try:
-            with threads.no_copies():
+            with threads.NoCopies():
                 outcome: Outcome | Suspend = as_outcome(processor.invoke(lease))
         except TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
@@ -288,7 +288,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
     with context.restored(lease.context) if lease.decoded_context or context.ambient.get() else NO_CONTEXT:
         token = current_lease.set(lease)
         try:
-            with threads.no_copies():
+            with threads.NoCopies():
                 value = await processor.invoke(lease)
             outcome = DONE if value is None else as_outcome(value)
         except (Exception, TaskSuspended) as error:
@@ -336,7 +336,7 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
         outcomes: Iterable[Outcome | Suspend | None]
         with context.only({}):
             try:
-                with threads.no_copies():
+                with threads.NoCopies():
                     outcomes = _shared_out(await processor.invoke(readable), readable)
             except Exception as error:
                 outcomes = [_failed(lease, error) for lease in readable]
@@ -355,7 +355,7 @@ def _sorted_out(
 
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
-        with threads.no_copies():
+        with threads.NoCopies():
             return _shared_out(processor.invoke(leases), leases)
     except BaseException as error:
         return [_failed(lease, error) for lease in leases]
@@ -382,7 +382,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
 def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
     try:
         with ProcessorTransaction(leases[0].port.alias):
-            with threads.no_copies():
+            with threads.NoCopies():
                 value = processor.invoke(leases)
             outcomes = map(as_outcome, _each(value, leases))
             pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]

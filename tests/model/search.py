@@ -52,12 +52,13 @@ def search(protocol: Protocol, only: str = "") -> Found:
                 broken = after
                 break
             key = canonical(after, grouped)
-            if key not in before:
-                before[key] = protocol.work_left(after), after, state
+            known = before.get(key)
+            if known is None:
+                known = before[key] = protocol.work_left(after), after, state
                 todo.append(after)
             if not is_fault:
                 goes_on = True
-                if before[key][0] >= left:
+                if known[0] >= left:
                     broken = CIRCLE
         if not goes_on and not broken and any(row.status in (ABSENT, CREATED, PROCESSING) for row in state.tasks):
             broken = STUCK

@@ -283,7 +283,7 @@ import os, sys
 from django_dbtaskqueue.core import threads
 sys.stdout = None
 try:
-    with threads.no_copies():
+    with threads.NoCopies():
         copy = os.fork()
         if copy == 0:
             sys.exit(2**70 + 3)

@@ -178,15 +178,15 @@ class AsyncExecutor(Executor):
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
-            if liveness.ended_call().dead:
+            call = liveness.ended_call()
+            if call.dead:
                 settlements = await unless_dead_async(settlements)
         except BaseException as error:
-            settlements = stopped(job, _ended_by(task, error))
+            settlements, call = stopped(job, _ended_by(task, error)), liveness.ended_call()
         del self._runs[task]
         self._end(current, settlements, clock.monotonic() - started)
-        doubtful = liveness.ended_call().doubtful
-        if doubtful or any(one is not None and one.facts.error is not None for one in settlements):
-            await tidy_async(doubtful=doubtful)
+        if call.doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
+            await tidy_async(doubtful=call.doubtful)
 
 
 def _close_connections() -> None:
