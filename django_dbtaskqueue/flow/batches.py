@@ -13,7 +13,7 @@ from django.db.models import Count
 
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
-from django_dbtaskqueue.db.session import Session, model_for
+from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.enqueue import enqueue
@@ -151,7 +151,7 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     """
     if not isinstance(name, str) or not 0 < len(name) <= MAX_BATCH_NAME or "\0" in name:
         raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to {MAX_BATCH_NAME} characters.")
-    block = _Block(name, using or router.db_for_write(Batch))
+    block = _Block(name, checked_alias(using) if using else router.db_for_write(Batch))
     outer = members.get()
     with transaction.atomic(using=block.alias):
         token = members.set(block)
@@ -165,7 +165,7 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
 def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str | None = None) -> list[Task]:
     """Enqueue tasks of which each waits for the one before, in one transaction; a step is ``enqueue``'s arguments."""
     tasks: list[Task] = []
-    with transaction.atomic(using=using or router.db_for_write(Batch)):
+    with transaction.atomic(using=checked_alias(using) if using else router.db_for_write(Batch)):
         for step in steps:
             after = tasks[-1] if tasks else None
             options = {"on_parent_failure": on_parent_failure, "using": using, **step}

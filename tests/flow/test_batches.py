@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
-from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.models import Batch, Dependency, Task
@@ -146,6 +146,12 @@ def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: 
     with pytest.raises(EnqueueError, match="two tasks"):
         unknown.add("load", "parcels")
     assert not Task.objects.using(alias).exists()
+
+
+def test_an_unknown_database_is_named() -> None:
+    for make in (batch("import", using="defalt").__enter__, lambda: chain({"queue": "parcels"}, using="defalt")):
+        with pytest.raises(TaskQueueError, match=r"no database 'defalt' in DATABASES.*default"):
+            make()
 
 
 def test_a_chain(alias: str) -> None:
