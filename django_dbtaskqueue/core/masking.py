@@ -57,7 +57,9 @@ SECRET_FORMS = (
     r"(\)GAP*=GAP*\()[^)]+",  # Key (token)=(x), as PostgreSQL says
 )
 OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
-SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(SECRET_FORMS)})|{OPTION}".replace("GAP", GAP).replace("INK", INK)
+ITS_NAME = rf"""\\*["'],GAP*\\*["'](?:{"|".join(NAME_KEYS)})\\*["']GAP*:GAP*{OPENING}KEY"""
+VALUE_FIRST = rf"""(\\*["'](?:{"|".join(VALUE_KEYS)})\\*["']GAP*:GAP*{OPENING}){QUOTED_TEXT}(?={ITS_NAME})"""
+SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # nine groups, as many as PostgreSQL can name
 PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
 CREDENTIALS = (
     rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
@@ -73,13 +75,14 @@ class Patterns(NamedTuple):
     name: str  # finds a secret's name in a key
     any: str  # finds something in each text that is masked, and quickly
     text: str  # finds a key in a text and its value; its groups are what stays of it before the mask
+    value_first: str  # finds a value in a text before the name of what it is
 
     @property
     def replaced(self) -> list[tuple[str, str]]:
         """What is replaced in a text, in turn, and by what, as PostgreSQL writes it."""
         groups = "".join(f"\\{number + 1}" for number in range(len(SECRET_FORMS) + 2))
-        rest = [(PASSWORD_IN_URL, rf"\1:{MASKED}@"), (CREDENTIALS, rf"\1\2{MASKED}")]
-        return [(self.text, groups + MASKED), *rest]
+        value, url = (self.value_first, rf"\1{MASKED}"), (PASSWORD_IN_URL, rf"\1:{MASKED}@")
+        return [(self.text, groups + MASKED), value, url, (CREDENTIALS, rf"\1\2{MASKED}")]
 
 
 class Sensitive:
@@ -195,10 +198,13 @@ def _patterns(rules: Rules) -> Patterns:
     whole = f"^{several}", f"{several}$"
     name = [*_keys(parts, several), *_keys(words, several, WORD_BEGINS, WORD_ENDS), *_keys(names, several, *whole)]
     word = _keys((*words, *names), one, WORD_BEGINS, WORD_ENDS)
+    key = f"(?:{'|'.join([*_keys(parts, one, '', REST_OF_KEY), *word]) or NOTHING})"
+    texts = [form.replace("GAP", GAP).replace("INK", INK) for form in (SECRET_IN_TEXT, VALUE_FIRST)]
+    signs = "://", f"[eE][rR]{GAP}", f"[iI][cC]{GAP}"
     return Patterns(
         "|".join(name) or NOTHING,
-        "|".join([*_keys(parts, one), *word, "://", f"[eE][rR]{GAP}", f"[iI][cC]{GAP}"]),
-        SECRET_IN_TEXT.replace("KEY", f"(?:{'|'.join([*_keys(parts, one, '', REST_OF_KEY), *word]) or NOTHING})"),
+        "|".join([*_keys(parts, one), *word, *signs]),
+        *[one.replace("KEY", key) for one in texts],
     )
 
 

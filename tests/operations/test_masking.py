@@ -64,6 +64,8 @@ def test_texts() -> None:
         ("<password>hunter2</password>", f"<password>{MASKED}</password>"),
         ("Password(value='hunter2')", f"Password(value='{MASKED}')"),
         ("('password', 'hunter2')", f"('password', '{MASKED}')"),
+        ('{"value": "hunt, er2", "name": "token"}', f'{{"value": "{MASKED}", "name": "token"}}'),
+        ('{"value": "seen", "name": "colour"}', '{"value": "seen", "name": "colour"}'),
         ("Key (token)=(hunter2) exists", f"Key (token)=({MASKED}) exists"),
         ("no basic concepts, no shipping (token) > x", "no basic concepts, no shipping (token) > x"),
         ("ValueError: no such flight UA-15", "ValueError: no such flight UA-15"),

@@ -74,6 +74,7 @@ def test_a_term_means_the_same_on_both_databases(value: Any, path: tuple[str, ..
 @on_both
 @given(TEXTS)
 @example('{"name": "token", "value": "S3cr3t", "n": 1}')
+@example('{"value": "S3cr3t", "key": "api_token"}, {"value": "S3cr3t"}')
 @example('{"password": ["S3cr3t", {"a": 1}], "n": 1}\nand more')
 @example('{"pin": [\n {\n  "a": 1\n },\n "S3cr3t"\n ],\n "n": 1\n}')
 @example("Header(name='token', value=5) in ['token', 4711, (1)], ('token', 'S3cr3t')")
