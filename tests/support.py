@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from django.db import connections
+from django.db import connections, transaction
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
@@ -85,6 +85,33 @@ def blocked() -> int:
             " WHERE NOT granted AND datname = current_database()"
         )
         return int(cursor.fetchone()[0])
+
+
+@contextmanager
+def taken_back(using: str = "default") -> Iterator[None]:
+    """What is written in the ``with`` block is rolled back at its end."""
+    with transaction.atomic(using=using):
+        yield
+        transaction.set_rollback(True, using=using)
+
+
+@contextmanager
+def refused(condition: str, using: str = "default", *, code: str = "XX000") -> Iterator[None]:
+    """The database raises an error for each update of a task for which a condition on NEW and OLD holds."""
+    create = f"CREATE TRIGGER test_refuse BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN ({condition})"
+    begin, end = [f"{create} BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"], "DROP TRIGGER test_refuse"
+    if connections[using].vendor == "postgresql":
+        body = f"BEGIN RAISE EXCEPTION 'refused by the test' USING ERRCODE = '{code}'; END"
+        function = f"CREATE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$"
+        begin, end = [function, f"{create} EXECUTE FUNCTION test_refuse()"], "DROP FUNCTION test_refuse CASCADE"
+    with connections[using].cursor() as cursor:
+        for statement in begin:
+            cursor.execute(statement)
+    try:
+        yield
+    finally:
+        with connections[using].cursor() as cursor:
+            cursor.execute(end)
 
 
 # -- the audit --------------------------------------------------------------------------------------------------------
