@@ -1,13 +1,12 @@
 """The status graph: each edge of ``status.EDGES`` can be walked, and the audit sees whoever takes another way."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import permutations
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 
 from django_dbtaskqueue import Fail, signal
 from django_dbtaskqueue.core.outcomes import Park, Suspend
@@ -16,7 +15,7 @@ from django_dbtaskqueue.flow import move, rescue, settle
 from django_dbtaskqueue.poller.renew import renew
 from tests.conformance.conftest import World
 from tests.factories import LEASE
-from tests.support import Audit
+from tests.support import Audit, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 NO_TIME = timedelta(0)
@@ -88,18 +87,11 @@ EDGE_CALLS: dict[str, Callable[[World, str], Any]] = {
 }
 
 
-@contextmanager
-def taken_back(world: World) -> Iterator[None]:
-    with transaction.atomic(using=world.alias):
-        yield
-        transaction.set_rollback(True, using=world.alias)
-
-
 def test_every_edge_can_be_walked(world: World, audit: Audit) -> None:
     wrong: list[Any] = []
     for edge in EDGES:
         for source in edge.sources or ("",):
-            with taken_back(world):
+            with taken_back(world.alias):
                 EDGE_CALLS[edge.verb](world, source)
                 walked = {seen for seen in audit.edges() if seen[0] != seen[1]}
                 if source and source != edge.target and (source, edge.target and str(edge.target)) not in walked:
@@ -116,7 +108,7 @@ def test_the_audit_sees_each_forbidden_edge(world: World, audit: Audit) -> None:
     forbidden = [pair for pair in permutations(BY_VERB["delete"].sources, 2) if pair not in legal]
     assert forbidden
     for source, target in forbidden:
-        with taken_back(world):
+        with taken_back(world.alias):
             task = world.make(source)
             over = target in TERMINAL
             shape = {"ready_time": None if over else task.create_time, "final_status": target if over else None}
@@ -131,7 +123,7 @@ def test_the_audit_sees_a_forged_counter(world: World, audit: Audit) -> None:
         ("attempt = attempt - 1", "an attempt was given back to a task that is not in line"),
         ("attempt = attempt + 1, total_attempt = total_attempt + 1", "a checkout came before the task was due"),
     ):
-        with taken_back(world), connections[world.alias].cursor() as cursor:
+        with taken_back(world.alias), connections[world.alias].cursor() as cursor:
             lease = world.take(attempt=2)
             cursor.execute(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [lease.id])
             assert any(found.startswith(problem) for found in audit.problems()), change

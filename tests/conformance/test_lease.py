@@ -18,22 +18,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 MILLISECOND = timedelta(milliseconds=1)
 
 
-def test_touch_adds_to_the_end_of_the_lease_and_of_the_time_to_live(world: World) -> None:
-    world.enqueue(ttl=timedelta(hours=1))
-    (lease,) = world.checkout()
-    before = world.row(lease)
-    deadline = lease.deadline
-    lease.touch(timedelta(minutes=5))
-    after = world.row(lease)
-    changed = {name: after[name] - before[name] for name in after if after[name] != before[name]}
-    assert changed.keys() == {"next_process_time", "expire_time"}
-    assert all(abs(added - timedelta(minutes=5)) <= MILLISECOND for added in changed.values())
-    assert lease.lease_until == after["next_process_time"]
-    assert lease.deadline == deadline + 300
-    world.age(LEASE)
-    assert world.checkout(poller=SECOND) == []
-
-
 def test_touch_by_nothing_does_nothing_and_backwards_is_refused(world: World) -> None:
     lease = world.take()
     before = world.row(lease)

@@ -4,11 +4,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Complete, Fail, Fixed, Poison, QueueFull, Reenqueue, enqueue_many
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.checkout import strategy_for
 from django_dbtaskqueue.flow.scan import START, ScanCursor
 from tests.conformance.conftest import STRATEGIES, World, any_strategy
 from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
@@ -32,12 +36,6 @@ def two_groups(world: World) -> World:
         world.enqueue(reference, group=reference[0])
     world.enqueue("free")
     return world
-
-
-@any_strategy
-def test_of_each_group_only_the_head_can_be_taken(two_groups: World) -> None:
-    assert taken(two_groups.checkout(10)) == ["a1", "b1", "free"]
-    assert two_groups.checkout(10) == []
 
 
 GO_ON = (Complete(), Poison("bad"), Fail("no", retry=False), Reenqueue(timedelta(hours=1)))
@@ -167,3 +165,16 @@ def test_a_tagged_task_is_taken_only_by_who_names_its_tag(world: World) -> None:
     green = world.tasks.checkout("parcels", poller_instance="g", limit=10, tags=["green"])
     blue = world.tasks.checkout("parcels", poller_instance="b", limit=10, tags=["green", "blue"])
     assert (references(green), references(blue)) == ([], ["blue"])
+
+
+@pytest.mark.parametrize(
+    ("alias", "strategy", "words"),
+    [
+        ("default", "tests.conformance.driver.Lame", r"conformance\.driver\.Lame.*lacks take\(\)"),
+        ("default", "tests.nowhere.Driver", "='tests.nowhere.Driver' cannot be made"),
+        ("sqlite", "skip_locked", r'needs SELECT … FOR UPDATE SKIP LOCKED.*"auto"'),
+    ],
+)
+def test_a_driver_without_its_methods_is_refused_by_name(alias: str, strategy: str, words: str) -> None:
+    with pytest.raises((ImproperlyConfigured, TaskQueueError), match=words):
+        strategy_for(Session.on(alias), strategy)
