@@ -117,11 +117,10 @@ class Proxy:
         self.flows = threading.Event()  # not set: a stall
         self.flows.set()
         self.silent = False  # also for connections made from now on
-        self.connections = 0  # ever made
         self._thread.start()
 
     def swallow(self) -> None:
-        """Forward nothing more on the present connections, nor on new ones while ``silent``. None of them breaks."""
+        """Forward nothing more on the present connections, and break none of them."""
         for wire in self._wires:
             wire.swallows = True
 
@@ -194,7 +193,6 @@ class Proxy:
                     client.close()
                     continue
                 wire.start()
-                self.connections += 1
                 self._wires = [*(one for one in self._wires if one.is_alive()), wire]
 
     def cut(self) -> None:

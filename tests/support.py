@@ -212,11 +212,6 @@ def counted(using: str = "default") -> int:
     return Task.objects.using(using).count() + TaskHistory.objects.using(using).count() + deleted
 
 
-def row_of(task: Any, using: str = "default") -> dict[str, Any] | None:
-    """Return every column of a task (or a lease's task), or None when it left the table."""
-    return Task.objects.using(using).filter(pk=task.id).values().first()
-
-
 def ended() -> list[str]:
     """Return the terminal statuses, as parameters for tests."""
     return [str(status) for status in TERMINAL]

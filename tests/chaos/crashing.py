@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
 from django_dbtaskqueue.db.session import Session
@@ -29,14 +28,11 @@ POINTS = {
 NOWHERE = ("", "no thread", False)
 
 
-class LeavesOnce(Listener):
+class Leaves(Listener):
     """Ends the fetch thread after the first tasks it took, as code does whose error's text raises SystemExit."""
 
     def poller_executed(self, poller: Any, tasks: int) -> None:
-        flag = Path(os.environ["CHAOS_FLAG"])
-        if not flag.exists():
-            flag.touch()
-            sys.exit(4)
+        sys.exit(4)
 
 
 def overflow() -> None:

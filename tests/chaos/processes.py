@@ -84,15 +84,11 @@ def until_over() -> None:
     until_all("COMPLETED", "ERROR", "POISON")
 
 
-def expire(**selection: Any) -> None:
-    age(timedelta(hours=1), status="PROCESSING", next_process_time__gt=Now(), **selection)
-
-
 def expire_orphans() -> None:
     held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
     for instance in held.distinct().order_by():
         if instance and _has_died(int(instance.split(":")[1])):
-            expire(poller_instance=instance)
+            age(timedelta(hours=1), status="PROCESSING", next_process_time__gt=Now(), poller_instance=instance)
 
 
 def _has_died(pid: int) -> bool:

@@ -1,10 +1,6 @@
-"""Schedules in pollers: picked up in time, by one of many, and each tick exactly once while pollers are killed."""
+"""Schedules in pollers: picked up in time, by one of many, and each tick exactly once."""
 
-import os
-import random
-import signal
-from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,24 +11,14 @@ from django_dbtaskqueue.models import Schedule, Task
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age
-from tests.poller.processes import Program, polling, runtaskpoller
+from tests.poller.processes import polling
 from tests.support import until
 
-KILLS = int(os.environ.get("SCHEDULE_KILLS", "6"))
 pytestmark = pytest.mark.usefixtures("taskqueue_registry")
 
 
 def ticks_done() -> int:
     return Task.objects.filter(reference__startswith="tick@", status="COMPLETED").count()
-
-
-def check_each_once(step: timedelta) -> None:
-    """Each time from the first to the last tick has one task; the first time of all was no whole minute."""
-    references = Task.objects.values_list("reference", flat=True)
-    found = sorted(datetime.fromisoformat(str(one).partition("@")[2]) for one in references)
-    number = -((found[0] - found[-1]) // step)
-    assert found[1:] == [found[-1] - n * step for n in reversed(range(number))]
-    assert len(found) == number + 1
 
 
 def test_an_idle_poller_wakes_for_a_tick(process_database: ProcessDatabase, settings: Any, clock: SteppedClock) -> None:
@@ -66,7 +52,10 @@ def test_two_pollers_run_a_processor_each_minute(process_database: ProcessDataba
         clock.advance(5)
         until(lambda: len(done) >= 5)
     assert len(set(done)) == len(done)
-    check_each_once(timedelta(minutes=1))
+    # Each time from the second to the last tick has one task; the first one of all was no whole minute
+    references = Task.objects.values_list("reference", flat=True)
+    _, *found = sorted(datetime.fromisoformat(str(one).partition("@")[2]) for one in references)
+    assert found == [found[0] + number * timedelta(minutes=1) for number in range(len(found))]
     row = Schedule.objects.get()
     assert (row.source, row.queue, row.timezone, row.paused) == ("code", "ticking", "UTC", False)
 
@@ -78,29 +67,3 @@ def test_a_schedule_whose_code_is_gone_stops(process_database: ProcessDatabase) 
     with polling({"work": 1}):
         until(lambda: ticks_done() >= 2)
     assert not Task.objects.filter(reference__startswith="gone@").exists()
-
-
-@pytest.mark.slow
-def test_killed_pollers_leave_each_tick_with_exactly_one_task(postgres_process_database: ProcessDatabase) -> None:
-    """SCHEDULE_KILLS says how many kills. A kill comes at any time of a second, also while a tick is enqueued."""
-    Schedule.objects.create(name="tick", queue="work", cron="* * * * * *", missed="all", next_time=Now())
-    with ExitStack() as stack:
-
-        def start() -> Program:
-            poller = stack.enter_context(runtaskpoller(postgres_process_database, "--queue", "work"))
-            poller.until_logged("Queues: ")
-            return poller
-
-        pollers = [start(), start()]
-        for kill in range(KILLS):
-            seen = Schedule.objects.get().last_time
-            until(lambda seen=seen: Schedule.objects.get().last_time != seen)
-            moment = datetime.now(UTC) + timedelta(seconds=random.uniform(0.7, 1.1))
-            until(lambda moment=moment: datetime.now(UTC) >= moment)
-            pollers[kill % 2].process.kill()
-            pollers[kill % 2].ended(-signal.SIGKILL)
-            pollers[kill % 2] = start()
-        until(lambda: ticks_done() >= 3)
-        Schedule.objects.update(paused=True)
-    check_each_once(timedelta(seconds=1))
-    assert Task.objects.count() >= KILLS

@@ -2,15 +2,11 @@
 
 import ssl
 import sys
-from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPSConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from random import Random
-from threading import Lock
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 PEM = str(Path(__file__).with_name("localhost.pem"))
@@ -60,39 +56,6 @@ def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[Server]:
             yield server
         finally:
             server.shutdown()
-
-
-def lossy(port: Future[int], share: float, lost: Counter[str]) -> type[Handler]:
-    """Return the handler of a proxy that loses a share of the requests, and of the answers of those that arrive."""
-    random, lock = Random(15), Lock()
-
-    class Lossy(Handler):
-        def do_POST(self) -> None:
-            body = self.body()
-            if self.loses("request"):
-                return
-            server = HTTPSConnection("127.0.0.1", port.result(), context=ssl.create_default_context(cafile=PEM))
-            server.request("POST", self.path, body, dict(self.headers))
-            answer = server.getresponse()
-            found = answer.read()
-            server.close()
-            if self.loses("answer"):
-                return
-            self.send_response(answer.status)
-            for name, value in answer.getheaders():
-                if name.lower() not in ("server", "date", "connection"):
-                    self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(found)
-
-        def loses(self, what: str) -> bool:
-            with lock:
-                hit = random.random() < share
-                lost[what] += hit
-            self.close_connection = self.close_connection or hit
-            return hit
-
-    return Lossy
 
 
 class Site(Server, WSGIServer):
