@@ -1,25 +1,21 @@
 """Many producers of the same references: one task each, and every producer learns which."""
 
 import random
-import threading
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.db.utils import InterfaceError, OperationalError
 from django.utils import timezone
 
 from django_dbtaskqueue import DuplicateTask, QueueFull, enqueue, enqueue_many
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.support import PATIENCE, actors, at_once, backend_pid, until, until_blocked
-from tests.testapp.models import Booking
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 REFERENCES = [f"r-{number:04}" for number in range(300)]  # so many that batches are copied
-FEW = 150
 
 
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
@@ -27,81 +23,17 @@ def place(request: pytest.FixtureRequest, parcels: None) -> str:
     return str(request.param)
 
 
-def shuffled(seed: int, number: int = FEW) -> list[str]:
-    return random.Random(seed).sample(REFERENCES[:number], number)
-
-
-def test_eight_producers_of_the_same_references(place: str) -> None:
-    def produce(index: int) -> dict[str, int]:
-        return {ref: enqueue("parcels", ref, index, on_duplicate="ignore", using=place).pk for ref in shuffled(index)}
-
-    answers = at_once(8, produce)
-    stored = dict(Task.objects.using(place).values_list("reference", "pk"))
-    assert sorted(stored) == REFERENCES[:FEW]
-    assert all(answer == stored for answer in answers)
-
-
-def test_each_reference_is_refused_to_all_but_one(place: str) -> None:
-    def produce(index: int) -> int:
-        enqueued = 0
-        for reference in shuffled(index):
-            with suppress(DuplicateTask):
-                enqueue("parcels", reference, using=place)
-                enqueued += 1
-        return enqueued
-
-    assert sum(at_once(4, produce)) == Task.objects.using(place).count() == FEW
-
-
 @pytest.mark.parametrize("on_duplicate", ["ignore", "replace"])
 def test_overlapping_batches_do_not_wait_for_each_other_in_a_circle(place: str, on_duplicate: str) -> None:
     def produce(index: int) -> int:
         reports = [
             enqueue_many("parcels", [(reference, index) for reference in items], on_duplicate=on_duplicate, using=place)
-            for items in (shuffled(10 * turn + index, len(REFERENCES)) for turn in range(3))
+            for items in (random.Random(10 * turn + index).sample(REFERENCES, len(REFERENCES)) for turn in range(3))
         ]
         assert {one.enqueued + one.ignored + one.replaced for one in reports} == {len(REFERENCES)}
         return sum(one.enqueued for one in reports)
 
     assert sum(at_once(4, produce)) == Task.objects.using(place).count() == len(REFERENCES)
-
-
-def test_a_producer_that_loses_its_connection_tries_again_and_nothing_is_twice_or_lost(parcels: None) -> None:
-    calm, answered = threading.Event(), list[str]()
-
-    def produce(index: int) -> int:
-        cuts = 0
-        for reference in shuffled(index):
-            while True:
-                try:
-                    with transaction.atomic():
-                        Booking.objects.get_or_create(reference=reference)
-                        enqueue("parcels", reference, on_duplicate="ignore")
-                    answered.append(reference)
-                    break
-                except (OperationalError, InterfaceError):
-                    cuts += 1
-                    connections["default"].close()
-        return cuts
-
-    def cut() -> None:
-        with connections["default"].cursor() as cursor:
-            while not calm.is_set():
-                seen = len(answered)
-                until(lambda seen=seen: calm.is_set() or len(answered) >= seen + 20)
-                cursor.execute(
-                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
-                    " AND pid <> pg_backend_pid() AND query LIKE '%%dbtaskqueue_task%%'"
-                )
-
-    with actors(1) as (nemesis,):
-        cutting = nemesis.do(cut)
-        cuts = at_once(4, produce)
-        calm.set()
-        cutting.result(PATIENCE)
-    assert sum(cuts) > 0
-    tasks = sorted(Task.objects.values_list("reference", flat=True))
-    assert tasks == sorted(Booking.objects.values_list("reference", flat=True)) == REFERENCES[:FEW]
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])

@@ -318,13 +318,6 @@ def test_who_waits_for_a_group_holds_none_of_its_rows(other: Actor, name: str) -
     assert while_we_hold(lock_group, other, changes, lambda: free.get(pk=task.pk)).result(PATIENCE) == 1
 
 
-def test_a_release_and_a_settle_of_a_grouped_task_make_no_deadlock(other: Actor) -> None:
-    lease = taken(group_key="UA")
-    late = while_we_hold(lock_group, other, lambda: acts(RELEASE), lambda: settles(lease))
-    assert late.result(PATIENCE) == 0
-    assert status() == COMPLETED
-
-
 CHANGES_GROUP: dict[str, Callable[[Lease], Any]] = {
     "enqueue": lambda _: enqueue("parcels", group="UA"),
     "enqueue_many": lambda _: enqueue_many("parcels", [{"group": "UA"}, {"group": "UA"}]),
