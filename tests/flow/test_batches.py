@@ -8,7 +8,7 @@ import pytest
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
 from django_dbtaskqueue.flow import move, retention
-from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
+from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.models import Batch, Dependency, Task
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 
@@ -172,17 +172,6 @@ def test_enqueue_many_after_a_parent(alias: str) -> None:
     assert take(alias) is None  # the other one of the group
     assert leases[0].parents["start"].result == "x"
     assert Dependency.objects.using(alias).count() == 3
-
-
-def test_the_counts_of_a_page_of_batches(alias: str, django_assert_num_queries: Any) -> None:
-    for n in range(3):
-        with batch(f"b{n}", using=alias):
-            for _ in range(n):
-                enqueue("parcels", using=alias)
-    rows = list(Batch.objects.using(alias).order_by("pk"))
-    with django_assert_num_queries(1, using=alias):
-        counts = counts_of(rows)
-    assert [counts[row.pk]["CREATED"] for row in rows] == [0, 1, 2]
 
 
 def test_a_batch_goes_when_its_tasks_have_left(alias: str) -> None:

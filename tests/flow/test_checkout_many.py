@@ -5,17 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.checkout import QueueShare, next_due_by_queue, take_many
 from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
 from django_dbtaskqueue.flow.settle_port import SettlePort
-from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.factories import LEASE, make_task
-from tests.test_models import updates
 
 pytestmark = pytest.mark.django_db
 PAST, FUTURE = 0.001, float("inf")
@@ -56,15 +54,6 @@ def test_no_line_gives_more_than_its_share_whatever_its_priorities(lines: Lines)
     parts = take(lines, shares={"letters": 4})
     assert ids(parts)[0] == [made[4], made[1], made[2], made[0]]
     assert len(parts[2].taken) == 1
-
-
-def test_a_paused_line_gives_nothing_and_holds_up_nobody(lines: Lines) -> None:
-    for queue in QUEUES:
-        make_task(queue=queue)
-    Queue.objects.create(name="other", paused_time=Now())
-    assert list(map(len, ids(take(lines)))) == [1, 0, 1]
-    Queue.objects.update(paused_until=Now() - timedelta(seconds=1))
-    assert list(map(len, ids(take(lines)))) == [0, 1, 0]
 
 
 def test_what_is_there_costs_one_statement_and_nothing_two(lines: Lines, django_assert_num_queries: Any) -> None:
@@ -129,16 +118,6 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
     assert list(found) == ["letters"]
     assert 60 < found["letters"] <= 120
     assert next_due_by_queue(Session.on("default"), []) == {}
-
-
-def test_it_is_a_hot_update(lines: Lines) -> None:
-    for queue in QUEUES:
-        Task.objects.enqueue_many(queue, [{"reference": str(number), "payload": number} for number in range(150)])
-    before = updates()
-    parts = take(lines, 450)
-    made, hot = (after - earlier for after, earlier in zip(updates(), before, strict=True))
-    assert sum(len(part.taken) for part in parts) == made == 450
-    assert hot > 0.75 * made  # the rest found their page full
 
 
 # -- the scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon -------------------

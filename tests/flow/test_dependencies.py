@@ -1,12 +1,11 @@
 """Tasks that wait for others: when they start, and what happens when a parent fails."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.core.exceptions import EnqueueError
@@ -24,7 +23,7 @@ from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
-from tests.support import at_once
+from tests.support import at_once, refused
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -74,15 +73,6 @@ def test_a_parent_fails(alias: str, put: Callable[..., Task]) -> None:
         assert {policy: state(child) for policy, child in children.items()} == wanted
         text = Task.objects.using(alias).get(pk=children["cancel"].pk).process_result
         assert text == f"Cancelled: parent task {parent.pk} ended as POISON."
-
-
-def test_a_child_on_hold_starts_when_its_parent_completes_after_all(alias: str, put: Callable[..., Task]) -> None:
-    parent = put()
-    child = put(after=[parent])
-    taken(alias).poison()
-    assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
-    finish(alias)
-    assert state(child) == READY
 
 
 def test_a_cancelled_child_cancels_its_children(alias: str, put: Callable[..., Task]) -> None:
@@ -142,15 +132,6 @@ def test_a_chain_inside_one_group_and_a_delay_both_count(alias: str, put: Callab
     assert [finish(alias) for _ in tasks] == [task.pk for task in tasks]
     later.refresh_from_db()
     assert later.parked_by is None and later.ready_time - later.create_time >= timedelta(minutes=59)
-
-
-def test_the_transaction_of_the_caller_decides(alias: str, put: Callable[..., Task]) -> None:
-    parent = put()
-    with pytest.raises(RuntimeError), transaction.atomic(using=alias):
-        put(after=[parent])
-        raise RuntimeError
-    assert not Dependency.objects.using(alias).exists()
-    assert Task.objects.using(alias).get().watched is None
 
 
 def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], settings: Any) -> None:
@@ -239,31 +220,11 @@ def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: 
     assert rows_of({TaskKey("nosuch.model", 1)}, alias) == {}
 
 
-@contextmanager
-def refusing(alias: str, reference: str) -> Iterator[None]:
-    when = f"BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW WHEN (OLD.reference_number = '{reference}')"
-    begin = [f"CREATE TRIGGER refuse {when} BEGIN SELECT RAISE(ABORT, 'refused'); END"]
-    end = ["DROP TRIGGER refuse"]
-    if alias == "default":
-        body = "BEGIN RAISE integrity_constraint_violation; END"
-        begin = [
-            f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$",
-            f"CREATE TRIGGER refuse {when} EXECUTE FUNCTION refuse()",
-        ]
-        end = ["DROP TRIGGER refuse ON dbtaskqueue_task", "DROP FUNCTION refuse"]
-    with connections[alias].cursor() as cursor:
-        [cursor.execute(one) for one in begin]
-        try:
-            yield
-        finally:
-            [cursor.execute(one) for one in end]
-
-
 def test_an_end_that_cannot_be_told_delays_no_other(alias: str, put: Callable[..., Task], clock: SteppedClock) -> None:
     parents = [put() for _ in range(5)]
     children = [put("letters", f"child {number}", after=[parent]) for number, parent in enumerate(parents)]
     clock.stop()
-    with refusing(alias, "child 2"):
+    with refused("OLD.reference_number = 'child 2'", alias):
         for _ in parents:
             finish(alias)
         dependencies.sweep(Session.on(alias))

@@ -14,7 +14,7 @@ from uuid import UUID
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connections, transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from django_dbtaskqueue import DuplicateTask, PayloadError, UnknownQueue, enqueue, enqueue_many, queue, registry, signal
@@ -52,22 +52,6 @@ class Parcel:
     weight: Decimal
     posted: date
     stops: list[str]
-
-
-@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-def test_autocommit_enqueues_at_once(alias: str) -> None:
-    task = enqueue("parcels", using=alias)
-    connections[alias].close()  # what was not committed would be gone now
-    assert Task.objects.using(alias).get().pk == task.pk
-
-
-def test_a_rollback_takes_the_task_with_it(alias: str) -> None:
-    with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
-        Booking.objects.using(alias).create(reference="b")
-        enqueue("parcels", "b", using=alias)
-        raise ZeroDivisionError
-    assert not Booking.objects.using(alias).exists()
-    assert not Task.objects.using(alias).exists()
 
 
 def test_a_savepoint_takes_only_its_own_tasks_with_it(alias: str) -> None:
@@ -116,21 +100,6 @@ def test_the_least_task(alias: str) -> None:
     }  # fmt: skip
 
 
-def test_every_argument_is_stored(alias: str) -> None:
-    task = enqueue(
-        "parcels", "ref-é", {"a": [1, None]}, delay=timedelta(minutes=5), ttl=timedelta(hours=1), priority=-7,
-        tag="gpu", context={"trace": "t"}, lease=timedelta(seconds=90), using=alias,
-    )  # fmt: skip
-    row = Task.objects.using(alias).get(pk=task.pk)
-    assert (row.queue, row.reference, row.payload) == ("parcels", "ref-é", {"a": [1, None]})
-    assert (row.context, row.priority, row.tag, row.lease_seconds) == ({"trace": "t"}, -7, "gpu", 90.0)
-    assert row.payload_type is None
-    due = row.create_time + timedelta(minutes=5)
-    assert abs(row.ready_time - due) < timedelta(milliseconds=2)
-    assert row.next_process_time == row.ready_time
-    assert abs(row.expire_time - due - timedelta(hours=1)) < timedelta(milliseconds=2)
-
-
 def test_run_at_is_when_it_is_due_but_never_in_the_past_and_delay_counts_from_it(alias: str) -> None:
     now, zones = timezone.now(), (UTC, timezone.get_fixed_timezone(330), timezone.get_fixed_timezone(-660))
     moments = [now + later for later in (timedelta(days=-3), timedelta(hours=2), timedelta(days=3000, microseconds=1))]
@@ -155,10 +124,18 @@ def test_a_payload_comes_back_and_a_typed_one_with_its_type(alias: str) -> None:
     assert codecs.decode(Parcel, task.payload) == parcel
 
 
-def test_the_task_returned_is_the_row(alias: str) -> None:
+def test_every_argument_is_stored_and_the_task_returned_is_the_row(alias: str) -> None:
     with transaction.atomic(using=alias):
-        task = enqueue("parcels", "r", {"a": 1}, ttl=SECOND, context={"t": 1}, tag="x", priority=3, using=alias)
+        task = enqueue(
+            "parcels", "ref-é", {"a": [1, None]}, delay=timedelta(minutes=5), ttl=timedelta(hours=1), priority=-7,
+            tag="gpu", context={"trace": "t"}, lease=timedelta(seconds=90), using=alias,
+        )  # fmt: skip
         stored = Task.objects.using(alias).get(pk=task.pk)
+        assert (stored.queue, stored.reference, stored.payload) == ("parcels", "ref-é", {"a": [1, None]})
+        assert (stored.context, stored.priority, stored.tag, stored.lease_seconds) == ({"trace": "t"}, -7, "gpu", 90.0)
+        due = stored.create_time + timedelta(minutes=5)
+        assert abs(stored.ready_time - due) < timedelta(milliseconds=2)
+        assert abs(stored.expire_time - due - timedelta(hours=1)) < timedelta(milliseconds=2)
         assert task == stored
         assert task._state.db == alias
         assert not task._state.adding
@@ -233,16 +210,6 @@ def test_a_replacement_in_another_group_says_so(alias: str, replace: Callable[..
         assert "on_duplicate" not in str(refused.value)
     replace("r", {"new": 1}, group="a")
     assert Task.objects.using(alias).get().payload == {"new": 1}
-
-
-def test_a_timeout_that_is_no_duration_is_refused(settings: Any) -> None:
-    for capacity in (None, 1):
-        settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"capacity": capacity}}}
-        with pytest.raises(EnqueueError, match=r"timeout=5 must be None or a timedelta"):
-            enqueue("parcels", timeout=5)  # type: ignore[arg-type]
-        with pytest.raises(EnqueueError, match=r"timeout=5 must be None or a timedelta"):
-            enqueue_many("parcels", [{}], timeout=5)  # type: ignore[arg-type]
-    assert not Task.objects.exists()
 
 
 def test_replacing_a_parked_task_leaves_it_parked(alias: str, replace: Callable[..., None]) -> None:
@@ -353,6 +320,7 @@ def test_a_bad_argument_is_named() -> None:
         ({"context": {"a": math.nan}}, "context.a"),
         ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),
         ({"lease": timedelta(milliseconds=1)}, "at least 100 ms"),
+        ({"timeout": 5}, "timeout=5 must be None or a timedelta"),
     ]:
         with pytest.raises(EnqueueError, match=re.escape(words)):
             enqueue("parcels", **options)

@@ -285,13 +285,6 @@ def idle_notifier(site: str) -> Iterator[notify.Notifier]:
     one.flush(PATIENCE)
 
 
-def test_the_caller_sends_on_an_idle_connection(site: str, idle_notifier: notify.Notifier) -> None:
-    recorder = WakeupRecorder(site)
-    with idle_notifier._changed, closing(recorder.connection):  # without it the thread can do nothing
-        idle_notifier.notify("letters")
-        assert recorder.hear(1) == ["letters"]
-
-
 def test_what_comes_meanwhile_is_sent_afterwards(site: str, idle_notifier: notify.Notifier) -> None:
     recorder = WakeupRecorder(site)
     with closing(recorder.connection):

@@ -4,7 +4,6 @@ import gc
 import weakref
 from collections.abc import Iterator
 from contextlib import closing
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,17 +60,6 @@ def test_not_where_the_settings_say_no(settings: Any) -> None:
     for _ in range(2 * MIN_STATEMENTS_TO_PREPARE):
         enqueue("parcels")
     assert prepared() == 0
-
-
-def test_not_behind_a_pooler_in_transaction_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given a connection that knows its server process by another number than the server, then nothing is prepared."""
-    enqueue("parcels")
-    monkeypatch.setattr(type(connection.connection), "info", SimpleNamespace(backend_pid=1), raising=True)
-    for _ in range(2 * MIN_STATEMENTS_TO_PREPARE):
-        enqueue("parcels")
-    monkeypatch.undo()
-    assert prepared() == 0
-    assert Task.objects.count() == 1 + 2 * MIN_STATEMENTS_TO_PREPARE
 
 
 def test_a_prepared_statement_survives_a_refusal_and_a_rollback() -> None:

@@ -1,12 +1,11 @@
 """The operator's verbs over any selection: what they say they changed is what they changed."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import F, Q
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -15,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL
 from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
 from tests.factories import make_task
-from tests.support import counted
+from tests.support import counted, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
@@ -58,13 +57,6 @@ SELECTIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@contextmanager
-def taken_back(alias: str) -> Iterator[None]:
-    with transaction.atomic(using=alias):
-        yield
-        transaction.set_rollback(True, using=alias)
-
-
 def test_a_verb_changes_its_selection_and_nothing_else(alias: str) -> None:
     wrong: list[Any] = []
     for verb, (status, change) in VERBS.items():
@@ -86,16 +78,6 @@ def test_a_verb_changes_its_selection_and_nothing_else(alias: str) -> None:
             if counts != [6, 0]:
                 wrong.append((verb, "twice", counts))
     assert wrong == []
-
-
-@pytest.mark.parametrize(("verb", "status"), [("reprocess", ERROR), ("kick", POISON)])
-def test_ready_again_with_a_new_budget(alias: str, verb: str, status: str) -> None:
-    task = make_task(status, attempt=5, total_attempt=9, process_result="why", using=alias)
-    VERBS[verb][1](tasks_of(alias))
-    row = tasks_of(alias).get(pk=task.pk)
-    assert (row.status, row.attempt, row.total_attempt, row.poller_instance) == (CREATED, 0, 9, None)
-    assert (row.finish_time, row.process_result) == (None, "why")
-    assert row.ready_time == row.next_process_time == row.last_update_time > task.last_update_time
 
 
 def test_mark_poison_and_unpoison_keep_what_the_task_says(alias: str) -> None:
@@ -179,23 +161,6 @@ def test_housekeep_may_be_limited_to_some_statuses_of_finished_tasks(alias: str)
             tasks_of(alias).housekeep(older_than=DAY, statuses=[status])
     with pytest.raises(TaskQueueError, match="to='archive'"):
         tasks_of(alias).housekeep(older_than=DAY, to="archive")
-
-
-def test_housekeep_moves_all_a_task_says(alias: str) -> None:
-    task = make_task(
-        ERROR, reference="r", payload={"a": 1}, payload_type="P", result=[1], context={"t": 1}, tag="x", priority=4,
-        process_result="why", reenqueue_attempt=2, group_key="g", lease_seconds=9.5, using=alias,
-    )  # fmt: skip
-    before = tasks_of(alias).values().get()
-    assert tasks_of(alias).housekeep(older_than=timedelta(0)) == 1
-    moved = TaskHistory.objects.using(alias).values().get()
-    assert (moved["location"], moved["task_id"]) == ("dbtaskqueue.task", task.pk)
-    assert moved["moved_time"] >= before["create_time"]
-    for name in before.keys() & moved.keys() - {"id"}:
-        assert moved[name] == before[name], name
-    assert before.keys() - moved.keys() == {
-        "ready_time", "parked_by", "final_status", "fingerprint", "lost_leases", "watched", "batch", "signals",
-    }  # fmt: skip
 
 
 def test_housekeep_goes_on_until_all_are_gone(alias: str, django_assert_max_num_queries: Any) -> None:

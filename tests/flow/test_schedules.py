@@ -21,7 +21,7 @@ from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.periodic import ScheduleJob
 from tests.clock import SteppedClock
-from tests.support import PATIENCE, actors, at_once, until
+from tests.support import PATIENCE, actors, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 MINUTELY = Definition("parcels", "* * * * *", "UTC")
@@ -258,17 +258,6 @@ def test_a_module_that_is_imported_again_declares_its_schedule_again() -> None:
     for cron in ("1 * * * *", "2 * * * *"):
         periodic(cron, name="again")(processor("parcels")(lambda task: None))
     assert declared()["again"].cron == "2 * * * *"
-
-
-@pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
-def test_many_at_once_enqueue_each_tick_once() -> None:
-    before = made("default", replace(MINUTELY, missed="all"), ago=timedelta(minutes=20))
-    for minutes in range(10):
-        Schedule.objects.update(next_time=before.next_time + timedelta(minutes=2 * minutes))
-        at_once(4, lambda _: enqueue_due("default", ()))
-    minutes = (row("default").last_time - before.next_time) // timedelta(minutes=1)
-    ticks_of = [before.next_time + timedelta(minutes=number) for number in range(minutes + 1)]
-    assert sorted(references("default")) == [f"s@{tick:%Y-%m-%dT%H:%M:00Z}" for tick in ticks_of]
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])

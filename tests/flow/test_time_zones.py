@@ -93,14 +93,6 @@ def test_run_at_in_every_form(alias: str, site: Any) -> None:
     assert dues == {moment}
 
 
-def test_sub_second_delays(alias: str, site: Any) -> None:
-    enqueue("parcels", delay=timedelta(milliseconds=200), using=alias)
-    row = Task.objects.using(alias).get()
-    assert row.ready_time - row.create_time == timedelta(milliseconds=200)
-    age(timedelta(milliseconds=200), using=alias)
-    assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="p")
-
-
 def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any) -> None:
     enqueue("parcels", delay=timedelta(0), ttl=MINUTE, using=alias)
     with closing(Session.open(alias)) as session:
