@@ -238,14 +238,6 @@ def test_a_running_task_is_replaced_by_its_reference(deaf: Deaf, lost: list[int]
     assert (task.result, task.attempt, task.total_attempt) == ("new", 1, 2)
 
 
-def test_a_replaced_task_keeps_its_due_time_if_asked(gate: Gate) -> None:
-    task = enqueue("aio", "r", gate.payload)
-    with polling({"aio": 1}):
-        gate.until_started()
-        enqueue("aio", "r", {"result": 2}, delay=timedelta(hours=1), on_duplicate="replace_running", keep_due=True)
-        until(lambda: status_of(task) == "COMPLETED")
-
-
 # -- processors that fork, and errors that do not pass from one process to another -------------------------------------
 
 

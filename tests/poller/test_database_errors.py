@@ -1,7 +1,5 @@
 """What the database refuses: good work stays good, a row that cannot be taken or read is alone with its fault."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -22,7 +20,7 @@ from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import Held, completed, cut_connections, polling, status_of
-from tests.support import PATIENCE, actors, until
+from tests.support import PATIENCE, actors, refused, until
 
 committed = pytest.mark.django_db(transaction=True)
 
@@ -36,21 +34,6 @@ def _processors(taskqueue_registry: None) -> None:
 def execute(sql: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(sql)
-
-
-@contextmanager
-def refused(condition: str) -> Iterator[None]:
-    """The database raises an error for each update of a task for which the condition holds."""
-    execute(
-        "CREATE OR REPLACE FUNCTION test_refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-        f" IF {condition} THEN RAISE EXCEPTION 'refused by the test' USING ERRCODE = 'XX000'; END IF;"
-        " RETURN NEW; END $$"
-    )
-    execute("CREATE TRIGGER test_refuse BEFORE UPDATE ON dbtaskqueue_task FOR EACH ROW EXECUTE FUNCTION test_refuse()")
-    try:
-        yield
-    finally:
-        execute("DROP TRIGGER test_refuse ON dbtaskqueue_task")
 
 
 def until_tried(poller: Poller) -> None:

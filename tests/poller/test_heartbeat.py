@@ -21,7 +21,6 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
@@ -58,10 +57,6 @@ def spent(**columns: Any) -> Task:
 
 def state_of(queue: str) -> QueueState:
     return QueueState(queue, conf.queue_settings(queue), SettlePort("default"), ScanCursor(queue))
-
-
-def rescued(session: Session) -> list[Any]:
-    return rescue(session, "brief", state_of("brief").port)
 
 
 def test_the_row_says_what_the_poller_does(process_database: ProcessDatabase, gate: Gate, settings: Any) -> None:
@@ -163,16 +158,6 @@ def test_the_end_comes_within_a_fifth_of_the_lease() -> None:
         assert all(0 < wait <= lease / 3 for wait in waits(None))
 
 
-def test_rescue_leaves_leases_that_stand_and_tasks_with_attempts_left(
-    process_database: ProcessDatabase,
-) -> None:
-    make_task("PROCESSING", queue="brief", max_attempts=1, attempt=1)
-    spent(attempt=2, total_attempt=2)
-    spent(queue="other")
-    assert rescued(Session.on("default")) == []
-    assert set(Task.objects.values_list("status", flat=True)) == {"PROCESSING"}
-
-
 def test_more_tasks_than_one_batch_are_rescued_at_one_go(process_database: ProcessDatabase) -> None:
     for _ in range(130):
         spent()
@@ -196,15 +181,6 @@ def test_many_queues_are_looked_into_at_once(process_database: ProcessDatabase, 
     rescuer.look()
     assert rescuer.look() > 0
     assert list(Task.objects.filter(status="ERROR").order_by("pk")) == dead
-
-
-def test_parked_tasks_come_back_when_a_poller_has_their_handler(process_database: ProcessDatabase) -> None:
-    mine = make_task("CREATED", queue="work", parked_by="no handler for payload type plain JSON on queue work")
-    alien = make_task("CREATED", queue="work", parked_by="no handler for payload type x.Y", payload_type="x.Y")
-    with polling({"work": 1}):
-        until(lambda: Task.objects.filter(pk=mine.pk, status="COMPLETED", attempt=1).exists())
-    alien.refresh_from_db()
-    assert (alien.status, alien.total_attempt) == ("CREATED", 0) and alien.parked_by
 
 
 def test_a_thread_over_its_time_fails_at_once_and_frees_its_slot_at_its_end(
@@ -323,17 +299,6 @@ def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
         assert "are ready again" not in newest.log
         assert not Task.objects.exclude(attempt=1).exists()
         newest.stop()
-
-
-def test_a_type_that_no_poller_has_is_parked_and_told_to_the_operator(process_database: ProcessDatabase) -> None:
-    with polling({"work": 1}):
-        order, known = enqueue("work", payload=Order(1)), enqueue("work", payload={})
-        until(lambda: status_of(known) == "COMPLETED")
-        until(Task.objects.filter(pk=order.pk, parked_by__isnull=False).exists)
-    order.refresh_from_db()
-    assert (order.status, order.attempt) == ("CREATED", 0)
-    assert order.parked_by == "no handler for payload type tests.testapp.tasks.Order on queue work"
-    assert "task.parked" in [finding.id for finding in doctor.examine()]
 
 
 def test_what_another_poller_has_is_parked_once_that_poller_is_gone(process_database: ProcessDatabase) -> None:

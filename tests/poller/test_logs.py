@@ -99,17 +99,6 @@ def test_the_projects_own_logging_wins() -> None:
     assert said.getvalue() == ""
 
 
-def test_a_project_names_the_json_formatter_in_its_logging_setting() -> None:
-    said, ours = io.StringIO(), logging.getLogger("django_dbtaskqueue.test_of_logging")
-    formatters = {"json": {"()": "django_dbtaskqueue.poller.process.logs.JsonFormatter"}}
-    handlers = {"lines": {"class": "logging.StreamHandler", "formatter": "json", "stream": said}}
-    loggers = {ours.name: {"handlers": ["lines"], "propagate": False}}
-    own = {"formatters": formatters, "handlers": handlers, "loggers": loggers}
-    logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **own})
-    ours.warning("Task %s failed", 7, extra={"task_id": 7, "queue": "claims"})
-    assert {"message": "Task 7 failed", "task_id": 7, "queue": "claims"}.items() <= json.loads(said.getvalue()).items()
-
-
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

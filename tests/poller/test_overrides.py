@@ -51,23 +51,6 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
         until(lambda: queue.settings.lease == timedelta(minutes=1))
 
 
-def test_overrides_are_in_force_from_the_first_task() -> None:
-
-    def fail_or_put_off(task: Lease) -> None:
-        task.reenqueue() if task.reference == "again" else 1 / 0
-
-    registry.register("sized", fail_or_put_off, retry="fixed:0s", reenqueue="fixed:0s")
-    override(retry="fixed:1h", reenqueue="fixed:1h")
-    enqueue_many("sized", [("fails", None), ("again", None)])
-    poller = Loop({"sized": 1}, Options(once=True, threads=2))
-    poller.start()
-    assert poller.wait(PATIENCE)
-    poller.close()
-    for task in Task.objects.all():
-        assert task.total_attempt == 1
-        assert task.next_process_time - task.create_time > timedelta(minutes=20), task.reference
-
-
 def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_running_task() -> None:
     started, go = list[int](), threading.Event()
 

@@ -102,16 +102,6 @@ def test_a_wake_up_comes_past_the_pooler(settings: Any) -> None:
 
 
 @behind_pgbouncer
-def test_without_a_direct_alias_polling_finds_tasks(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"DEFAULTS": {"poll_interval": "100ms"}, "PREPARE": False, "NOTIFY": False}
-    registry.register("pooled", lambda task: None)
-    with polling({"pooled": 1}):
-        with connections["direct"].cursor() as cursor:
-            cursor.execute(INSERT)
-        until(lambda: completed() == 1)
-
-
-@behind_pgbouncer
 def test_enqueue_notices_the_pooler_by_itself(settings: Any) -> None:
     """A site left ``PREPARE`` on, and its threads share server processes."""
     settings.DBTASKQUEUE = {"QUEUES": {"pooled": {}}, "NOTIFY": False}

@@ -1,8 +1,6 @@
 """How a poller's process is: a service manager's socket hears it, probes and Prometheus ask for it over HTTP."""
 
-import os
 import re
-import signal
 import socket
 import sys
 import threading
@@ -215,21 +213,6 @@ def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manag
         poller.signal()
         manager.until("STOPPING=1")
         assert not any("READY=1" in one for one in manager.heard)
-
-
-@pytest.mark.slow
-def test_a_processor_that_holds_the_interpreter_keeps_the_watchdog_silent(
-    postgres_process_database: ProcessDatabase, manager: Manager, tmp_path: Path
-) -> None:
-    database = replace(postgres_process_database, extra=manager.environment | {"WATCHDOG_USEC": "300000"})
-    program = tmp_path / "program"
-    with runtaskpoller(database, "--queue", "work") as poller:
-        manager.until("WATCHDOG=1")
-        enqueue("work", "held", {"do": "hold", "program": str(program), "end": str(tmp_path / "end")})
-        until(lambda: program.exists() and program.read_text())  # it holds the interpreter soon, not yet for sure
-        until(lambda: manager.silent(0.6))  # twice the watchdog's time
-        poller.signal(signal.SIGKILL)
-    os.kill(int(program.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
-from django.db.models.functions import Now
 
 from django_dbtaskqueue import UnknownQueue, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf import settings as conf
@@ -57,17 +56,6 @@ def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, 
     assert {"time", "message"} <= failure.keys()
 
 
-def test_once_takes_one_batch_of_each_queue_and_parks_what_has_no_handler(process_database: ProcessDatabase) -> None:
-    enqueue_many("work", [{}] * 5)
-    task = enqueue("other", "typed")
-    Task.objects.filter(pk=task.pk).update(payload_type="shop.Order")
-    polls("work", "other", once=True, threads=2)
-    assert statuses() == {"COMPLETED": 2, "CREATED": 3}
-    task.refresh_from_db()
-    assert (task.status, task.attempt, task.ready_time) == ("CREATED", 0, None)
-    assert task.parked_by and "shop.Order" in task.parked_by
-
-
 def test_max_tasks_is_never_exceeded(process_database: ProcessDatabase) -> None:
     enqueue_many("work", [{}] * 10)
     polls("work", max_tasks=3, threads=8)
@@ -112,17 +100,6 @@ def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(
     keep_full("quick")
     with polling({"quick": 1, "slow": 1}, threads=2):
         until(lambda: keep_full("quick") or len(slow) == 5)
-
-
-def test_a_paused_queue_waits_and_goes_on(process_database: ProcessDatabase) -> None:
-    Queue.objects.create(name="work", paused_time=Now())
-    enqueue("work", "paused")
-    enqueue("other", "not paused")
-    with polling({"work": 1, "other": 1}):
-        until(lambda: statuses("other") == {"COMPLETED": 1})
-        assert Task.objects.get(queue="work").total_attempt == 0
-        Queue.objects.update(paused_time=None)
-        until(lambda: statuses() == {"COMPLETED": 1})
 
 
 def test_a_database_that_is_not_migrated_is_said(tmp_path: Path) -> None:

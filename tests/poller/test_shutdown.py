@@ -3,19 +3,16 @@
 import signal
 import socket
 import threading
-from datetime import timedelta
 from typing import Any
 
 import psutil
 import pytest
-from django.db.models.functions import Now
 
 from django_dbtaskqueue import chain, enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.poller import loop
 from django_dbtaskqueue.poller.queue_state import Options
-from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.poller.processes import SELDOM, Gate, Start, polling, runtaskpoller
@@ -100,18 +97,6 @@ def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(start: St
             assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log
     assert set(Task.objects.values_list("status", "attempt")) <= {("CREATED", 0), ("COMPLETED", 1)}
-
-
-@committed
-def test_a_draining_poller_waits_for_no_task_it_never_takes(taskqueue: TaskQueueKit, settings: Any, alias: str) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"long": {}}}
-    registry.register("long", lambda task: None)
-    ours, blue = enqueue("long", using=alias), enqueue("long", tag="blue", using=alias)
-    planned = Task.objects.using(alias).create(queue="long", next_process_time=Now() + timedelta(hours=1))
-    with taskqueue.run_poller("long", using=alias):
-        pass
-    rows = dict(Task.objects.using(alias).values_list("pk", "status"))
-    assert rows == {ours.pk: "COMPLETED", blue.pk: "CREATED", planned.pk: "CREATED"}
 
 
 @committed
