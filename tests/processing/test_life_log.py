@@ -14,9 +14,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.poller.process.logs import JsonFormatter
-from tests.poller.processes import Held
 from tests.processing.conftest import QUEUE, Site, on_real_connections
-from tests.support import until
 
 pytestmark = on_real_connections
 HOUR = timedelta(hours=1)
@@ -81,42 +79,6 @@ def test_how_an_attempt_ends(site: Site, logged: Lines, itself: bool) -> None:
         assert (end.task_event, end.levelname) == (event, level) and text in end.getMessage()
         due = end.due_time and datetime.fromisoformat(end.due_time) - task.create_time
         assert (due is not None and due > timedelta(minutes=50)) == (event in ("retried", "reenqueued"))
-
-
-async def do_nothing_async(_: Any) -> None: ...
-
-
-def do_nothing(_: Any) -> None: ...
-
-
-KINDS = {
-    "async": (do_nothing_async, {}),
-    "atomic": (do_nothing, {"mode": "atomic"}),
-    "batch": (do_nothing, {"batch": 5}),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_processor_and_the_kit(site: Site, logged: Lines, kind: str) -> None:
-    function, options = KINDS[kind]
-    processor(QUEUE, **options)(function)
-    for run in (site.run, site.drain):
-        site.enqueue()
-        run()
-    assert events(logged()) == ["taken", "started", "completed"] * 2
-
-
-def test_a_lost_lease(site: Site, held: Held, logged: Lines) -> None:
-    processor(QUEUE)(lambda task: held(task) if task.total_attempt == 1 else None)
-    site.enqueue()
-    with site.poller():
-        held.until_started()
-        site.tasks().release_all()
-        until(lambda: site.values("total_attempt") == [2])
-        held.go_on.set()
-    [lost] = [record for record in logged() if record.task_event == "lease_lost"]
-    assert (lost.levelname, lost.attempt) == ("WARNING", 1)
-    assert events(logged()).count("completed") == 1
 
 
 def test_code_without_a_poller(site: Site, logged: Lines) -> None:

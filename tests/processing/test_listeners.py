@@ -90,7 +90,9 @@ def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Dia
     assert crashes == [("crashed", "CREATED", error), ("crashed", "ERROR", error)]
 
 
-def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(site: Site, diary: Diary) -> None:
+def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(
+    site: Site, diary: Diary, caplog: pytest.LogCaptureFixture
+) -> None:
     taken_over = threading.Event()
 
     @processor(QUEUE)
@@ -105,6 +107,8 @@ def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(site: Site, diary
     assert sorted(diary.hooks("a")) == sorted([*LIFE, "checked_out", "started", "crashed", "finished"])
     [(_, _, error)] = [told for told in diary.of("a") if told[0] == "crashed"]
     assert isinstance(error, LeaseLost)
+    [lost] = [record for record in caplog.records if getattr(record, "task_event", "") == "lease_lost"]
+    assert (lost.levelname, lost.__dict__["attempt"]) == ("WARNING", 1)
 
 
 def test_each_task_of_a_batch_is_told(site: Site, diary: Diary) -> None:

@@ -11,7 +11,7 @@ from django.core import checks
 from django.core.management import CommandError, call_command
 from django.db import transaction
 
-from django_dbtaskqueue import Poison, Reenqueue, processor, registry, testing
+from django_dbtaskqueue import Poison, Reenqueue, processor, testing
 from django_dbtaskqueue.core.exceptions import MiddlewareError
 from django_dbtaskqueue.core.lease import Lease
 from tests.processing import named
@@ -43,7 +43,7 @@ def middleware(run: Callable[[Call, Any], Any]) -> Callable[[Call], Call]:
 
 
 def name_of(factory: Any) -> str:
-    return f"Middleware {factory.__module__}.{factory.__name__} "
+    return f"Middleware {factory.__module__}.{factory.__qualname__} "
 
 
 @real
@@ -104,66 +104,37 @@ def test_in_atomic_mode_its_writes_are_the_task_s(site: Site) -> None:
         assert len(site.booked()) == payload
 
 
-def test_without_middleware_the_function_itself_is_called(site: Site) -> None:
-    made = registry.register(QUEUE, lambda task: None)
-    site.enqueue()
-    site.drain()
-    assert made.call is made.function
-
-
 # -- it may not change the outcome -------------------------------------------------------------------------------------
 
 
-@middleware
-def returns_another(call: Call, task: Lease) -> Any:
-    return [call(task)]
-
-
-@middleware
-def forgets_to_return(call: Call, task: Lease) -> None:
-    call(task)
-
-
-@middleware
-def hides(call: Call, task: Lease) -> Any:
-    try:
-        return call(task)
-    except ValueError:
-        return None
-
-
-@middleware
-def raises_another(call: Call, task: Lease) -> Any:
-    try:
-        return call(task)
-    except ValueError as error:
-        raise KeyError("other") from error
-
-
-@middleware
-def tries_again(call: Call, task: Lease) -> Any:
-    try:
-        return call(task)
-    except ValueError:
-        return call(task)
-
-
-@pytest.mark.parametrize("factory", [returns_another, forgets_to_return])
-def test_another_value_is_refused(site: Site, factory: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("returned", [["mine"], None])
+def test_another_value_is_refused(site: Site, returned: Any, caplog: pytest.LogCaptureFixture) -> None:
+    factory = middleware(lambda call, task: call(task) and returned)
     processor(QUEUE, middleware=[factory])(lambda task: "mine")
     site.enqueue()
     site.drain()
     assert site.values("result") == ["mine"]
     (line,) = [message for message in caplog.messages if message.startswith("Middleware ")]
     assert f"{name_of(factory)}returned another" in line
-    assert ("does it lack a return?" in line) is (factory is forgets_to_return)
+    assert ("does it lack a return?" in line) is (returned is None)
 
 
-@pytest.mark.parametrize("factory", [hides, raises_another, tries_again])
-def test_the_failure_of_the_processor_stands(site: Site, factory: Any, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "then",
+    [lambda *_: None, lambda *_: {}["other"], lambda call, task: call(task)],
+    ids=["hides it", "raises another", "tries again"],
+)
+def test_the_failure_of_the_processor_stands(site: Site, then: Any, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
-    @processor(QUEUE, max_attempts=1, middleware=[factory])
+    @middleware
+    def catching(call: Call, task: Lease) -> Any:
+        try:
+            return call(task)
+        except ValueError:
+            return then(call, task)
+
+    @processor(QUEUE, max_attempts=1, middleware=[catching])
     def process(task: Lease) -> None:
         calls.append(task.id)
         raise ValueError("mine")
@@ -174,46 +145,22 @@ def test_the_failure_of_the_processor_stands(site: Site, factory: Any, caplog: p
     (attempt,) = site.attempts(task)
     assert (attempt.error_type, attempt.message) == ("builtins.ValueError", "mine")
     (line,) = [message for message in caplog.messages if message.startswith("Middleware ")]
-    assert name_of(factory) in line and "the failure ValueError stands" in line
-
-
-@middleware
-def fails_before(call: Call, task: Lease) -> Any:
-    raise KeyError("its own")
-
-
-@middleware
-def fails_after(call: Call, task: Lease) -> Any:
-    call(task)
-    raise KeyError("its own")
-
-
-@middleware
-def does_not_call(call: Call, task: Lease) -> None: ...
-
-
-@middleware
-def calls_twice(call: Call, task: Lease) -> Any:
-    return [call(task), call(task)]
-
-
-@middleware
-def settles(call: Call, task: Lease) -> Any:
-    task.poison("no")
-    return call(task)
+    assert name_of(catching) in line and "the failure ValueError stands" in line
 
 
 @pytest.mark.parametrize(
-    ("factory", "reason"),
+    ("run", "reason"),
     [
-        (fails_before, "KeyError: 'its own'"),
-        (fails_after, "KeyError: 'its own'"),
-        (does_not_call, "it did not call the processor, which changes the outcome. Set its changes_outcome = True"),
-        (calls_twice, "TaskQueueError: It used call twice, which may change the outcome. "),
-        (settles, "TaskQueueError: It settled the task, which changes the outcome. "),
+        (lambda call, task: {}["its own"], "KeyError: 'its own'"),
+        (lambda call, task: call(task) and {}["its own"], "KeyError: 'its own'"),
+        (lambda call, task: None, "it did not call the processor, which changes the outcome. Set its changes_outcome"),
+        (lambda call, task: call(task) and call(task), "TaskQueueError: It used call twice, which may change the"),
+        (lambda call, task: task.poison("no") or call(task), "TaskQueueError: It settled the task, which changes the"),
     ],
+    ids=["before the call", "after it", "without it", "twice", "settling"],
 )
-def test_its_own_error_is_a_failure_that_names_it(site: Site, factory: Any, reason: str) -> None:
+def test_its_own_error_is_a_failure_that_names_it(site: Site, run: Any, reason: str) -> None:
+    factory = middleware(run)
     processor(QUEUE, max_attempts=2, retry=SOON, middleware=[factory])(lambda task: "mine")
     task = site.enqueue()
     site.drain(with_scheduled=True)
@@ -257,8 +204,8 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
 
 
 def test_the_test_kit_raises_its_error(site: Site) -> None:
-    processor(QUEUE, middleware=[fails_before])(lambda task: None)
-    with pytest.raises(MiddlewareError, match="fails_before failed: KeyError") as raised:
+    processor(QUEUE, middleware=[middleware(lambda call, task: {}["its own"])])(lambda task: None)
+    with pytest.raises(MiddlewareError, match="failed: KeyError") as raised:
         testing.perform(QUEUE, using=site.alias)
     assert isinstance(raised.value.__cause__, KeyError)
 

@@ -288,19 +288,6 @@ def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site
     assert site.task(hanging).status in ("COMPLETED", "ERROR")
 
 
-@both
-def test_a_context_that_is_no_object_ends_its_task_alone(site: Site) -> None:
-    processor(QUEUE)(lambda task: None)
-    with connections[site.alias].cursor() as cursor:
-        for context in ("[1]", '"x"', "1"):
-            cursor.execute("INSERT INTO dbtaskqueue_task (queue_name, context) VALUES (%s, %s)", [QUEUE, context])
-    good = site.enqueue()
-    site.run()
-    assert site.task(good).status == "COMPLETED"
-    bad = site.tasks(status="ERROR")
-    assert ["context of a task is a JSON object" in str(task.process_result) for task in bad] == [True] * 3
-
-
 either = pytest.mark.parametrize("is_async", [False, True])
 
 

@@ -19,6 +19,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Task
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
+from tests.testapp.models import Booking
 
 pytestmark = on_real_connections
 
@@ -36,7 +37,7 @@ WRONG: list[tuple[Any, Any, dict[str, Any]]] = [
     *((Fail, error, {}) for error in (5, None, b"\xff", ValueError)),
     *((Fail, "no", options) for options in ({"delay": 5}, {"delay": timedelta(-1)}, {"retry": 2})),
     (Poison, 5, {}),
-    (Reenqueue, 5, {}),
+    *((Reenqueue, delay, {}) for delay in (5, timedelta(-1), timedelta.max)),
     (Reenqueue, timedelta(0), {"keep_attempts": "no"}),
 ]
 
@@ -54,18 +55,26 @@ def altered(outcome: Any, **values: Any) -> Any:
     return outcome
 
 
-ALTERED: list[Callable[[], Any]] = [
+LARGE = "x" * 2_000_000
+NO_JSON = [Decimal("1.10"), {1: 2}, "a\0b", "\ud800", {1, 2}, float("nan"), b"x", [object()], 10**5000, LARGE]
+CANNOT_BE_WRITTEN: list[Callable[[], Any]] = [
     lambda: altered(Fail("no"), error=5),
     lambda: altered(Fail("no"), error=Hostile()),
     lambda: altered(Fail("no"), delay=Hostile()),
     lambda: altered(Poison("no"), reason=Hostile()),
     lambda: altered(Reenqueue(timedelta(0)), delay=Hostile()),
     *(lambda kind=kind: object.__new__(kind) for kind in (Fail, Complete, Reenqueue)),  # without their fields
+    *(lambda result=result: Complete(result) for result in NO_JSON),
 ]
 
 
 def plain(task: Any) -> Any:
-    return ALTERED[task.payload]()
+    return CANNOT_BE_WRITTEN[task.payload]()
+
+
+def with_a_write(task: Any) -> Any:
+    Booking.objects.using(task.port.alias).create(reference=str(task.id))
+    return plain(task)
 
 
 async def asynchronous(task: Any) -> Any:
@@ -74,9 +83,9 @@ async def asynchronous(task: Any) -> Any:
 
 WAYS: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
     "plain": (plain, {}),
-    "atomic": (plain, {"mode": "atomic"}),
+    "atomic": (with_a_write, {"mode": "atomic"}),
     "asynchronous": (asynchronous, {}),
-    "batch": (lambda tasks: [plain(task) for task in tasks], {"batch": 10}),
+    "batch": (lambda tasks: [plain(task) for task in tasks], {"batch": 7}),
     "by hand": (lambda task: task.port.settle(task, plain(task)), {}),
 }
 
@@ -88,12 +97,17 @@ def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, sett
     registry.register("letters", lambda task: None)
     function, options = WAYS[way]
     registry.register(QUEUE, function, **options)
-    site.fill(*range(len(ALTERED)), *range(len(ALTERED)))
+    tasks = site.fill(*range(len(CANNOT_BE_WRITTEN)))
     other = enqueue("letters", using=site.alias)
     with testing.run_poller(QUEUE, "letters", using=site.alias):
         pass
-    assert "PROCESSING" not in site.values("status")
+    assert set(site.values("status", "result")) == {("ERROR", None)}
     assert site.task(other).status == "COMPLETED"
+    for task in tasks[-len(NO_JSON) :]:
+        [attempt] = site.attempts(task)
+        assert attempt.error_type == "django_dbtaskqueue.core.exceptions.PayloadError"
+        assert attempt.message.startswith("The result cannot be stored: ")
+        assert str(task.pk) not in site.booked()
 
 
 MINUTE = timedelta(minutes=1)
@@ -198,9 +212,6 @@ def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any,
 # -- what a processor returns is stored as it is, or the attempt fails with the reason ---------------------------------
 
 
-LARGE = "x" * 2_000_000
-
-
 async def work(task: Lease) -> int:
     await asyncio.sleep(0)
     return 7
@@ -249,28 +260,6 @@ def test_what_was_never_run_is_a_failure(site: Site, returned: Callable[..., obj
     site.run()
     assert (site.task(task).status, site.task(task).result) == ("ERROR", None)
     assert "whose code has not run. Await it" in site.attempts(task)[0].message
-
-
-@both
-@pytest.mark.parametrize("mode", ["separate", "atomic"])
-@pytest.mark.parametrize(
-    "value",
-    [Decimal("1.10"), {1: 2}, "a\0b", "\ud800", {1, 2}, float("nan"), b"x", [object()], 10**5000, LARGE],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_result_that_json_lacks_fails_the_attempt(site: Site, mode: str, value: object) -> None:
-    @processor(QUEUE, mode=mode, max_attempts=1)
-    def process(task: Lease) -> object:
-        site.book("r1")
-        return value
-
-    task = site.enqueue()
-    site.drain()
-    assert (site.task(task).status, site.task(task).result) == ("ERROR", None)
-    [attempt] = site.attempts(task)
-    assert attempt.error_type == "django_dbtaskqueue.core.exceptions.PayloadError"
-    assert attempt.message.startswith("The result cannot be stored: ")
-    assert len(site.booked()) == (mode == "separate")
 
 
 @both

@@ -38,27 +38,18 @@ class Meter:
             self.gate.set()
 
     def __call__(self, task: Any) -> None:
-        self.enter()
-        self.gate.wait(PATIENCE)
-        self.leave()
-
-    async def wait(self, task: Any) -> None:
-        """The same on an event loop."""
-        self.enter()
-        while not self.gate.is_set():
-            await asyncio.sleep(0.005)
-        self.leave()
-
-    def enter(self) -> None:
         with self._lock:
             self.running += 1
             self.total += 1
             self.most = max(self.most, self.running)
         self.started.release()
-
-    def leave(self) -> None:
+        self.gate.wait(PATIENCE)
         with self._lock:
             self.running -= 1
+
+    async def wait(self, task: Any) -> None:
+        """The same on an event loop."""
+        await asyncio.to_thread(self, task)
 
 
 def test_each_type_goes_to_its_handler(site: Site) -> None:
