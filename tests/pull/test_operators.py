@@ -1,6 +1,5 @@
 """Operators' questions and verbs as functions: by business key, by filter, by queue."""
 
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -120,22 +119,6 @@ def test_search_by_everything(alias: str) -> None:
         assert list(lookup.search(*queues, **given)) == found  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not a status"):
         lookup.search(status="DONE")
-
-
-def test_what_is_found_can_be_acted_on(alias: str) -> None:
-    """By filter, by queue and by ids: each verb changes what it may, and says how much that was."""
-    failed = [make("ERROR", alias).pk for _ in range(3)]
-    make("COMPLETED", alias)
-    make("ERROR", alias, queue="other")
-    assert lookup.search("mail", status="ERROR").filter(pk__in=failed[:1]).reprocess() == 1
-    assert lookup.search("mail").mark_poison() == 2
-    assert lookup.search("mail").kick(1) == 1
-    assert lookup.search("mail").unpoison() == 1
-    assert lookup.search(status="ERROR").reprocess() == 2
-    assert lookup.search("mail").cancel() == 3
-    assert lookup.search("mail").housekeep(older_than=timedelta(0), to="delete") == 4
-    assert lookup.search().purge() == 1
-    assert lookup.search().reprocess() == 0
 
 
 def test_count_by_queue_and_status(alias: str) -> None:

@@ -162,21 +162,6 @@ def test_waiters_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, wai
     assert got(plain) == other.pk
 
 
-def test_many_waiters_get_every_task_once(mail: QueueHandle) -> None:
-    enqueue_many("mail", [{}] * 60)
-
-    def drain(_: int) -> list[int]:
-        ids = []
-        while task := mail.take():
-            ids.append(task.id)
-            mail.ack(task)
-        return ids
-
-    taken = [task_id for ids in at_once(4, drain) for task_id in ids]
-    assert sorted(taken) == sorted(Task.objects.filter(status="COMPLETED").values_list("pk", flat=True))
-    assert len(taken) == 60
-
-
 def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, clock: SteppedClock) -> None:
     with counted_queries() as statements:
         future = waiter()
