@@ -56,12 +56,3 @@ def test_the_search_finds_names_that_files_and_constants_share(tmp_path: Path, m
     assert figures.file_names_twice() == []
     monkeypatch.setattr(figures, "WRITTEN", written)
     assert figures.file_names_twice() == ["module.py: flow, pull"]
-
-
-def test_the_report_names_every_figure_and_the_long_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figures, "LONG_FILE_LINES", 100)
-    rows = figures.report().splitlines()
-    measured = {*figures.of_source(), *figures.of_journeys()}
-    assert all(any(row.startswith(name) for row in rows) for name in measured)
-    assert f"Files of more than 100 lines: {len(figures.long_files())}" in figures.report()
-    assert figures.long_files()
