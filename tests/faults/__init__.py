@@ -7,7 +7,7 @@ Three kinds of evidence, none of them written by the code under test:
 - ``nemesis.py``: the faults write down what they did, and when.
 
 ``checkers.py`` has one function for each promise. ``test_checkers.py`` plants a violation for each of them.
-``mutations.py`` breaks the package on purpose, one promise at a time: a run that stays green then is a missing checker.
+``--mutations`` breaks the package on purpose, one promise at a time: a run that stays green then is a missing checker.
 
 ``pytest tests/faults`` runs the short size; ``python -m tests.faults --minutes 30 --seed 7`` the soak.
 """

@@ -1,6 +1,7 @@
 """Break everything at once, by a seed, and check every promise. Exit code 1: a promise was broken.
 
-``--mutations`` breaks the package first, in one way after the other, and asks whether a run of the size notices.
+``--mutations`` seeds bugs of ``tests/mutations`` in pollers and producers, one after the other, and asks whether a run
+notices.
 """
 
 import argparse
@@ -12,10 +13,11 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from tests.faults.mutations import NAMES
 from tests.faults.runner import Run
 from tests.faults.sizes import CI, MUTATED, SHORT, SOAK, Size
+from tests.mutations.seeded import bugs
 
+NAMES = [bug.name for bug in bugs() if bug.also]
 SHARES = 0.4, 1.0  # of the size of a run with a mutation: the second one only if the first noticed nothing
 
 

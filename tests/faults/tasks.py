@@ -45,7 +45,6 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.core.lease import Lease
 from tests.chaos.crashing import overflow
-from tests.faults import mutations
 from tests.faults.ledger import Ledger
 from tests.faults.sizes import LEASE_S, STEPS
 from tests.testapp.models import Booking
@@ -173,7 +172,3 @@ async def evented(task: Lease) -> Any:
     if kind in SECONDS:
         await asyncio.sleep(SECONDS[kind])
     return _outcome(task, kind)
-
-
-if mutation := os.environ.get("FAULTS_MUTATION"):
-    mutations.apply(mutation)

@@ -1,17 +1,14 @@
 """Each checker finds the violation that is planted for it, and nothing in a run in which all went well."""
 
-import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.core.statements import statements_of
 from tests.faults.__main__ import scaled
 from tests.faults.checkers import CHECKERS, Evidence, Needs, Row, check, end_ratios, restarts
 from tests.faults.history import Change
 from tests.faults.ledger import Event
-from tests.faults.mutations import STATEMENTS
 from tests.faults.sizes import MAX_RUNNING, MUTATED, RATES, STEPS
 
 PID = 77
@@ -287,9 +284,3 @@ def test_needs_that_come_and_go_are_no_growth() -> None:
 def test_a_part_of_a_size_has_some_of_each_of_its_faults_and_none_of_others() -> None:
     part = scaled(MUTATED, 0.1)
     assert (part.kills, part.restarts, part.promotions, part.seconds) == (1, 1, 0, 4)
-
-
-def test_each_mutation_of_a_statement_changes_one() -> None:
-    known = statements_of("postgresql").values()
-    for name, (mark, old, new) in STATEMENTS.items():
-        assert [sql for sql in known if mark in sql and re.sub(old, new, sql) != sql], name

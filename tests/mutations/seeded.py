@@ -26,6 +26,7 @@ class Bug(NamedTuple):
     piece: str  # of its source
     replacement: str
     command: str  # what pytest is told to run
+    also: str  # "faults": a run of tests.faults must notice it, too
 
     @property
     def title(self) -> str:
@@ -48,7 +49,7 @@ def bugs() -> Iterator[Bug]:
     for entry in TABLE.read_text().split("\n## ")[1:]:
         title, *lines = entry.splitlines()
         place, _, name = title.partition(": ")
-        yield Bug(place, name, *("\n".join(line[2:] for line in lines if line[:1] == sign) for sign in "-+$"))
+        yield Bug(place, name, *("\n".join(line[2:] for line in lines if line[:1] == sign) for sign in "-+$%"))
 
 
 def seed() -> None:
