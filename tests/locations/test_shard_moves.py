@@ -1,7 +1,6 @@
 """``taskqueue shards move``: waiting tasks change their database once, wherever the command is killed."""
 
 import json
-from collections import Counter
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -10,10 +9,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue import batch, enqueue, enqueue_many, registry
-from django_dbtaskqueue.flow.shard_move import MOVE_LEDGER, ShardMove
 from django_dbtaskqueue.models import Attempt, AuditEntry, Task, UsedReference
-from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.shards import move_shards
 from django_dbtaskqueue.testing import run_poller
 from tests.factories import make_task
 
@@ -49,10 +45,6 @@ def drained() -> list[str]:
         return seen
 
 
-class Killed(BaseException):
-    """The end of a process, as far as code can tell that has no handler for it."""
-
-
 def test_after_a_change_of_the_shards_each_task_is_where_an_enqueue_puts_it(settings: Any) -> None:
     enqueue_many("spread", ({"reference": f"r{n}", "payload": {"n": n, "x": 0.1}} for n in range(30)))
     two_shards(settings)
@@ -67,27 +59,6 @@ def test_after_a_change_of_the_shards_each_task_is_where_an_enqueue_puts_it(sett
     changed = {alias: AuditEntry.objects.using(alias).get(verb="move_shard").changed for alias in SHARDS}
     assert changed == dict.fromkeys(SHARDS, moved["tasks"])
     assert command("move", "spread") == {"moved": [], "refused": {}}
-
-
-@pytest.mark.parametrize("step", ["marked", "inserted", "deleted"])
-def test_a_killed_move_is_finished_by_the_next(settings: Any, step: str) -> None:
-    enqueue_many("spread", ({"reference": f"r{n}"} for n in range(20)))
-    enqueue("spread", payload="without a reference")
-    two_shards(settings)
-
-    def die(reached: str) -> None:
-        if reached == step:
-            raise Killed
-
-    with pytest.raises(Killed):
-        move_shards(ShardMove("spread", "sqlite", at_step=die), Actor())
-    assert Task.objects.cancel() == 0  # marked tasks wait, and the others have gone
-    assert Task.objects.purge() == 0
-    runs = drained() if step == "inserted" else []  # the target may finish them before the source knows
-    command("move", "spread", "--to", "sqlite")
-    assert references()["default"] == []
-    assert Counter(runs + drained()) == Counter([*(f"r{number}" for number in range(20)), None])
-    assert not UsedReference.objects.using("sqlite").filter(queue=MOVE_LEDGER).exists()
 
 
 def test_tasks_keep_their_attempts_and_times(settings: Any) -> None:
