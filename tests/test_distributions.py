@@ -85,17 +85,6 @@ def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> N
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py)(/|$)", name)]
 
 
-def test_the_wheel_has_what_is_no_python(wheel: zipfile.ZipFile) -> None:
-    for pattern in [
-        *("py.typed", "migrations/0*.py", "templates/**/*.html", "static/dbtaskqueue/*.css"),
-        "static/dbtaskqueue/vendor/*/SHA256SUMS",
-        *(f"locale/{code}/LC_MESSAGES/django.mo" for code in ("de", "es", "zh_Hans")),
-    ]:
-        here = {path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / PACKAGE).glob(pattern)}
-        assert here
-        assert here <= set(wheel.namelist())
-
-
 def test_the_sdist_has_what_a_checkout_has(source: Path) -> None:
     assert {path.name for path in source.iterdir()} == TOP_LEVEL
     for name in ("tests", "docs", "example_project", ".ci", ".github"):

@@ -16,7 +16,6 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
 from django.db.models.functions import Now
-from django.test import TestCase
 
 from django_dbtaskqueue import Fixed, enqueue, processor, signals
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
@@ -194,21 +193,6 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str)
     assert str(drain("dying", using=alias)) == "1 failed"
     assert status("a", alias) == "ERROR"
     assert Attempt.objects.using(alias).get().poller_instance == "dead"
-
-
-def test_groups_keep_their_order() -> None:
-    seen: list[str | None] = []
-
-    @processor("grouped", retry=Fixed(MINUTE))
-    def grouped(task: Lease) -> Any:
-        seen.append(task.reference)
-        return Fail("not yet") if seen == ["a1"] else None
-
-    for reference in ("a1", "a2", "b1"):
-        enqueue("grouped", reference, group=reference[0])
-    assert str(drain("grouped")) == "1 completed, 1 retried"
-    assert drain("grouped", with_scheduled=True).completed == 2
-    assert seen == ["a1", "b1", "a1", "a2"]
 
 
 def test_a_queue_with_shards_is_drained_whole(settings: Any) -> None:
@@ -499,12 +483,6 @@ class KitInTestCase(TaskQueueTestCase):
     def test_nothing_is_left_of_another_test(self) -> None:
         self.assertFalse(Task.objects.exists())
         self.assertFalse(Task.objects.using("sqlite").exists())
-
-
-class KitMixedIn(TaskQueueKit, TestCase):
-    def test_an_empty_queue(self) -> None:
-        self.refute_enqueued("claims")
-        self.assertEqual(str(self.drain("claims")), "nothing was due")
 
 
 def test_the_fixture_has_the_whole_kit(taskqueue: TaskQueueKit) -> None:
