@@ -18,8 +18,7 @@ first report sums up each day; with ``--runs 2`` the second one reads these summ
 ``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
 worker and of two, each with a core of this machine, which also carries Spark's driver, its daemons, the poller and
 PostgreSQL. The rate is that of the middle eight tenths of the tasks, so that neither the start of executors nor the
-last partition counts. With ``--nap MS`` the processors wait so long instead of working: whether two workers have tasks
-at the same time shows on a busier machine, too.
+last partition counts.
 """
 
 import argparse
@@ -74,7 +73,7 @@ WHERE id % 2 = 0
 """
 WORK = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
-SELECT %(queue)s, i::text, to_jsonb(%(work)s::int) FROM generate_series(1, %(tasks)s) AS i
+SELECT 'grind', i::text, to_jsonb(1000000) FROM generate_series(1, %s) AS i
 """
 RATE = """
 SELECT count(*)::float8 / extract(epoch FROM max(finish_time) - min(finish_time)) FROM (
@@ -93,7 +92,6 @@ def main() -> None:
     parser.add_argument("what", choices=["source", "archive", "report", "cluster"])
     parser.add_argument("--rows", type=int, default=1_000_000, help="Tasks (%(default)s).")
     parser.add_argument("--runs", type=int, default=3, help="Readings of each way of a source; reports (%(default)s).")
-    parser.add_argument("--nap", type=int, default=0, metavar="MS", help="Tasks of a cluster wait so long instead.")
     options = parser.parse_args()
     if options.what == "source" and not JAR.exists():
         parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
@@ -102,7 +100,7 @@ def main() -> None:
         return
     with serving() as server:
         if options.what == "cluster":
-            one, two = (on_cluster(server, workers, options.rows, options.nap) for workers in (1, 2))
+            one, two = (on_cluster(server, workers, options.rows) for workers in (1, 2))
             print(f"two workers: {two / one:.2f} x one")
             return
         conf = {"spark.jars": str(JAR)} if options.what == "source" else {}
@@ -194,16 +192,15 @@ def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
 # -- a cluster ---------------------------------------------------------------------------------------------------------
 
 
-def on_cluster(server: Server, workers: int, tasks: int, nap: int) -> float:
+def on_cluster(server: Server, workers: int, tasks: int) -> float:
     from tests.contrib.clusters import SETTINGS, Cluster  # its helpers need models
 
-    queue = "nap" if nap else "grind"
     filled(server, 0)
-    server.run(WORK, {"tasks": tasks, "queue": queue, "work": nap or 1_000_000})
+    server.run(WORK, [tasks])
     server.calm("dbtaskqueue_task")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         cluster = Cluster(stack, Path(folder), workers)
-        poller = manage("runtaskpoller", "--queue", queue, "--drain", "--executor", "spark", "--master", cluster.url)
+        poller = manage("runtaskpoller", "--queue", "grind", "--drain", "--executor", "spark", "--master", cluster.url)
         settings = [part for setting in SETTINGS for part in ("--conf", f"spark.{setting}")]
         subprocess.run([*poller, "--worker-env", "DATABASE_URL", *settings], cwd=REPOSITORY, check=True)
     rate = float(server.run(RATE)[0][0])

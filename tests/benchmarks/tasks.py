@@ -1,7 +1,6 @@
-"""The processors that benchmarks measure: they do nothing, nothing for 20 microseconds, keep a core busy, or wait."""
+"""The processors that benchmarks measure: they do nothing, nothing for 20 microseconds, or keep a core busy."""
 
 import os
-import threading
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -43,11 +42,6 @@ def busy(task: Any) -> None:
 @processor("grind")
 def grind(task: Any) -> int:
     return sum(range(task.payload))
-
-
-@processor("nap")
-def nap(task: Any) -> None:
-    threading.Event().wait(task.payload / 1000)
 
 
 @processor("pick-up")
