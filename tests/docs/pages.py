@@ -1,8 +1,8 @@
 """Executes a page of documentation, block by block, as a reader would.
 
-A page works in a folder of its own. Once there is a ``manage.py`` in it (the tutorial makes one, the README finds one),
-the page is about that project: Python is typed into its shell. Any other page is about this repository: Python runs
-here, on a PostgreSQL database of the page's own. ``title="desk/tasks.py"`` names a file of the folder to write to.
+A page works in a folder of its own. Once there is a ``manage.py`` in it (which some pages make), the page is about that
+project: Python is typed into its shell. Any other page is about this repository: Python runs here, on a PostgreSQL
+database of the page's own. ``title="desk/tasks.py"`` names a file of the folder to write to.
 
 Each language needs an executor and each program on a command line, too. What has none is a failure, never skipped.
 """
@@ -11,16 +11,12 @@ import configparser
 import contextlib
 import doctest
 import io
-import json
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
-import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -32,17 +28,14 @@ from django.db import connection
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded.programs import free_port as free_port  # other tests take it from here
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.patience import PATIENCE
 from tests.stranger.environments import execute
 
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
-ENDING = {"runtaskpoller": {"--drain", "--once"}, "demo": {"--no-serve"}, "runserver": set()}
-READY = {"runtaskpoller": "Queues: ", "runserver": "Quit the server"}
 
 
 @dataclass(frozen=True)
@@ -113,9 +106,6 @@ class Reader(Typist):
 
     # -- languages ---------------------------------------------------------------------------------------------------
 
-    def type_json(self, block: Block) -> None:
-        json.loads(block.text)
-
     def type_yaml(self, block: Block) -> None:
         yaml.safe_load(block.text)
 
@@ -173,17 +163,6 @@ class Reader(Typist):
         self.settings.DBTASKQUEUE = {"FILE": str(file)}
         assert conf.settings().queues
 
-    def type_dockerfile(self, block: Block) -> None:
-        """Check each instruction; pip's requirements and the command of the container are looked at."""
-        for line in block.text.replace("\\\n", " ").splitlines():
-            word, _, rest = line.partition(" ")
-            if word == "RUN" and rest.startswith("pip "):
-                self.pip(shlex.split(rest)[1:])
-            elif word == "CMD":
-                accept_options(json.loads(rest))
-            else:
-                assert not line or word in ("FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "STOPSIGNAL"), line
-
     # -- command lines -----------------------------------------------------------------------------------------------
 
     def command(self, words: list[str]) -> str:
@@ -205,39 +184,23 @@ class Reader(Typist):
     def pip(self, words: list[str]) -> str:
         """Check that it installs this project, with extras that exist."""
         assert words[0] == "install"
-        wanted = [word.removeprefix(".") for word in words[1:] if not word.startswith("-")]
-        for word in wanted:
-            requirement = Requirement(PROJECT["name"] + word if word.startswith("[") else word)
-            assert requirement.name == PROJECT["name"], f"pip install {word}: that is not this project"
-            assert requirement.extras <= set(PROJECT["optional-dependencies"]), f"{word}: no such extra"
-        assert wanted
+        for requirement in map(Requirement, words[1:]):
+            assert requirement.name == PROJECT["name"], f"pip install {requirement}: that is not this project"
+            assert requirement.extras <= set(PROJECT["optional-dependencies"]), f"{requirement}: no such extra"
         return ""
 
     def pytest(self, words: list[str]) -> str:
-        """Run the page's own tests; without arguments it is the run we are in."""
-        if not words:
-            assert sys.modules["pytest"]
-            return ""
+        """Run the page's own tests."""
         return self.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words])
 
     def manage(self, words: list[str]) -> str:
-        """Run a management command; what would go on for ever is stopped once it is ready."""
+        """Run a management command; those of this repository run in this process, but for pollers."""
         name = words[0]
-        if name == "demo":  # in the repository, with fewer claims; .ci/run executes the whole of it
-            return self.database.run("demo", "--tasks", "60", "--no-serve", "--no-spark", *words[1:]).stdout
         if name == "runtaskpipeline" and any(word.startswith("spark://") for word in words):
             words = [*words, "--explain"]  # there is no such cluster here; tests/pipeline/test_cluster.py has one
-        command = [sys.executable, "manage.py" if self.in_project else str(REPOSITORY / "manage.py"), *words]
-        if name not in ENDING and not self.in_project:
-            return self.here(words)
-        if name not in ENDING or ENDING[name].intersection(words):
-            return self.run(command)
-        if name == "runserver":
-            command += ["--noreload", f"127.0.0.1:{free_port()}"]
-        return run_until_ready(command, READY[name], env=self.env, folder=self.folder)
-
-    def here(self, words: list[str]) -> str:
-        """Run a management command of this repository in this process, as its shell would."""
+        if name == "runtaskpoller" or self.in_project:
+            program = "manage.py" if self.in_project else str(REPOSITORY / "manage.py")
+            return self.run([sys.executable, program, *words])
         said = io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
             try:
@@ -255,31 +218,6 @@ class Reader(Typist):
 
     def run(self, command: list[str]) -> str:
         return execute(command, env=self.env, cwd=self.folder)
-
-
-def run_until_ready(
-    command: list[str], ready: str, *, env: dict[str, str], folder: Path, look: Callable[[], None] = lambda: None
-) -> str:
-    """Run a process until it says that it is ready, ``look`` at it, and stop it with Ctrl-C; it must end well."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    killer = threading.Timer(PATIENCE, process.kill)
-    killer.start()
-    assert process.stdout is not None
-    said = []
-    for line in process.stdout:
-        said.append(line)
-        if ready in line:
-            look()
-            process.send_signal(signal.SIGINT)
-    killer.cancel()
-    process.stdout.close()
-    code = process.wait()
-    assert code == 0, f"{shlex.join(command)}: exit {code}\n{''.join(said)}"
-    return "".join(said)
 
 
 def commands(text: str) -> Iterator[list[str]]:

@@ -1,13 +1,19 @@
 """A newcomer, who reads a page from top to bottom and types each block where the text says."""
 
+import signal
+import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tests.docs.pages import READY, Block, Typist, blocks, free_port, run_until_ready
+from django_dbtaskqueue.contrib.embedded.programs import free_port
+from tests.docs.pages import Block, Typist, blocks
+from tests.patience import PATIENCE
 from tests.stranger.environments import execute
 
 VISIT = Path(__file__).with_name("visit.py")
+READY = {"runtaskpoller": "Queues: ", "runserver": "Quit the server"}
 
 
 class Newcomer(Typist):
@@ -57,11 +63,23 @@ class Newcomer(Typist):
         address = f"127.0.0.1:{free_port()}"
         if "runserver" in words:
             words = [*words, "--noreload", address]
-        look = self.while_running.get(words[2])
-        return run_until_ready(
-            words, ready, env=self._env(words), folder=self.folder,
-            look=lambda: look(f"http://{address}") if look else None,
-        )  # fmt: skip
+        said = []
+        with subprocess.Popen(
+            words, cwd=self.folder, env=self._env(words), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:  # fmt: skip
+            killer = threading.Timer(PATIENCE, process.kill)
+            killer.start()
+            for line in process.stdout or ():
+                said.append(line)
+                if ready in line:
+                    if look := self.while_running.get(words[2]):
+                        look(f"http://{address}")
+                    process.send_signal(signal.SIGINT)
+            killer.cancel()
+        assert process.returncode == 0, f"{' '.join(words)}: exit {process.returncode}\n{''.join(said)}"
+        return "".join(said)
 
     def visit(self, stage: str) -> None:
         execute(["python", str(VISIT), stage], env=self._env(["python"]), cwd=self.folder)

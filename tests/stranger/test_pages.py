@@ -24,7 +24,18 @@ README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
 DJANGO_TASKS = REPOSITORY / "docs/howto/django-tasks.md"
 OPERATIONS = REPOSITORY / "docs/reference/operations.md"
 MANAGE = ["python", "manage.py"]
-SHOP = REPOSITORY / "tests/docs/existing_project/shop/models.py"
+SHOP = """
+from django.db import models
+
+
+class Order(models.Model):
+    customer = models.CharField(max_length=100)
+    invoiced = models.BooleanField(default=False)
+
+    def send_invoice(self):
+        self.invoiced = True
+        self.save()
+"""
 ORDER_URL = """
 from shop import views
 
@@ -64,6 +75,7 @@ enqueue("invoices", "no-order", {"order": 0})
 enqueue("invoices", "no-order-either", {"order": 0})
 Task.objects.filter(payload__order=0).update(max_attempts=1)
 """
+INVOICED = "from shop.models import Order; print('invoiced:', Order.objects.filter(invoiced=True).count())"
 
 
 def test_the_newest_django_is_among_those_tried() -> None:
@@ -92,6 +104,7 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer.visit("empty")
     newcomer.run([*MANAGE, "shell", "--command", SELL])
     work_through(newcomer)
+    assert "invoiced: 1" in newcomer.run([*MANAGE, "shell", "--command", INVOICED])
     newcomer.read(OPERATIONS, after="## The JSON API")
     newcomer.visit("filled")
     newcomer.run([*MANAGE, "makemigrations", "--check", "--dry-run"])
@@ -110,7 +123,7 @@ def had_shop(newcomer: Newcomer, database: dict[str, Any] | None) -> None:
     newcomer.run(["pip", "install", "Django"] if database is None else ["pip", "install", "Django", "psycopg[binary]"])
     newcomer.run(["django-admin", "startproject", "mysite", "."])
     newcomer.run([*MANAGE, "startapp", "shop"])
-    (newcomer.folder / "shop/models.py").write_text(SHOP.read_text())
+    (newcomer.folder / "shop/models.py").write_text(SHOP)
     with (newcomer.folder / "mysite/settings.py").open("a") as end:
         end.write('\nINSTALLED_APPS += ["shop"]\n' + (f'DATABASES["default"] = {database!r}\n' if database else ""))
     newcomer.run([*MANAGE, "makemigrations", "shop"])

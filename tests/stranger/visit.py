@@ -90,16 +90,6 @@ OTHER_COMMANDS: dict[str, list[list[str]]] = {
     "runtaskpoller": [["--once", "--queue", "nosuch"], ["--once", "--queue", "nosuch", "--executor", "process"]],
     "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
-REASON: dict[str, object] = {"reason": "a visit"}
-BODIES = {
-    **dict.fromkeys(("cancel_operation", "start_queue", "change_schedule", "act_on_schedule"), REASON),
-    "act_on_task_ids": {"ids": [987654], **REASON},
-    "preview_search": {"q": HARMLESS},
-    "act_on_search": {"q": HARMLESS, **REASON},
-    "pause_queue": {"for": "1m", **REASON},
-    "change_queue_settings": {"reset": ["ttl"]},
-    "purge_queue": {"confirm": QUEUE, **REASON},
-}
 # What some verbs ask for beside the tasks.
 INPUTS: dict[str, dict[str, object]] = {
     "snooze": {"for": "1h"},
@@ -238,28 +228,23 @@ def collect_static_files() -> None:
 def visit_api(name: str, user: User | None) -> None:
     """Send both methods to every route of the API, if the project has it among its URLs."""
     browser = Browser(name, user)
-    for route, address, verb in api_addresses():
-        right = BODIES.get(route, {}) | INPUTS.get(verb, {})
-        for method, body in (("get", None), ("post", {}), ("post", right), ("post", ["no object"])):
+    for address in api_addresses():
+        for method, body in (("get", None), ("post", {})):
             response = browser.send(method, address, body)
-            refused = name == "superuser" and body is right and route in BODIES and response.status_code == 400
             let_in = user is None and response.status_code not in (401, 405)
-            if response["Content-Type"] != "application/json" or refused or let_in:
+            if response["Content-Type"] != "application/json" or let_in:
                 said = response["Content-Type"], response.status_code, response.content[:500]
                 faults.append(f"{name}: {method} {address} with {body}: {said}")
 
 
-def api_addresses() -> Iterator[tuple[str, str, str]]:
-    """Yield name, address and verb of every route, for each verb where it has one."""
-    for names, routes in get_resolver().namespace_dict.items():
-        if names == API:
-            for route in {name for name in routes[1].reverse_dict if isinstance(name, str)}:
-                params = routes[1].reverse_dict.getlist(route)[0][0][0][1]
-                queue = QUEUE if route == "purge_queue" else next(iter(known_queues()), QUEUE)
-                keys, verbs = (1, 987654) if "pk" in params else (1,), TASK_VERBS if "verb" in params else [""]
-                for verb, pk in product(verbs, keys):
-                    values = {"pk": pk, "queue": queue, "verb": verb, **NO_SUCH}
-                    yield route, reverse(f"{API}:{route}", kwargs={name: values[name] for name in params}), verb
+def api_addresses() -> Iterator[str]:
+    """Yield the addresses of every route, for each verb where it has one."""
+    _, routes = get_resolver().namespace_dict.get(API, ("", None))
+    for route in {name for name in routes.reverse_dict if isinstance(name, str)} if routes else ():
+        params = routes.reverse_dict.getlist(route)[0][0][0][1]
+        for verb, pk in product(TASK_VERBS if "verb" in params else [""], (1, 987654) if "pk" in params else (1,)):
+            values = {"pk": pk, "queue": QUEUE, "verb": verb, **NO_SUCH}
+            yield reverse(f"{API}:{route}", kwargs={name: values[name] for name in params})
 
 
 # -- commands ----------------------------------------------------------------------------------------------------------
