@@ -33,7 +33,7 @@ FROM ordered o
 LEFT JOIN dbtaskqueue_task t ON t.queue_name = o.queue AND t.reference_number = o.reference
 LEFT JOIN dbtaskqueue_taskhistory h ON h.queue_name = o.queue AND h.reference_number = o.reference
 """
-OPEN = "SELECT count(*) FROM dbtaskqueue_task WHERE status IN ('CREATED', 'PROCESSING')"
+OPEN = "SELECT count(*) FROM dbtaskqueue_task WHERE status IN ('CREATED', 'PROCESSING') AND queue_name = ANY(%s)"
 OUT_OF_ORDER = """\
 SELECT count(*) FROM (
     SELECT o.id, lag(o.id) OVER (PARTITION BY split_part(e.reference, '-', 1),
@@ -98,7 +98,7 @@ class Site:
     def stop(self, producers: list[subprocess.Popen[bytes]], pollers: list[subprocess.Popen[bytes]]) -> None:
         (self.folder / "stop").touch()
         self.until(lambda: all(process.poll() == 0 for process in producers))
-        self.until(lambda: self.ask(OPEN) == [(0,)])
+        self.until(lambda: self.ask(OPEN, [*QUEUES]) == [(0,)])
         for process in pollers:
             process.send_signal(signal.SIGTERM)
         self.until(lambda: all(process.poll() == 0 for process in pollers))
