@@ -60,27 +60,6 @@ def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessData
 
 
 @pytest.mark.slow
-def test_spark_feeds_the_queue_reports_and_archives(
-    postgres_process_database: ProcessDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DBTASKQUEUE_DATA_ROOT", str(tmp_path / "data"))
-    before, _ = demo(postgres_process_database, tmp_path, "--tasks", "100")
-    first, said = demo(postgres_process_database, tmp_path, "--tasks", "300", spark=True)
-    # It has read the whole year, enqueued what was missing, and what was completed is in the lake
-    assert first["pipeline"]["flights_read"] == first["pipeline"]["flights_clean"] == 336_776
-    assert first["enqueued"] == Filing.objects.count() > before["enqueued"]
-    assert 0 < first["archived"] < first["by_status"]["COMPLETED"] == Claim.objects.count()
-    assert first["hot"] > first["by_status"]["ERROR"] + first["by_status"]["POISON"] > 0
-    for phase in ("Database", "Tables", "Flights", "Spark", "Report", "Archive"):
-        assert f"\n{phase}" in f"\n{said}"
-    assert first["conservation_ok"] is True
-    assert "tasks ended" in said
-    assert list((tmp_path / "data" / "report").glob("*.html"))
-    again, _ = demo(postgres_process_database, tmp_path, "--tasks", "300")
-    assert again["conservation_ok"] is True and again["archived"] == first["archived"]
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_where_another_stopped_and_needs_no_spark(
     postgres_process_database: ProcessDatabase, tmp_path: Path
 ) -> None:
