@@ -15,7 +15,6 @@ from unittest.mock import ANY
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
-from django.db.models.functions import Now
 
 from django_dbtaskqueue import Fixed, enqueue, processor, signals
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
@@ -193,17 +192,6 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str)
     assert str(drain("dying", using=alias)) == "1 failed"
     assert status("a", alias) == "ERROR"
     assert Attempt.objects.using(alias).get().poller_instance == "dead"
-
-
-def test_a_queue_with_shards_is_drained_whole(settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"sharded": {"shards": ["default", "sqlite"]}}}
-    processor("sharded")(lambda task: None)
-    for number in range(8):
-        enqueue("sharded", f"r{number}")
-    assert_enqueued("sharded", count=8)
-    assert drain("sharded").completed == 8
-    advance(MINUTE)
-    assert Task.objects.using("sqlite").filter(create_time__lt=Now() - MINUTE).exists()
 
 
 def test_a_batch_processor_gets_its_tasks_one_by_one() -> None:

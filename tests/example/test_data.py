@@ -47,13 +47,6 @@ def test_the_gaps_are_real_and_the_table_of_outcomes_in_the_docs_holds(year: lis
     assert len({decision.label for decision in rules.Decision}) == len(rules.Decision)
 
 
-def test_the_register_and_the_airlines() -> None:
-    planes, airlines = list(data.planes()), dict(data.airlines())
-    assert len(planes) == len({tail for tail, _, _ in planes}) == 3_322
-    assert all(seats > 0 for _, _, seats in planes)
-    assert (len(airlines), airlines["UA"]) == (16, "United Air Lines Inc.")
-
-
 def test_one_record_in_full() -> None:
     day = datetime(2013, 1, 1, tzinfo=UTC)
     assert next(iter(data.flights())) == data.FlightRecord(

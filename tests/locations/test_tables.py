@@ -17,6 +17,7 @@ from django_dbtaskqueue.testing import run_poller
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)
+LOCATION = "testapp.parcel"
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -35,18 +36,19 @@ def parcels(alias: str) -> Any:
 
 @BOTH
 def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
-    task = enqueue("parcels", "p1", {"to": "Berlin"}, using=alias)
+    task = enqueue("archived", "p1", {"to": "Berlin"}, using=alias)
     assert isinstance(task, Parcel) and (task.reference, task.weight) == ("p1", 1)
     assert not Task.objects.using(alias).exists()
-    first = parcels(alias).checkout("parcels", poller_instance="a", lease=LEASE)[0]
+    first = parcels(alias).checkout("archived", poller_instance="a", lease=LEASE)[0]
     first.fail("dropped", delay=timedelta(0))
-    second = parcels(alias).checkout("parcels", poller_instance="b", lease=LEASE)[0]
+    second = parcels(alias).checkout("archived", poller_instance="b", lease=LEASE)[0]
     with pytest.raises(LeaseLost):
         first.complete()
     second.complete("delivered")
-    assert parcels(alias).get().status == "COMPLETED"
+    moved = TaskHistory.objects.using(alias).get()
+    assert (moved.task_id, moved.reference, moved.result, moved.location) == (task.pk, "p1", "delivered", LOCATION)
     attempt = Attempt.objects.using(alias).get()
-    assert (attempt.location, attempt.task_id) == ("testapp.parcel", task.pk)
+    assert (attempt.location, attempt.task_id) == (LOCATION, task.pk)
 
 
 @BOTH
@@ -61,15 +63,7 @@ def test_verbs_groups_and_history_work_there(alias: str) -> None:
     assert parcels(alias).kick(5) == 1
     assert parcels(alias).cancel() == 3
     assert parcels(alias).housekeep(older_than=timedelta(0)) == 3
-    assert set(TaskHistory.objects.using(alias).values_list("location", flat=True)) == {"testapp.parcel"}
-
-
-@BOTH
-def test_completed_tasks_move_to_the_history_from_there(alias: str) -> None:
-    task = enqueue("archived", "p1", {"n": 1}, using=alias)
-    parcels(alias).checkout("archived", poller_instance="a")[0].complete("done")
-    moved = TaskHistory.objects.using(alias).get()
-    assert (moved.task_id, moved.reference, moved.result, moved.location) == (task.pk, "p1", "done", "testapp.parcel")
+    assert set(TaskHistory.objects.using(alias).values_list("location", flat=True)) == {LOCATION}
 
 
 @BOTH
