@@ -164,10 +164,7 @@ def test_describe() -> None:
         (Geometric(s(10), maximum=s(3600)), "geometric:10s,x2,max=1h"),
         (Sequence(s(0), s(0.25), jitter=0), "sequence:0s,250ms,jitter=0"),
         (Staged((3, s(10)), (None, s(60))), "staged:3=10s,rest=1m"),
-        (
-            PerException({TimeoutError: Fixed(s(1)), KeyError: None}),
-            "TimeoutError -> fixed:1s; KeyError -> never",
-        ),
+        (PerException({TimeoutError: Fixed(s(1)), KeyError: None}), "TimeoutError -> fixed:1s; KeyError -> never"),
         (test_linear_is_the_other_name_of_fixed, f"{__name__}.test_linear_is_the_other_name_of_fixed"),
     ]:
         assert retry.describe(policy) == text

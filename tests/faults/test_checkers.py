@@ -168,10 +168,7 @@ PLANTED: dict[str, list[dict[str, Any]]] = {
         {"rows": [Row(1, "steps", "early-t-0", "COMPLETED", 1)], "bookings": {"early-t-0 reserve": 1}},
         {"rows": lived(1, "steps", "early-t-0").rows, "bookings": {f"early-t-0 {step}": 2 for step in STEPS}},
     ],
-    "tick without its task": [
-        {"history": [tick(1, 1), tick(2, 3)]},
-        {"history": [tick(1, 1), tick(2, 1)]},
-    ],
+    "tick without its task": [{"history": [tick(1, 1), tick(2, 3)]}, {"history": [tick(1, 1), tick(2, 1)]}],
     "limit breach": [after(TAKEN._replace(queue=queue, running=most + 1)) for queue, most in MAX_RUNNING.items()],
     "rate breach": [
         {"history": [TAKEN._replace(task=n, queue="limited", began=1.0, committed=1.1) for n in range(13)]},

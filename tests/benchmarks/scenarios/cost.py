@@ -76,10 +76,7 @@ def under_load(server: Server, tasks: int) -> Reading:
 
 
 def cost(server: Server, size: float) -> Scenario:
-    cases = {
-        IDLE: lambda: idle(server, 30 * max(size, 0.2)),
-        BATCHES: lambda: under_load(server, int(100_000 * size)),
-    }
+    cases = {IDLE: lambda: idle(server, 30 * max(size, 0.2)), BATCHES: lambda: under_load(server, int(100_000 * size))}
     targets = [
         Target(TWO, BATCHES, "statements/batch", 2.1, most=True),
         Target("idle poller ≤ 80 MiB", IDLE, "MiB", 80, most=True),
