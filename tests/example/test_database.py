@@ -12,24 +12,21 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from example_project.database import database_from_url
 from tests.conftest import REPOSITORY
 
-
-def test_a_postgres_url_with_everything() -> None:
-    entry = database_from_url("postgres://us%40er:p%2Fw@db.example:6543/my%20tasks?sslmode=require&connect_timeout=3")
-    wanted = {"NAME": "my tasks", "USER": "us@er", "PASSWORD": "p/w", "HOST": "db.example", "PORT": "6543"}
-    assert {name: entry[name] for name in wanted} == wanted
-    assert entry["OPTIONS"] == {"sslmode": "require", "connect_timeout": "3"}
+PARTS = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
+EVERYTHING = "postgres://us%40er:p%2Fw@db.example:6543/my%20tasks?sslmode=require&connect_timeout=3"
+HOSTS = "postgres://u:p%2C@pg-a:5432,pg-b:5433/tasks?target_session_attrs=read-write"
 
 
-def test_a_postgres_url_with_the_name_only_leaves_the_rest_to_libpq() -> None:
-    entry = database_from_url("postgresql:///tasks")
-    assert (entry["NAME"], entry["HOST"], entry["PORT"], entry["USER"]) == ("tasks", "", "", "")
-
-
-def test_a_postgres_url_with_several_hosts() -> None:
-    entry = database_from_url("postgres://u:p%2C@pg-a:5432,pg-b:5433/tasks?target_session_attrs=read-write")
-    assert (entry["HOST"], entry["PORT"], entry["PASSWORD"]) == ("pg-a,pg-b", "5432,5433", "p,")
-    entry = database_from_url("postgres://pg-a,pg-b/tasks")
-    assert (entry["HOST"], entry["PORT"]) == ("pg-a,pg-b", ",")
+def test_a_postgres_url_names_what_libpq_does_not_find_itself() -> None:
+    for url, wanted in [
+        (EVERYTHING, ("my tasks", "us@er", "p/w", "db.example", "6543")),
+        ("postgresql:///tasks", ("tasks", "", "", "", "")),
+        (HOSTS, ("tasks", "u", "p,", "pg-a,pg-b", "5432,5433")),
+        ("postgres://pg-a,pg-b/tasks", ("tasks", "", "", "pg-a,pg-b", ",")),
+    ]:
+        entry = database_from_url(url)
+        assert tuple(entry[part] for part in PARTS) == wanted
+    assert database_from_url(EVERYTHING)["OPTIONS"] == {"sslmode": "require", "connect_timeout": "3"}
 
 
 def test_a_sqlite_file_is_opened_for_several_writers(tmp_path: Path) -> None:

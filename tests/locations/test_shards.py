@@ -15,11 +15,6 @@ SHARDS = ("default", "sqlite")
 pytestmark = pytest.mark.django_db(databases=SHARDS)
 
 
-@pytest.fixture
-def sharded(settings: Any, taskqueue_registry: None) -> None:
-    spread(settings)
-
-
 def spread(settings: Any, *shards: str, **options: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": shards or SHARDS, **options}}}
 
@@ -28,7 +23,8 @@ def by_shard() -> dict[str, set[str | None]]:
     return {alias: set(Task.objects.using(alias).values_list("reference", flat=True)) for alias in SHARDS}
 
 
-def test_a_reference_always_goes_to_the_same_shard(sharded: None) -> None:
+def test_a_reference_always_goes_to_the_same_shard(settings: Any) -> None:
+    spread(settings)
     names = [f"r{number}" for number in range(20)]
     enqueue_many("spread", ({"reference": name} for name in names))
     found = by_shard()
