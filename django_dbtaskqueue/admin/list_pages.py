@@ -160,7 +160,7 @@ class ListAdmin(ReadOnlyAdmin):
         filterset = self.filtered(request)
         rows = self.rows_of(filterset)
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
-        page = self.read_page(request, filterset, rows, before, after)
+        page = self.read_page(request, filterset, rows, before=before, after=after)
         self.prepare(request, page.rows)
         looked = _looked(request)
         place = None if looked else before or after
@@ -187,10 +187,9 @@ class ListAdmin(ReadOnlyAdmin):
             "older_url": _address(request, before=page.older),
         }
 
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
+    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         """Return one page of the rows, and how many rows were searched for it."""
+        before, after = place["before"], place["after"]
         return page_of(rows, filterset.queryset, PAGE_ROWS, before=before, after=after, **search_effort(request))
 
     def _number(self, rows: QuerySet[Any], found: Page, place: int | None, filterset: Any) -> str:
@@ -231,9 +230,7 @@ class NameFilter(FilterSet):
 class SmallListAdmin(ListAdmin):
     """A short list: at most 500 rows on one page, in the order of ``ordering``."""
 
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
+    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         return Page(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]))
 
     def count(self, rows: Any, found: Page, place: int | None, filterset: Any) -> ApproxCount | None:

@@ -89,9 +89,7 @@ class QueueAdmin(SmallListAdmin):
             raise BadRequest(f"Queues have no action {request.POST.get('action')!r}.")
         return act_on_queues(self, request, verb)
 
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
+    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         """Return the first queues by name, with their figures."""
         stats = filterset.stats
         for queue in rows[:MAX_SHOWN_QUEUES]:

@@ -99,7 +99,7 @@ class PlanAdmin(SmallListAdmin):
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
         return [row for row in self.listed(viewer(filterset.request)) if part.lower() in row.name.lower()]
 
-    def read_page(self, _request: object, _filterset: object, rows: QuerySet[Any], *_place: int | None) -> Page:
+    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         return Page(list(rows))
 
 

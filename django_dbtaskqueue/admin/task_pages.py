@@ -124,19 +124,17 @@ class TaskAdmin(TaskPage):
         context |= pickers(self, request, filterset.search, self._numbers(filterset))
         return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
 
-    def read_page(
-        self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], before: int | None, after: int | None
-    ) -> Page:
+    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         """Return one page. A search without an index reads a limited number of rows."""
         search, size = filterset.search, list_pages.PAGE_ROWS
         effort = list_pages.search_effort(request)
         if not effort and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             queues = search.queues()
-            return paging.page_of_processing(cast(TaskQuerySet, rows), queues, size, before=before, after=after)
+            return paging.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
         among = within(self._ids(request, filterset), paging.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
             return paging.sorted_page(rows, among, size, order.by)
-        return paging.page_of(rows, among, size, before=before, after=after, **effort)
+        return paging.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
 
     def _numbers(self, filterset: Any) -> dict[str, ApproxCount]:
         """Return how many tasks the tabs show; read once for a page."""
