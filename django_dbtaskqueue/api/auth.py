@@ -69,17 +69,14 @@ def entry_of(route: Route) -> Entry:
             if isinstance(part, str) and not is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
         call = Call(request, actor, route.read(request))
-        if route.method == "GET":
-            return standby.read(lambda: _read_reply(route, call, parts))
-        return reply(route.answer(call, parts), route.status)
+
+        def get_reply() -> HttpResponse:
+            where = standby.where_read()  # empty, unless a standby was asked first
+            return reply(route.answer(call, parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
+
+        return standby.read(get_reply) if route.method == "GET" else get_reply()
 
     return opened(wraps(route.view)(identified(answer)))
-
-
-def _read_reply(route: Route, call: Call, parts: Mapping[str, object]) -> HttpResponse:
-    """Return the answer of a route that reads; a header says so if it was not the primary that was asked first."""
-    where = standby.where_read()
-    return reply(route.answer(call, parts), route.status, **({READ_FROM_HEADER: where} if where else {}))
 
 
 def identified(answer: Answerer) -> Entry:
