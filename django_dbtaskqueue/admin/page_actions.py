@@ -291,8 +291,8 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     numbers = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
     ids = [number for number in numbers if number is not None]
     # Read from the database that is written: a replica may lag behind.
-    model, alias = page.model._meta.concrete_model, router.db_for_write(page.model)
-    tasks = narrow(model._default_manager.using(alias).filter(pk__in=ids), viewer(request))
+    table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
+    tasks = narrow(table.filter(pk__in=ids), viewer(request))
     if verb.name in ONE_TASK_VERBS and len(ids) != 1:
         raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
     task = tasks.first() if verb.name in ONE_TASK_VERBS else None
@@ -308,7 +308,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
         sentences = [*preview.sentences[1:], *([no_undo] if verb.undoable else [])]
         return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
-    report = actions.act_on_ids(model, alias, ids, wanted, viewer(request))
+    report = actions.act_on_ids(table, ids, wanted, viewer(request))
     level = messages.SUCCESS if report.changed else messages.WARNING
     return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
 

@@ -157,11 +157,9 @@ def act_on_task_ids(call: Call, verb: str) -> ActionReport:
     if queue:
         check(known, call.given["reason"], call.actor)
         check_there([queue], call.actor)
-    rows = _table(call)
-    request = ActionRequest(
-        known, call.given["reason"], _options(call, known), to_text(of_queue(queue)) if queue else ""
-    )
-    report = act_on_ids(rows.model, rows.db, call.given["ids"], request, call.actor, queue=queue)
+    tasks, query = _table(call), to_text(of_queue(queue)) if queue else ""
+    request = ActionRequest(known, call.given["reason"], _options(call, known), query)
+    report = act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
     return {"changed": report.changed, "skipped": report.skipped, "skips": report.skips}
 
 

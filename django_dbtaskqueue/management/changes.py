@@ -244,7 +244,7 @@ def _on_ids(output: Output, options: Options) -> int:
         return 0
     if not output.ask(f"{chosen.label} {seen.eligible} tasks?"):
         return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
-    return _reported(output, chosen, act_on_ids(tasks.model, tasks.db, ids, request, Actor()))
+    return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
 
 
 def _on_search(output: Output, options: Options) -> int:

@@ -116,19 +116,11 @@ def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
             _("%(verb)s on more than %(most)s tasks is a bulk operation: start one, or narrow the search.")
             % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}"}
         )
-    return _recorded(tasks.model, tasks.db, ids, request, actor)
+    return _recorded(tasks.model._default_manager.using(tasks.db).all(), ids, request, actor)
 
 
-def act_on_ids(
-    model: type[AbstractTask],
-    alias: str,
-    ids: Sequence[int],
-    request: ActionRequest,
-    actor: Actor,
-    *,
-    queue: str = "",
-) -> Report:
-    """As ``act``, on tasks by id, of ``queue`` or of any; an id without such a task is skipped with that reason.
+def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+    """As ``act``, on those of ``tasks`` with these ids; an id without such a task is skipped with that reason.
 
     Without an id nothing is done, and nothing is recorded.
     """
@@ -142,25 +134,18 @@ def act_on_ids(
         )
     if request.verb.name in ONE_TASK_VERBS and len(set(ids)) != 1:
         raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": request.verb.name})
-    return _recorded(model, alias, sorted(set(ids)), request, actor, queue)
+    return _recorded(tasks, sorted(set(ids)), request, actor)
 
 
-def change(
-    model: type[AbstractTask],
-    alias: str,
-    ids: Sequence[int],
-    request: ActionRequest,
-    actor: Actor,
-    queue: str = "",
-) -> Report:
+def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
-    A task of another queue than ``queue``, or of one that the actor may not view, counts as not there.
+    A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there.
 
     Each task that can be changed is read once, and locked by that. Rows that another transaction has locked are
     skipped: an action never waits for a processor's transaction.
     """
-    rows = narrow(model._default_manager.using(alias).filter(**({"queue": queue} if queue else {})), actor)
+    rows = narrow(tasks, actor)
     eligible = request.verb.eligible(rows.filter(pk__in=ids), request.options)
     request.verb.lock_groups(eligible, request.options)
     locked = {row.pk: row for row in _lock(eligible, request.verb)}
@@ -185,14 +170,13 @@ def change(
     return report
 
 
-def _recorded(
-    model: type[AbstractTask], alias: str, ids: Sequence[int], request: ActionRequest, actor: Actor, queue: str = ""
-) -> Report:
-    request.verb.check(model, alias, request.options, actor)
+def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+    alias = tasks.db
+    request.verb.check(tasks.model, alias, request.options, actor)
     with recorded(alias):
         # First a write: on SQLite it keeps other transactions from changing what is read next.
         entry = record(alias, actor, request.verb, query=request.query, reason=request.reason)
-        report = change(model, alias, ids, request, actor, queue)
+        report = change(tasks, ids, request, actor)
         log(actor, report.tasks, DELETION if request.verb.deletes else CHANGE, note(request))
         queues = {row.queue for row in report.tasks}
         entry.queue = queues.pop() if len(queues) == 1 else ""

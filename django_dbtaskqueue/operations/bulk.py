@@ -302,7 +302,7 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
     request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    report = actions.change(tasks.model, tasks.db, ids, request, actor) if ids else Report()
+    report = actions.change(_tasks(operation), ids, request, actor) if ids else Report()
     _count_in(operation, report, verb)
     return actions.note(request)
 
