@@ -104,7 +104,6 @@ def start(
     """
     request, search = request_of(verb, q, reason=reason, options=options)
     actor = user if isinstance(user, Actor) else Actor(user, source)
-    queues = search.queues()
     _check_start(request, search, actor, max_tasks)
     tasks = tasks_for(search, using, write=True)
     request.verb.check(tasks.model, tasks.db, request.options, actor)
@@ -122,20 +121,20 @@ def start(
         estimate=None if expected is None else expected.number,
         estimate_more=expected is None or expected.more,
     )
-    return _ordered(tasks.db, operation, request, actor, queues[0] if len(queues) == 1 else "")
+    return _ordered(tasks.db, operation, request, actor)
 
 
-def _ordered(
-    alias: str, operation: BulkOperation, request: ActionRequest, actor: Actor, queue: str = ""
-) -> BulkOperation:
+def _ordered(alias: str, operation: BulkOperation, request: ActionRequest, actor: Actor) -> BulkOperation:
+    queues = queues_of(operation.query)
     operation.reason, operation.cursor = request.reason, operation.first_id
     operation.actor, operation.actor_id, operation.source = actor.name[:200], actor.key, actor.source
     with actions.recorded(alias):
         operation.save(using=alias, force_insert=True)
         operation.refresh_from_db(using=alias)
-        columns = {"query": operation.query, "reason": operation.reason, "queue": queue, "operation": operation}
+        columns = {"query": operation.query, "reason": operation.reason, "operation": operation}
         details = {"action": request.verb.words(request.options)} if request.verb.inputs else {}
-        actions.record(alias, actor, request.verb, details=details, **columns)
+        queue = queues[0] if len(queues) == 1 else ""
+        actions.record(alias, actor, request.verb, queue=queue, details=details, **columns)
         actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {operation.query}")
     return operation
 
@@ -168,7 +167,7 @@ def put_back(
     check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
-    ids, queues = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk")), queues_of(operation.query)
+    ids = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk"))
     back = BulkOperation(
         verb=PUT_BACK.name,
         query=operation.query,
@@ -179,7 +178,7 @@ def put_back(
         estimate=operation.changed,
     )
     request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
-    return _ordered(alias, back, request, actor, queues[0] if len(queues) == 1 else "")
+    return _ordered(alias, back, request, actor)
 
 
 def verb_of(operation: BulkOperation) -> TaskVerb:
