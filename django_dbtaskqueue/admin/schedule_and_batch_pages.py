@@ -45,8 +45,8 @@ from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
+from django_dbtaskqueue.operations import related_tasks, schedules
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
-from django_dbtaskqueue.operations import schedules, task_graph
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
 from django_dbtaskqueue.operations.verb_inputs import json_of
@@ -263,7 +263,7 @@ class BatchAdmin(PlanAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, object]:
         """Add the graph, and the same as a list."""
-        graph = task_graph.read(row, viewer(request))
+        graph = related_tasks.graph_of(row, viewer(request))
         return {
             "graph": graph,
             "nodes": [
@@ -275,8 +275,8 @@ class BatchAdmin(PlanAdmin):
                 )
                 for node in graph.nodes
             ],
-            "node_size": (task_graph.NODE_WIDTH, task_graph.NODE_HEIGHT),
-            "max_nodes": task_graph.MAX_NODES_DRAWN,
+            "node_size": (related_tasks.NODE_WIDTH, related_tasks.NODE_HEIGHT),
+            "max_nodes": related_tasks.MAX_NODES_DRAWN,
             "task_lists": [
                 (name, self.url(model_for(name), "changelist", q=f"batch:{row.pk} queue:{name}")) for name in row.queues
             ],

@@ -1,21 +1,23 @@
-"""What a task has done in its steps, what it waits for, and what waits for it. Each question reads a bounded number."""
+"""What a task did in its steps, what it waits for, what waits for it; the graph of a batch. Each read is bounded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.parents import rows_of
-from django_dbtaskqueue.models import AbstractTask, Dependency, Step
+from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations.permissions import Actor
 
@@ -23,6 +25,13 @@ MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
 MAX_PARENTS_NAMED = 3  # in the sentence that says what a task waits for
 COUNTED_RELATED = 10_000  # how far parents and children are counted
 MAX_STEPS_SHOWN = 200  # the last ones
+MAX_NODES_DRAWN = 500  # of a larger batch the page shows the list alone
+MAX_EDGES_DRAWN = 3000
+SWEEPS = 4  # passes that put tasks near their parents, then near their children
+NODE_WIDTH, NODE_HEIGHT, GAP_X, GAP_Y, MARGIN = 168, 40, 24, 44, 8  # pixels
+MAX_NODES_IN_ROW = 10
+MAX_LABEL = 22  # characters in a node
+Wait = tuple[TaskKey, TaskKey, bool]  # parent, child, whether the child still waits
 ROUNDING = timedelta(seconds=1)  # the step and the task took their times from two statements
 
 
@@ -156,3 +165,169 @@ def _lasts(task: AbstractTask, step: Step) -> bool:
     if task.status != Status.CREATED or task.parked_by == SIGNAL:
         return True
     return step.until_time is not None and task.next_process_time > step.until_time - ROUNDING
+
+
+# -- the graph of a batch: which task waits for which, in layers, as places on a page ----------------------------------
+
+
+@dataclass(slots=True)
+class Node:
+    """A task of the graph. ``x`` and ``y`` are the upper left corner of its box."""
+
+    key: TaskKey
+    label: str  # for the box
+    name: str  # for the table, where others call it by its id
+    title: str
+    status: str
+    layer: int = 0
+    x: float = 0.0
+    y: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A wait: from the lower side of the parent to the upper side of the child."""
+
+    x1: float
+    y1: float
+    x2: float
+    y2: float
+    open: bool
+
+    @property
+    def path(self) -> str:
+        """The line as the data of an SVG path: a curve that leaves and arrives upright."""
+        middle = (self.y1 + self.y2) / 2
+        return f"M{self.x1:g},{self.y1:g} C{self.x1:g},{middle:g} {self.x2:g},{middle:g} {self.x2:g},{self.y2:g}"
+
+
+@dataclass(slots=True)
+class Graph:
+    """The tasks of a batch and their waits, placed. ``too_large``: only the first tasks are here, without places."""
+
+    nodes: list[Node] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    parents: dict[TaskKey, list[TaskKey]] = field(default_factory=dict)
+    width: float = 0.0
+    height: float = 0.0
+    too_large: bool = False
+
+
+def graph_of(row: Batch, actor: Actor) -> Graph:
+    """Return the graph of a batch: its tasks and its callback, in at most three queries and one for each table."""
+    alias = str(row._state.db)
+    keys: list[TaskKey] = []
+    for model in sorted({model_for(queue) for queue in row.queues}, key=lambda model: model._meta.label_lower):
+        tasks = model._base_manager.using(alias).filter(batch=row.pk).order_by("pk")
+        ids = tasks.values_list("pk", flat=True)[: MAX_NODES_DRAWN + 1]
+        keys += [TaskKey(model._meta.label_lower, pk) for pk in ids]
+    too_large = len(keys) > MAX_NODES_DRAWN
+    keys = keys[:MAX_NODES_DRAWN]
+    if row.callback_id is not None:
+        keys.append(TaskKey(row.callback_location, row.callback_id))
+    here = Q()
+    for location in sorted({key.location for key in keys}):
+        here |= Q(child_location=location, child_id__in=[key.id for key in keys if key.location == location])
+    edges = Dependency.objects.using(alias).filter(here).order_by("pk")[: MAX_EDGES_DRAWN + 1] if keys else []
+    waits = [
+        (TaskKey(one.parent_location, one.parent_id), TaskKey(one.child_location, one.child_id), one.outcome is None)
+        for one in edges
+    ]
+    too_large = too_large or len(waits) > MAX_EDGES_DRAWN
+    known = {*keys}
+    keys += [parent for parent in dict.fromkeys(parent for parent, _child, _open in waits) if parent not in known]
+    rows = rows_of(set(keys), alias)
+    nodes = []
+    for key in keys:
+        queue, reference, status, _result = rows.get(key, ("", None, "", None))
+        seen = not queue or actor.sees(queue)
+        nodes.append(_node(key, queue if seen else "", reference if seen else None, status))
+    last = None if row.callback_id is None else TaskKey(row.callback_location, row.callback_id)
+    return laid_out(nodes, waits, last=last, too_large=too_large)
+
+
+def _node(key: TaskKey, queue: str, reference: str | None, status: str) -> Node:
+    label = reference or f"{queue} {key.id}".strip()
+    short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
+    name = f"{key.id}: {reference}" if reference else label
+    return Node(key, short, name, f"{queue}/{reference or key.id} {status}".strip("/ "), status)
+
+
+def laid_out(
+    nodes: Sequence[Node], waits: Iterable[Wait], *, last: TaskKey | None = None, too_large: bool = False
+) -> Graph:
+    """Return nodes in layers, each below all of its parents, and the lines between them.
+
+    Inside a layer a node stands near the middle of its parents, then of its children: few lines cross. ``last`` waits
+    for every task of the batch: it gets lines only from tasks without another child.
+    """
+    by_key = {node.key: node for node in nodes}
+    lines = [(parent, child, is_open) for parent, child, is_open in waits if parent in by_key and child in by_key]
+    parents: defaultdict[TaskKey, list[TaskKey]] = defaultdict(list)
+    children: defaultdict[TaskKey, list[TaskKey]] = defaultdict(list)
+    for parent, child, _open in lines:
+        parents[child].append(parent)
+        children[parent].append(child)
+    graph = Graph([*nodes], parents=dict(parents), too_large=too_large)
+    if too_large:
+        return graph
+    _set_layers(by_key, parents, children)
+    layers: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        layers[node.layer].append(node)
+    for sweep in range(SWEEPS):
+        near, order = (parents, sorted(layers)) if sweep % 2 == 0 else (children, sorted(layers, reverse=True))
+        for layer in order:
+            _place(layers[layer], by_key, near)
+    _set_places(graph, layers)
+    half = NODE_WIDTH / 2
+    for parent, child, is_open in lines:
+        if child == last and len(children[parent]) > 1:
+            continue
+        above, below = by_key[parent], by_key[child]
+        graph.lines.append(Line(above.x + half, above.y + NODE_HEIGHT, below.x + half, below.y, is_open))
+    return graph
+
+
+def _set_places(graph: Graph, layers: Mapping[int, list[Node]]) -> None:
+    """Give each node its place. A wide layer is broken into rows, so that the page stays readable."""
+    widest = min(max(map(len, layers.values()), default=0), MAX_NODES_IN_ROW)
+    graph.width = 2 * MARGIN + widest * (NODE_WIDTH + GAP_X) - GAP_X
+    y: float = MARGIN
+    for layer in sorted(layers):
+        for start in range(0, len(layers[layer]), MAX_NODES_IN_ROW):
+            row = layers[layer][start : start + MAX_NODES_IN_ROW]
+            left = (graph.width - len(row) * (NODE_WIDTH + GAP_X) + GAP_X) / 2
+            for place, node in enumerate(row):
+                node.x, node.y = left + place * (NODE_WIDTH + GAP_X), y
+            y += NODE_HEIGHT + GAP_X
+        y += GAP_Y - GAP_X
+    graph.height = y - GAP_Y + MARGIN
+
+
+def _set_layers(
+    nodes: Mapping[TaskKey, Node],
+    parents: Mapping[TaskKey, list[TaskKey]],
+    children: Mapping[TaskKey, list[TaskKey]],
+) -> None:
+    """Give each node the number of the layer below its lowest parent."""
+    left = {key: len(parents.get(key, ())) for key in nodes}
+    free = [key for key, number in left.items() if not number]
+    while free:
+        key = free.pop()
+        for child in children.get(key, ()):
+            nodes[child].layer = max(nodes[child].layer, nodes[key].layer + 1)
+            left[child] -= 1
+            if not left[child]:
+                free.append(child)
+
+
+def _place(row: list[Node], nodes: Mapping[TaskKey, Node], near: Mapping[TaskKey, list[TaskKey]]) -> None:
+    """Order a layer by the middle of what each node is joined to, as far as that has a place; set places from it."""
+    middles = {
+        node.key: sum(nodes[key].x for key in near[node.key]) / len(near[node.key]) if near.get(node.key) else node.x
+        for node in row
+    }
+    row.sort(key=lambda node: middles[node.key])
+    for place, node in enumerate(row):
+        node.x = place - (len(row) - 1) / 2  # around a middle that all layers share

@@ -11,7 +11,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import ERROR
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.models import AuditEntry, Batch, Task
-from django_dbtaskqueue.operations import task_graph
+from django_dbtaskqueue.operations import related_tasks
 from django_dbtaskqueue.operations.explain import explain
 from tests.operations.site import ADMIN, ONLY_PARCELS, text
 
@@ -63,7 +63,7 @@ def test_the_page_draws_the_graph_and_lists_the_same(op: Client) -> None:
 
 
 def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None:
-    monkeypatch.setattr(task_graph, "MAX_NODES_DRAWN", 2)
+    monkeypatch.setattr(related_tasks, "MAX_NODES_DRAWN", 2)
     with batch("large") as b:
         for _ in range(3):
             enqueue("parcels")
@@ -114,13 +114,13 @@ def test_a_hidden_queue_is_neither_shown_nor_touched(op: Client, settings: Any) 
 def test_500_tasks_are_laid_out_without_an_overlap() -> None:
     keys = [TaskKey("t", n) for n in range(500)]
     waits = [(keys[n // 3], keys[n], True) for n in range(1, 500)]
-    graph = task_graph.laid_out([task_graph.Node(key, "", "", "", "CREATED") for key in keys], waits)
+    graph = related_tasks.laid_out([related_tasks.Node(key, "", "", "", "CREATED") for key in keys], waits)
     places = {(node.x, node.y) for node in graph.nodes}
     assert len(places) == 500
     by_key = {node.key: node for node in graph.nodes}
     assert all(by_key[parent].y < by_key[child].y for parent, child, _open in waits)
-    assert max(node.x for node in graph.nodes) + task_graph.NODE_WIDTH <= graph.width <= 2000
-    assert max(node.y for node in graph.nodes) + task_graph.NODE_HEIGHT <= graph.height
+    assert max(node.x for node in graph.nodes) + related_tasks.NODE_WIDTH <= graph.width <= 2000
+    assert max(node.y for node in graph.nodes) + related_tasks.NODE_HEIGHT <= graph.height
 
 
 def test_explain_names_the_parents_and_their_statuses() -> None:
