@@ -56,7 +56,9 @@ class Wire(threading.Thread):
             self._server.sendall(hello)
         while True:
             kind, body = _message(stream)
-            self._proxy.flows.wait()
+            if not self._proxy.flows.is_set():
+                self._proxy.held.set()
+                self._proxy.flows.wait()
             text = self._statement(kind, body)
             loss = None if text is None else self._proxy.strikes(text, self._seen)
             if text is not None:
@@ -116,6 +118,7 @@ class Proxy:
         self.struck = threading.Event()
         self.flows = threading.Event()  # not set: a stall
         self.flows.set()
+        self.held = threading.Event()  # a client has sent something in a stall
         self.silent = False  # also for connections made from now on
         self._thread.start()
 

@@ -27,6 +27,7 @@ from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Execut
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
+from django_dbtaskqueue.poller.executors.process import ProcessExecutor
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from tests.chaos.processes import Configure, Start, on, until_all
 from tests.clock import SteppedClock
@@ -229,11 +230,35 @@ def test_a_task_whose_lease_runs_out_while_its_thread_asks_a_connection_does_not
 
     # When the thread asks it for longer than the next task's lease, then another poller may have the task
     executor.submit([Job(second, processor)], fast=False)
-    until(lambda: not executor._idle)
+    assert wire.held.wait(PATIENCE)
     clock.advance(3600)
     wire.stall(on=False)
     assert done.get(timeout=PATIENCE).settlement == Release()
     assert ran == [first.id]
+    executor.close()
+
+
+def test_a_task_whose_lease_runs_out_while_a_child_asks_its_connection_does_not_start(
+    wire: Proxy, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a child with a connection from before an outage, on a wire that stands still
+    monkeypatch.setenv("DATABASE_URL", wire.url)
+    done = SimpleQueue[Done]()
+    processor = Processor("work", count, executor="process")
+    executor = ProcessExecutor(1, lambda one, *, idle: done.put(one), ConcurrencyLimiter())
+    first, second = taken(2)
+    executor.submit([Job(first, processor)], fast=False)
+    assert done.get(timeout=PATIENCE).settlement == Complete()
+    until(lambda: executor._idle)
+    liveness.outages.report()
+    wire.stall(on=True)
+
+    # When it asks for longer than the next task's lease, then another poller may have the task
+    executor.submit([Job(second, processor)], fast=False)
+    assert wire.held.wait(PATIENCE)
+    clock.advance(second.deadline - clock.monotonic())
+    wire.stall(on=False)
+    assert done.get(timeout=PATIENCE).settlement == Release()
     executor.close()
 
 

@@ -23,7 +23,7 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
-from django_dbtaskqueue.poller.executors.thread_connections import IDLE_SECONDS, check, tidy_async, unless_dead_async
+from django_dbtaskqueue.poller.executors.thread_connections import Doubt, check, tidy_async, unless_dead_async
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,7 @@ class AsyncExecutor(Executor):
         self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
-        self._job_at = 0.0  # no job yet: whatever that thread has open is checked before the first one
-        self._outages = liveness.outages.seen
+        self._doubt = Doubt()  # about the connections of Django's async ORM thread
         self._loop = asyncio.new_event_loop()
         self._thread: WatchedThread | None = None
         self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
@@ -148,7 +147,7 @@ class AsyncExecutor(Executor):
         assert task is not None  # noqa: S101 -- for the type checker; a coroutine on a loop has a task
         turn = clock.monotonic() + MAX_TURN_SECONDS
         while self.todo:
-            if self._connections_are_doubtful():
+            if self._doubt.arises():
                 await sync_to_async(check)()
             try:
                 job = self.todo.popleft()
@@ -161,12 +160,6 @@ class AsyncExecutor(Executor):
                 turn = clock.monotonic() + MAX_TURN_SECONDS
         if not self._runs and any(one["OPTIONS"].get("pool") for one in connections.settings.values()):
             await tidy_async(doubtful=False)  # no coroutine reads from a connection now: it goes back
-
-    def _connections_are_doubtful(self) -> bool:
-        """Whether Django's async ORM thread may have lost its connection since the last job; true once."""
-        before, self._job_at = self._job_at, clock.monotonic()
-        outages, self._outages = self._outages, liveness.outages.seen
-        return self._job_at - before > IDLE_SECONDS or outages != self._outages
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> None:
         current = self._begin(job)

@@ -20,18 +20,21 @@ from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement
+from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide_all
 from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Executor, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, Wear, exit_text
-from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_remotely
+from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+from django_dbtaskqueue.poller.executors.thread_connections import Doubt, check
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 STOP_GRACE_SECONDS = 0.2  # between task.cancelled and the end of the process, for a task that checks it
 LOAD_SECONDS = 60.0  # until a child has loaded the project
 ANSWER_POLL_SECONDS = 0.25  # between two looks whether a child that says nothing still runs
+ASK = "ready?"  # the child asks its connections whether they live, and answers (0, None)
 RESTART_SECONDS = 1.0, 30.0  # between two starts of a child that does not load: at first, and at most
 
 
@@ -91,13 +94,19 @@ class ProcessExecutor(ThreadExecutor):
         connections.close_all()  # those that listeners opened on this thread
 
     def _has_child(self, slot: int) -> bool:
-        """See to a child for the next job; return whether there is one. It takes a job only when it has loaded."""
+        """See to a child for the next job; return whether there is one.
+
+        It is given a job only when it has loaded, and its connections live: a wire that stands still would delay the
+        job beyond its lease.
+        """
         worker = self._workers[slot]
-        if worker is not None and worker.is_alive():
-            return True
-        if worker is not None:
+        if worker is not None and not worker.is_alive():
             worker.end()
-        worker = self._workers[slot] = _Worker()
+            worker = None
+        if worker is None:
+            worker = self._workers[slot] = _Worker()
+        elif not worker.asks_connections():
+            return True
         deadline = clock.monotonic() + LOAD_SECONDS
         with suppress(EOFError, OSError):
             while clock.monotonic() < deadline and not self._closed:
@@ -161,9 +170,18 @@ class _Worker(Child):
     def __init__(self) -> None:
         super().__init__(_serve, "dbtaskqueue-process")
         self._calls = 0
+        self._doubt = Doubt()
         self._job: Job | None = None
         self._spared = False  # the task has settled itself: its lease is not lost
         self._lock = threading.Lock()  # of _job: a kill must not hit the next one
+
+    def asks_connections(self) -> bool:
+        """Have it ask its connections whether they live, if they may have died; return whether it does."""
+        doubtful = self._doubt.arises()
+        if doubtful:
+            with suppress(OSError):
+                self.send(0, ASK)
+        return doubtful
 
     def call(self, job: Job) -> list[Answer]:
         """Run a job. Raise ``EOFError`` or ``OSError`` if the process ended before the answer."""
@@ -213,14 +231,17 @@ class _Worker(Child):
 
 def _serve(channel: Channel) -> None:
     """Run jobs on the main thread, one after the other, while another thread listens to the poller."""
-    jobs: SimpleQueue[tuple[int, Job] | None] = SimpleQueue()
+    jobs: SimpleQueue[tuple[int, Job | None] | None] = SimpleQueue()
     threading.Thread(target=_listen, args=[channel, jobs], daemon=True).start()
-    channel.send(0, None)
-    while (job := jobs.get()) is not None:
-        channel.send(job[0], run_remotely(job[1]))
+    jobs.put((0, None))
+    while (next_job := jobs.get()) is not None:
+        number, job = next_job
+        if job is None:
+            check()
+        channel.send(number, None if job is None else run_here(job))
 
 
-def _listen(channel: Channel, jobs: SimpleQueue[tuple[int, Job] | None]) -> None:
+def _listen(channel: Channel, jobs: SimpleQueue[tuple[int, Job | None] | None]) -> None:
     leases: dict[int, tuple[Lease, ...]] = {}  # of the last job
     try:
         while True:
@@ -230,6 +251,9 @@ def _listen(channel: Channel, jobs: SimpleQueue[tuple[int, Job] | None]) -> None
                 jobs.put((number, message))
             elif isinstance(message, list):
                 _tell(channel, -number, [lease for lease in leases.get(-number, ()) if lease.id in message])
+            elif message == ASK:
+                liveness.outages.report()
+                jobs.put((0, None))
             else:
                 jobs.put(None)
     except (EOFError, OSError):  # the poller has ended, or closed the pipe

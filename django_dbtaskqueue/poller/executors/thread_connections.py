@@ -38,6 +38,20 @@ class _Opened(threading.local):
 _opened = _Opened()
 
 
+class Doubt:
+    """Whether the connections of one thread may have died since its last job: in an idle time, or in an outage."""
+
+    def __init__(self) -> None:
+        self._job_at = 0.0  # no job yet: whatever the thread has open is checked before the first one
+        self._outages = liveness.outages.seen
+
+    def arises(self) -> bool:
+        """Return it, once for each reason. To be asked before a job is taken."""
+        before, self._job_at = self._job_at, clock.monotonic()
+        outages, self._outages = self._outages, liveness.outages.seen
+        return self._job_at - before > IDLE_SECONDS or outages != self._outages
+
+
 @receiver(connection_created)
 def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.changed = True
