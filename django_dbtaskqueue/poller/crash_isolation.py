@@ -2,7 +2,7 @@
 
 A process that dies ends the attempts of all its tasks without an outcome. One of those tasks may be the cause. If it
 ran together with the others again, it would take one attempt of each of them with every crash, until none is left.
-Tasks whose processors have a name run in another process (``executors.isolated``), and limit nobody. The others, such
+Tasks whose processors have a name run in another process (``executors.process``), and limit nobody. The others, such
 as those of a function made at run time, run one by one in the poller's process; that is what this module does.
 """
 

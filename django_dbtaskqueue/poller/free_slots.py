@@ -20,9 +20,8 @@ from django_dbtaskqueue.poller.executors import (
     Job,
 )
 from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
-from django_dbtaskqueue.poller.executors.isolated import IsolatedExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
-from django_dbtaskqueue.poller.executors.process import ProcessExecutor
+from django_dbtaskqueue.poller.executors.process import IsolatedExecutor, ProcessExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
 

@@ -21,7 +21,7 @@ MAY_LOAD = {
     "operations.permissions": "import_string: the settings",
     "pipeline.jobs": "resolve_name: the list of jobs",
     "pipeline.source": "import_module: its own names, on first use",
-    "poller.executors.isolated": "import_string: the names of registered processors, never of a row",
+    "poller.executors.process": "import_string: the names of registered processors, never of a row",
     "flow.middleware": "import_string: paths of the settings and of processors",
     "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",
     "signals": "import_string: the settings",

@@ -4,15 +4,16 @@ from pathlib import Path
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.executors.process import MAX_ISOLATED_TASKS
 from tests.chaos.processes import Configure, Start, until_all
 
 
 def test_a_task_that_kills_takes_nobody_with_it(start: Start, queues: Configure, tmp_path: Path) -> None:
     queues(heartbeat="10s", max_attempts=2)
     gate = tmp_path / "gate"
-    enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * 11)
+    enqueue_many("chaos", [{"payload": {"do": "hold", "until": str(gate)}}] * (MAX_ISOLATED_TASKS - 1))
     killer = enqueue("chaos", "killer", {"do": "segfault"})
-    poller = start("--processes", "1", "--threads", "12")
+    poller = start("--processes", "1", "--threads", str(MAX_ISOLATED_TASKS))
     until_all("ERROR", pk=killer.pk)
     gate.touch()
     until_all("COMPLETED", reference=None)

@@ -1,6 +1,7 @@
 """Crash isolation: a task that may have killed its process runs alone, and soon."""
 
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -8,10 +9,16 @@ import pytest
 
 from django_dbtaskqueue import Reenqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Complete, Release
+from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job
+from django_dbtaskqueue.poller.executors.process import IsolatedExecutor
+from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.poller.processes import completed, keep_full, let_others_start, polling
 from tests.support import PATIENCE, until
+from tests.testapp import tasks
 
 pytestmark = pytest.mark.usefixtures("postgres_process_database")
 
@@ -79,3 +86,45 @@ def test_a_task_that_was_reenqueued_before_its_process_died_is_isolated() -> Non
     with polling({"flood": 1}, threads=8):
         until(lambda: completed() == 4)
     assert not met
+
+
+# -- the processes of those that another process can run ---------------------------------------------------------------
+
+
+@pytest.fixture
+def ended() -> list[Done]:
+    return []
+
+
+@pytest.fixture
+def executor(children_here: None, ended: list[Done]) -> Iterator[IsolatedExecutor]:
+    made = IsolatedExecutor(lambda done, *, idle: ended.append(done), ConcurrencyLimiter())
+    yield made
+    made.close()
+
+
+def one_job() -> list[Job]:
+    enqueue_many("flood", [{}])
+    [lease] = Task.objects.checkout("flood", poller_instance="poller")
+    return [Job(lease, Processor("flood", tasks.run))]
+
+
+def test_a_process_ends_when_it_has_had_no_task_for_a_while(
+    executor: IsolatedExecutor, ended: list[Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(executor, "linger", 0.01)
+    executor.submit(one_job(), fast=False)
+    until(lambda: ended)
+    assert ended[0].settlement == Complete()
+    until(lambda: not any(executor._workers))
+    executor.submit(one_job(), fast=False)
+    until(lambda: len(ended) == 2)
+
+
+def test_where_no_process_starts_tasks_are_released_for_the_poller_s_own(
+    executor: IsolatedExecutor, ended: list[Done], clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.there_is_no_such_module")
+    executor.submit(one_job(), fast=False)
+    until(lambda: clock.advance(0.1) or ended)
+    assert (ended[0].settlement, executor.works) == (Release(), False)

@@ -1,7 +1,4 @@
-"""A child process that runs jobs for a poller: spawned, spoken to by a pipe, and killed with all that it started.
-
-Two executors use it: ``process``, where a child runs one job at a time, and ``isolated``, where one runs many.
-"""
+"""A child process that runs jobs for a poller: spawned, spoken to by a pipe, and killed with all that it started."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import multiprocessing
 import pickle
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
@@ -28,11 +28,12 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide_call
-from django_dbtaskqueue.flow.run import PROCESS, decide_all, perform_all
+from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidied
 
 SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
+Perform = Callable[[Sequence[Lease], Processor], Sequence[Outcome | Settlement | None]]  # such as ``perform_all``
 SHORT_NAMES = {"spark": "django_dbtaskqueue.contrib.spark.SparkExecutor"}
 
 
@@ -169,12 +170,12 @@ def portable(job: Job) -> Job:
 def run_remotely(job: Job) -> list[Answer]:
     """Run a job in a thread or process of the site's executor. Never raises."""
     check()
-    return run_here(job)
+    return run_here(job, perform_all)
 
 
-def run_here(job: Job) -> list[Answer]:
+def run_here(job: Job, perform: Perform) -> list[Answer]:
     """Run a job on this thread, whose connections are checked. Never raises."""
-    outcomes = tidied(perform_all(job.leases, job.processor))
+    outcomes = tidied(perform(job.leases, job.processor))
     close_old_connections()  # these threads get no signal when they end
     return answers_of(job, outcomes)
 

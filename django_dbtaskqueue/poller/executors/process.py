@@ -1,29 +1,44 @@
 """Processors in child processes, which can be ended whatever their code does: ``executor="process"``.
 
-A child runs one job at a time. It ends when its job must: an operator cancelled the task, its timeout is over, or its
-lease is lost. Threads of the poller wait for the children's answers. Only the poller settles.
+Tasks that may kill their process run in such children, too, so that the poller and its other tasks go on. A child runs
+one job at a time: if it dies, that job is the reason. It ends when its job must: an operator cancelled the task, its
+timeout is over, or its lease is lost. Threads of the poller wait for the children's answers. Only the poller settles.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from queue import SimpleQueue
 
+from asgiref.sync import async_to_sync
 from django.db import connections
+from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, Suspend
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import decide_all
-from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Executor, Finish, Job, Run, stopped
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_async
+from django_dbtaskqueue.poller.executors import (
+    LOST,
+    Answer,
+    ConcurrencyLimiter,
+    Done,
+    Executor,
+    Finish,
+    Job,
+    Run,
+    stopped,
+)
 from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, Wear, exit_text
 from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
@@ -36,14 +51,20 @@ LOAD_SECONDS = 60.0  # until a child has loaded the project
 ANSWER_POLL_SECONDS = 0.25  # between two looks whether a child that says nothing still runs
 ASK = "ready?"  # the child asks its connections whether they live, and answers (0, None)
 RESTART_SECONDS = 1.0, 30.0  # between two starts of a child that does not load: at first, and at most
+MAX_ISOLATED_TASKS = 4  # at the same time: each has a child, and memory may be what their processes died of
+MAX_FAILED_STARTS = 3  # in a row, after which isolated tasks run one by one in the poller's process
+LINGER_SECONDS = 10.0  # that a child for isolated tasks stays without a task
 
 
 class ProcessExecutor(ThreadExecutor):
     """Runs jobs in at most ``slots`` child processes. A child starts when it is needed, and is kept."""
 
+    linger: float | None = None  # seconds after which a child without a job ends; None: it is kept
+
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(slots, finish, limiter)
         self._workers: list[_Worker | None] = [None] * slots  # the child of each thread
+        self._failed_starts = 0  # since a child has loaded
         self._ended = threading.Event()
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
@@ -78,16 +99,23 @@ class ProcessExecutor(ThreadExecutor):
         pause = 0.0
         while not self._closed:
             if not self.todo:
-                self._wait_for_job(slot)
+                if not self._wait_for_job(slot, self.linger) and not self._closed:
+                    self._retire(slot)
                 continue
             if not self._has_child(slot):
                 pause = next_pause(pause, *RESTART_SECONDS)
+                self._start_failed()
                 clock.wait(self._ended, pause)
                 continue
-            pause = 0.0
-            with suppress(IndexError):  # another thread took the job
-                self._run(slot, self.todo.popleft())
-            self._end_if_worn_out(slot)
+            self._failed_starts, pause = 0, 0.0
+            try:
+                job = self.todo.popleft()
+            except IndexError:  # another thread took it
+                continue
+            self._run(slot, job)
+            worker = self._workers[slot]
+            if worker is not None and worker.is_worn_out():
+                self._retire(slot)
         worker = self._workers[slot]
         if worker is not None:
             worker.end()
@@ -117,10 +145,13 @@ class ProcessExecutor(ThreadExecutor):
             logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", exit_text(code))
         return False
 
-    def _end_if_worn_out(self, slot: int) -> None:
-        worker = self._workers[slot]
-        if worker is not None and worker.is_worn_out():
-            self._workers[slot] = None
+    def _start_failed(self) -> None:
+        self._failed_starts += 1
+
+    def _retire(self, slot: int) -> None:
+        """Let the child of a thread end in order, if it has one."""
+        worker, self._workers[slot] = self._workers[slot], None
+        if worker is not None:
             worker.ask_to_end()
             worker.end()
 
@@ -144,24 +175,59 @@ class ProcessExecutor(ThreadExecutor):
             answers = worker.call(job)
         except (EOFError, OSError):
             self._workers[slot] = None
-            return self._died(job, killed=worker.killed, how=exit_text(worker.end(seconds=DEATH_SECONDS)))
+            return _died(job, worker, exit_text(worker.end(seconds=DEATH_SECONDS)))
         except Exception as error:  # something of the job cannot be sent
             return [Fail(error)] * len(job.leases)
         if len(answers) < len(job.leases):  # one failure for the whole job
             answers = answers * len(job.leases)
         return [apply_answer(lease, answer) for lease, answer in zip(job.leases, answers, strict=True)]
 
-    def _died(self, job: Job, *, killed: bool, how: str) -> Sequence[Outcome | Settlement | None]:
-        if killed:
-            return stopped(job, Fail("Its process was ended"))
-        for lease in job.leases:
-            logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, how, extra=observe.fields(lease))
-        return [
-            Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, how)) for lease in job.leases
-        ]
-
     def _is_late(self, run: Run) -> bool:
         return Executor._is_late(self, run)
+
+
+class IsolatedExecutor(ProcessExecutor):
+    """Runs tasks that may kill their process, of processors that would run in the poller's own process otherwise."""
+
+    linger = LINGER_SECONDS
+
+    def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
+        super().__init__(MAX_ISOLATED_TASKS, finish, limiter)
+
+    @property
+    def works(self) -> bool:
+        """Whether its processes start."""
+        return self._failed_starts < MAX_FAILED_STARTS
+
+    def _start_failed(self) -> None:
+        """Release the tasks if no process starts: they run in the poller's own process then."""
+        super()._start_failed()
+        if self.works or self._closed:
+            return
+        logger.error("The process for tasks whose processes died does not start. They run one by one in the poller's")
+        for job in self.withdraw():
+            self._finish(Done(job.lease, Release(), 0.0), idle=True)
+
+
+def can_isolate(processor: Processor | None) -> bool:
+    """Whether a task of this processor can run alone in another process, which finds the processor by its name."""
+    if processor is None or not processor.plain or processor.executor is not None:
+        return False
+    try:
+        return import_string(processor.name) is processor.function and processor.function.__module__ != "__main__"
+    except (ImportError, AttributeError):
+        return False
+
+
+def _died(job: Job, worker: _Worker, how: str) -> Sequence[Outcome | Settlement | None]:
+    """Return the outcomes of a job whose process has ended."""
+    if worker.killed:
+        return stopped(job, Fail("Its process was ended"))
+    if not worker.has_job:  # it ended between two jobs
+        return [Release()] * len(job.leases)
+    for lease in job.leases:
+        logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, how, extra=observe.fields(lease))
+    return [Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, how)) for lease in job.leases]
 
 
 class _Worker(Child):
@@ -169,6 +235,7 @@ class _Worker(Child):
 
     def __init__(self) -> None:
         super().__init__(_serve, "dbtaskqueue-process")
+        self.has_job = False  # the last job has been sent whole
         self._calls = 0
         self._doubt = Doubt()
         self._job: Job | None = None
@@ -187,9 +254,10 @@ class _Worker(Child):
         """Run a job. Raise ``EOFError`` or ``OSError`` if the process ended before the answer."""
         with self._lock:
             self._calls += 1
-            self._job, self._spared = job, False
+            self._job, self._spared, self.has_job = job, False, False
         try:
             self.send(self._calls, portable(job))
+            self.has_job = True
             while True:
                 message = self.receive(ANSWER_POLL_SECONDS)
                 number, answers = message or (self._calls, ())
@@ -230,39 +298,66 @@ class _Worker(Child):
 
 
 def _serve(channel: Channel) -> None:
-    """Run jobs on the main thread, one after the other, while another thread listens to the poller."""
-    jobs: SimpleQueue[tuple[int, Job | None] | None] = SimpleQueue()
-    threading.Thread(target=_listen, args=[channel, jobs], daemon=True).start()
-    jobs.put((0, None))
-    while (next_job := jobs.get()) is not None:
-        number, job = next_job
-        if job is None:
-            check()
-        channel.send(number, None if job is None else run_here(job))
+    _Server(channel).serve()
 
 
-def _listen(channel: Channel, jobs: SimpleQueue[tuple[int, Job | None] | None]) -> None:
-    leases: dict[int, tuple[Lease, ...]] = {}  # of the last job
-    try:
+class _Server:
+    """Runs jobs on the main thread, one after the other, while another thread listens to the poller."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._requests: SimpleQueue[tuple[int, object]] = SimpleQueue()
+        self._leases: dict[int, tuple[Lease, ...]] = {}  # of the last job, by its number
+        self._coroutine: asyncio.Task[object] | None = None
+
+    def serve(self) -> None:
+        """Serve until the poller asks for the end."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._get_ready()
         while True:
-            number, message = channel.receive()
-            if isinstance(message, Job):
-                leases = {number: message.leases}
-                jobs.put((number, message))
-            elif isinstance(message, list):
-                _tell(channel, -number, [lease for lease in leases.get(-number, ()) if lease.id in message])
-            elif message == ASK:
-                liveness.outages.report()
-                jobs.put((0, None))
+            number, request = self._requests.get()
+            if request is None:
+                return
+            if isinstance(request, Job):
+                self._channel.send(number, copy_context().run(run_here, request, self._perform))
             else:
-                jobs.put(None)
-    except (EOFError, OSError):  # the poller has ended, or closed the pipe
-        os._exit(0)
+                self._get_ready()
 
+    def _get_ready(self) -> None:
+        liveness.outages.report()
+        check()
+        self._channel.send(0, None)
 
-def _tell(channel: Channel, number: int, lost: list[Lease]) -> None:
-    """Tell tasks to stop. None says that they have settled themselves, so that their process may go on."""
-    for lease in lost:
-        lease.cancelled = True
-    if lost and all(lease.touched for lease in lost):
-        channel.send(number, None)
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, message = self._channel.receive()
+                if isinstance(message, list):
+                    self._tell(-number, message)
+                    continue
+                if isinstance(message, Job):
+                    self._leases = {number: message.leases}
+                self._requests.put((number, message))
+        os._exit(0)  # the poller has ended, or closed the pipe
+
+    def _tell(self, number: int, ids: list[int]) -> None:
+        """Tell tasks to stop. None says that they have settled themselves, so that their process may go on."""
+        lost = [lease for lease in self._leases.get(number, ()) if lease.id in ids]
+        for lease in lost:
+            lease.cancelled = True
+        if lost and all(lease.touched for lease in lost):
+            self._channel.send(number, None)
+        elif lost and self._coroutine is not None:
+            with suppress(RuntimeError):  # its loop is closed: it has ended
+                self._coroutine.get_loop().call_soon_threadsafe(self._coroutine.cancel)
+
+    def _perform(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+        perform = async_to_sync(self._perform_async) if processor.is_async else perform_all
+        return perform(leases, processor)
+
+    async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+        self._coroutine = asyncio.current_task()
+        try:
+            return [await perform_async(lease, processor) for lease in leases]
+        except BaseException as error:
+            return [Fail(error)] * len(leases)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from django.db import connections
 
@@ -115,11 +115,13 @@ class ThreadExecutor(Executor):
                 continue
             self._run(slot, job)
 
-    def _wait_for_job(self, slot: int) -> bool:
-        """Wait; return False if the thread has to end."""
+    def _wait_for_job(self, slot: int, seconds: float | None = None) -> bool:
+        """Wait; return False if the thread has to end, or after so many seconds."""
         self._idle.add(slot)
         try:
-            return self._wakeups.get() and not self._closed
+            return self._wakeups.get(timeout=seconds) and not self._closed
+        except Empty:
+            return False
         finally:
             self._idle.discard(slot)
             self._awake.set()
