@@ -85,6 +85,17 @@ class StagingStatements(Group):
         return f"SELECT count(*) FROM {self._counted(table)}"
 
     @renamed
+    def new(self, table: str) -> str:
+        """How many of the staged rows ``insert`` would add with ``ignore``."""
+        taken = "t.reference_number = u.reference_number AND t.queue_name = u.queue_name"
+        return (
+            f"SELECT (SELECT count(*) FROM {self._counted(table)} AND u.reference_number IS NULL) + count(*)"
+            f" FROM (SELECT DISTINCT u.queue_name, u.reference_number FROM {self._counted(table)}"
+            " AND u.reference_number IS NOT NULL"
+            f" AND NOT EXISTS (SELECT 1 FROM {self.tables.task} AS t WHERE {taken})) AS n"
+        )
+
+    @renamed
     def conflicts(self, table: str) -> str:
         """The first staged reference that a task holds, as (queue, reference, task, status)."""
         return (

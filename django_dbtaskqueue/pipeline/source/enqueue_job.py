@@ -6,32 +6,35 @@ import json
 import math
 import re
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DayTimeIntervalType, FractionalType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.durations import clock, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count, pair, write_whole
-from django_dbtaskqueue.pipeline.source import staging, write_tasks
-from django_dbtaskqueue.pipeline.source.task_writer import prepared
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, write_whole
+from django_dbtaskqueue.pipeline.source import checked_rows, write_tasks
+from django_dbtaskqueue.pipeline.source.files import FORMATS, PREVIEW_CHARS, ROW, Files
 
 __all__ = ["Enqueue"]
 
-FILE_FORMATS = ("csv", "json", "parquet", "orc", "text")
-FORMAT_ALIASES = {"jsonl": "json", "ndjson": "json", "tsv": "csv"}
-READER_DEFAULTS = {"csv": {"header": "true", "mode": "FAILFAST"}, "json": {"mode": "FAILFAST"}}
-REJECT_SCHEMA = pa.schema([(name, pa.string()) for name in staging.Reject._fields])
-REJECT_DDL = "queue string, reference string, reason string, payload string"
-MAX_REJECTS_IN_ERROR = 5
-MAX_TRIED_REJECTS = 1000
+GUARDS = (
+    Argument("known_queue", "name of a queue that exists; others are refused. Default: any, or the project's",
+             many=True, metavar="NAME"),
+    Argument("payload_max_bytes", "bytes that a payload may have. Default: 1 MiB, or the project's", type=count,
+             default=DEFAULT_LIMITS.size, metavar="N"),
+    Argument("rejects", "file for rows that cannot be tasks, as JSON lines with line, column, value and reason",
+             metavar="FILE"),
+)  # fmt: skip
+ROW_KEYS = "_keys"
+WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
 LEDGER_ENTRY = re.compile(r"(\d+)(?: (\d+) (-?\d+) of (\d+))?")  # chunks; rows of one, their sum, rows of the input
@@ -55,8 +58,11 @@ class Enqueue(Job):
     Each chunk of rows is written in one transaction. A job that was stopped continues when it runs again with the same
     input and the same --resume NAME: it skips the chunks of that name that are done. If the rows of a chunk that is
     done have changed, the job says what changed and adds nothing. With references and --on-duplicate ignore a repeated
-    row never adds a task. A row that cannot be a task stops the job; with --rejects
-    FILE such rows are written there, with the reason, and the others are enqueued.
+    row never adds a task. A row that cannot be a task stops the job; with --rejects FILE such rows are written there,
+    with file, line, column, value and reason, and the others are enqueued. --dry-run returns the counts of the run.
+
+    CSV has a header and doubled quotes, and its values are text; an empty one is null. A line of JSON Lines is an
+    object, and with payload=* it is the payload as it is. Text is UTF-8 unless --option encoding=NAME says otherwise.
     """
 
     name = "enqueue"
@@ -64,9 +70,9 @@ class Enqueue(Job):
     arguments = (
         Argument("input", "file, folder or pattern to read; repeatable", many=True, metavar="PATH"),
         Argument("format", "of the input: csv, json, parquet, orc, text. Default: by the files' name",
-                 choices=FILE_FORMATS),
-        Argument("option", "option of Spark's reader, as sep=; or inferSchema=true; repeatable", type=pair, many=True,
-                 metavar="KEY=VALUE"),
+                 choices=tuple(FORMATS)),
+        Argument("option", "of CSV: sep, quote, escape, header; of all text: encoding; as sep=; and repeatable",
+                 type=pair, many=True, metavar="KEY=VALUE"),
         Argument("table", "table or view of Spark's catalog to read, instead of --input"),
         Argument("where", "SQL condition: only these rows"),
         Argument("queue", "queue of the tasks; required without --map queue=COLUMN"),
@@ -75,7 +81,6 @@ class Enqueue(Job):
         Argument("on_duplicate", "of a taken reference: error, or ignore", choices=("error", "ignore"),
                  default="error"),
         Argument("require_reference", "refuse rows without a reference", type=bool, default=False),
-        Argument("rejects", "file for rows that cannot be tasks, as JSON lines", metavar="FILE"),
         Argument("rate", "at most N tasks per second", type=count, metavar="N"),
         Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", type=count,
                  metavar="N"),
@@ -86,8 +91,7 @@ class Enqueue(Job):
         Argument("priority", "priority of a row without one, lower first. Default: the queue's", type=int, default=0,
                  metavar="N"),
         Argument("ttl", "how long after it is due a task may still be started", type=parse_length, metavar="TIME"),
-        Argument("known_queue", "name of a queue that exists; others are refused. Default: any, or the project's",
-                 many=True, metavar="NAME"),
+        *GUARDS,
     )  # fmt: skip
 
     def run(self, context: Context) -> Result:
@@ -95,87 +99,144 @@ class Enqueue(Job):
         options = context.options
         if options["queue"] is None and "queue" not in dict(options["map"]):
             raise JobOptionError("--queue", "which queue? Give --queue NAME, or --map queue=COLUMN")
-        known, queue = options["known_queue"], options["queue"]
-        if known and queue is not None and queue not in known:
-            near = near_match(queue, known)
-            raise JobOptionError("--queue", f"unknown queue {queue!r}.{near} Known: {', '.join(sorted(known))}")
-        tasks = mapped(read(context), dict(options["map"]))
-        if context.dry_run:
-            return tried(context, tasks)
-        return written(context, tasks)
+        refuse_unknown_queue("--queue", options)
+        return written(context, mapped(read(context), dict(options["map"])))
+
+
+def refuse_unknown_queue(flag: str, options: Options) -> None:
+    """Raise JobOptionError if the queue of an option is not a known one."""
+    known, queue = options["known_queue"], options[flag.removeprefix("--")]
+    if known and queue is not None and queue not in known:
+        near = near_match(queue, known)
+        raise JobOptionError(flag, f"unknown queue {queue!r}.{near} Known: {', '.join(sorted(known))}")
+
+
+def guarded(context: Context) -> Options:
+    """Return the arguments of ``write_tasks`` with which a job asks the guards of ``enqueue()``."""
+    options = context.options
+    return {
+        "queues": options["known_queue"] or None,
+        "limits": Limits(size=options["payload_max_bytes"]),
+        "on_invalid": "reject" if options["rejects"] else "error",
+        "dry_run": context.dry_run,
+    }
 
 
 def read(context: Context) -> DataFrame:
     """Return the input. Raises JobOptionError if it does not exist."""
-    options = context.options
+    options, spark = context.options, context.spark
     if bool(options["input"]) == bool(options["table"]):
         raise JobOptionError("--input", "give either files with --input, or a table with --table")
     if options["table"]:
-        frame = context.spark.table(options["table"])
-    else:
-        kind = options["format"] or guessed(options["input"])
-        reader = context.spark.read.options(**{**READER_DEFAULTS.get(kind, {}), **dict(options["option"])})
-        frame = reader.format(kind).load(list(options["input"]))
+        return only(spark.table(options["table"]), options["where"])
+    files = Files.of(options["input"], options["format"], dict(options["option"]))
+    frame = files.frame(spark)
+    if options["where"] or {value for _, value in options["map"]} != {"*"}:
+        frame = with_keys(frame, files.columns)
     return only(frame, options["where"])
 
 
+def with_keys(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
+    """Return the rows with a column for each key, of the types that Spark finds; ``columns`` are text."""
+    schema = StructType([StructField(name, StringType()) for name in columns])
+    if not columns:
+        schema = frame.sparkSession.read.json(frame.select(f"{ROW}.text").na.drop()).schema
+    return frame.select(F.from_json(f"{ROW}.text", schema).alias(ROW_KEYS), ROW).select(f"{ROW_KEYS}.*", ROW)
+
+
 def only(frame: DataFrame, where: str | None) -> DataFrame:
-    """Return the rows for which this SQL is true; None means all. Raises JobOptionError for SQL that does not fit."""
+    """Return the rows for which this SQL is true; None means all. Raises JobOptionError for SQL that does not fit.
+
+    Rows of a file that could not be read stay.
+    """
     try:
-        return frame.where(where) if where else frame
+        return frame.where(F.expr(where) | _unreadable(frame)) if where else frame
     except (AnalysisException, ParseException) as error:
         raise JobOptionError("--where", f"Spark cannot use {where!r}: {_short(error)}") from None
 
 
-def guessed(paths: Iterable[str]) -> str:
-    """Return the format by the files' names. Raises JobOptionError if no name has a known ending."""
-    for path in map(Path, paths):
-        for name in (path.name, *(one.name for one in (path.iterdir() if path.is_dir() else ()))):
-            for ending in name.split(".")[1:]:
-                if (kind := FORMAT_ALIASES.get(ending, ending)) in FILE_FORMATS:
-                    return kind
-    reason = f"no name says the format of {', '.join(paths)}: give one of {', '.join(FILE_FORMATS)}"
-    raise JobOptionError("--format", reason)
+def _unreadable(frame: DataFrame) -> Column:
+    return F.col(f"{ROW}.fault").isNotNull() if ROW in frame.columns else F.lit(False)
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
     """Return a column for each mapped argument of ``enqueue``; without a mapping, the columns of these names.
 
-    Raises JobOptionError for an argument or a column that does not exist.
+    A value of the wrong type is null, and the fault of its row. Raises JobOptionError for an argument or a column that
+    does not exist.
     """
-    if not mapping and not {"reference", "payload"} & set(frame.columns):
+    columns = [name for name in frame.columns if name != ROW]
+    if not mapping and not {"reference", "payload"} & set(columns):
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"
-        raise JobOptionError("--map", f"{wanted}. The columns are {', '.join(frame.columns)}")
-    chosen = []
-    mapping = mapping or {name: name for name in frame.columns if name in staging.COLUMNS}
-    for name, value in mapping.items():
-        if name not in staging.COLUMNS:
-            near = near_match(name, staging.COLUMNS)
-            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(staging.COLUMNS)}")
-        chosen.append(_typed(name, _value(frame, name, value)).alias(name))
+        raise JobOptionError("--map", f"{wanted}. The columns are {', '.join(columns)}")
+    chosen, faults = [], [F.col(f"{ROW}.fault")] if ROW in frame.columns else []
+    for name, value in (mapping or {name: name for name in columns if name in checked_rows.COLUMNS}).items():
+        if name not in checked_rows.COLUMNS:
+            near = near_match(name, checked_rows.COLUMNS)
+            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(checked_rows.COLUMNS)}")
         try:
-            frame.select(chosen[-1]).schema  # noqa: B018 -- asking for it analyses the column
+            column = _value(frame, name, value)
+            kind = frame.select(column).schema[0].dataType
         except (AnalysisException, ParseException) as error:
-            reason = f"{_short(error)}.{near_match(value, frame.columns)} The columns are {', '.join(frame.columns)}"
+            reason = f"{_short(error)}.{near_match(value, columns)} The columns are {', '.join(columns)}"
             raise JobOptionError(f"--map {name}={value}", reason) from None
+        typed, lost, reason = _typed(name, column, kind)
+        chosen.append(typed.alias(name))
+        if reason:
+            text = F.left(column.cast("string"), F.lit(PREVIEW_CHARS))
+            said = F.concat(F.lit(f"{name}: '"), text, F.lit(f"' {reason}"))
+            fault = F.struct(F.lit(name).alias("column"), text.alias("value"), said.alias("reason"))
+            faults.append(F.when(column.isNotNull() & lost, fault))
+    if faults:
+        place = [F.col(f"{ROW}.{one}").alias(one) for one in ("file", "line") if ROW in frame.columns]
+        chosen.append(F.struct(*place, F.coalesce(*faults).alias("fault")).alias(ROW))
     return frame.select(*chosen)
 
 
 def _value(frame: DataFrame, name: str, value: str) -> Column:
-    words = [word.strip() for word in value.split(",")]
-    if name in ("payload", "context") and (value == "*" or (len(words) > 1 and set(words) <= set(frame.columns))):
-        return F.struct(*(F.col(f"`{word}`") for word in (frame.columns if value == "*" else words)))
-    return F.expr(f"`{value}`" if value in frame.columns else value)
+    columns, words = [one for one in frame.columns if one != ROW], [word.strip() for word in value.split(",")]
+    if name in checked_rows.JSONS and (value == "*" or (len(words) > 1 and set(words) <= set(columns))):
+        if ROW in frame.columns:  # JSON as it is
+            return F.col(f"{ROW}.text") if value == "*" else picked(words)
+        return F.struct(*(_column(word) for word in (columns if value == "*" else words)))
+    if value not in columns:
+        return F.expr(value)
+    exact = (
+        ROW in frame.columns
+        and name in (*checked_rows.JSONS, *checked_rows.STAGED_TEXTS)
+        and frame.schema[value].dataType != StringType()
+    )
+    return picked([value], alone=True) if exact else _column(value)
 
 
-def _typed(name: str, column: Column) -> Column:
-    if name in staging.STAGED_TEXTS:
-        return column.cast("string")
-    if name in staging.WHOLE:
-        return column.cast("int")
-    if name in staging.STAGED_DURATIONS:  # a number is of seconds
-        return F.make_dt_interval(secs=column.cast("decimal(18,6)"))
-    return column.cast("timestamp") if name == "run_at" else column
+def _column(name: str) -> Column:
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def picked(keys: Sequence[str], *, alone: bool = False) -> Column:
+    """Return these keys of the rows of files as JSON, as they are; ``alone``: the value of the only one."""
+
+    def pick(line: str | None) -> str | None:
+        found = {key: line and json.loads(line).get(key) for key in keys}
+        value = found[keys[0]] if alone else found
+        return None if line is None or value is None else json.dumps(value, ensure_ascii=False)
+
+    return F.udf(pick, StringType(), useArrow=False)(f"{ROW}.text")
+
+
+def _typed(name: str, column: Column, kind: DataType) -> tuple[Column, Column, str]:
+    """Return the column as ``write_tasks`` takes it, whether its value was lost, and the reason; "" if none can be."""
+    if name in checked_rows.WHOLE:
+        whole = column.try_cast("long")
+        cut = whole != column if isinstance(kind, FractionalType) else F.lit(False)
+        return whole, whole.isNull() | cut, "is not a whole number"
+    if name in checked_rows.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
+        seconds = column.try_cast("decimal(18,6)")
+        return F.make_dt_interval(secs=seconds), seconds.isNull(), "is not a number of seconds"
+    if name == "run_at":
+        time = column.try_cast("timestamp")
+        return time, time.isNull(), "is not a time, such as 2030-01-31T08:00:00+01:00"
+    return column.cast("string") if name in checked_rows.STAGED_TEXTS else column, F.lit(False), ""
 
 
 def _short(error: Exception) -> str:
@@ -188,7 +249,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
     load = Load.of(context, tasks) if options["resume"] else None
     chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
-    rejects: list[staging.Reject] = []
+    rejects: list[checked_rows.Reject] = []
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
         if load and number in load.done:
@@ -198,28 +259,29 @@ def written(context: Context, tasks: DataFrame) -> Result:
         done = write_tasks(
             chunk,
             database,
-            queue=options["queue"],
-            on_duplicate=options["on_duplicate"],
-            on_invalid="reject" if options["rejects"] else "error",
-            queues=options["known_queue"] or None,
-            require_reference=options["require_reference"],
-            max_attempts=options["max_attempts"],
-            priority=options["priority"],
-            ttl=options["ttl"],
+            **{name: options[name] for name in WRITE_OPTIONS},
             once=f"{load.prefix}{load.chunks}" if load else None,
             batch=number,
             content=load.content(number) if load else None,
+            **guarded(context),
         )
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
         totals["chunks_done_before"] += done.repeated
-        if options["rate"] and number < chunks - 1 and not done.repeated:
+        if options["rate"] and number < chunks - 1 and not (done.repeated or context.dry_run):
             threading.Event().wait(max(0.0, size / options["rate"] - (clock.monotonic() - began)))
-    totals["rejected"] = len(rejects)
-    if file := options["rejects"]:
+    if context.dry_run:
+        totals = {"would_enqueue": totals.pop("enqueued"), **totals}
+    return {**totals, **rejected(context, rejects)}
+
+
+def rejected(context: Context, rejects: Sequence[checked_rows.Reject]) -> Result:
+    """Write the rejects of a job into their file; return their number and the file."""
+    file = context.options["rejects"]
+    if file and not context.dry_run:
         write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
-    return {**totals, **({"rejects": file} if file else {})}
+    return {"rejected": len(rejects), **({"rejects": file} if file else {})}
 
 
 @dataclass(frozen=True)
@@ -306,35 +368,8 @@ def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
 
 
 def _row_hash(tasks: DataFrame) -> Column:
-    return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns))
+    return F.xxhash64(*(F.to_json(F.struct(name)) for name in tasks.columns if name != ROW))
 
 
 def _chunk(row: Column, chunks: int) -> Column:
     return F.pmod(row, F.lit(chunks))
-
-
-def tried(context: Context, tasks: DataFrame) -> Result:
-    """Check every row, write nothing, and return the counts.
-
-    Raises PipelineError for rows that cannot be tasks, unless a file for rejects is named.
-    """
-    options = context.options
-    rules = staging.Rules(
-        queue=options["queue"],
-        queues=frozenset(options["known_queue"]) or None,
-        require_reference=options["require_reference"],
-    )
-    context.progress("checking rows", 0, 0)
-    bad = prepared(tasks, options["queue"]).mapInArrow(partial(_rejects, rules), REJECT_DDL)
-    rejects = [staging.Reject(*row) for row in bad.limit(MAX_TRIED_REJECTS).collect()]
-    if rejects and not options["rejects"]:
-        shown = "; ".join(f"{one.reference or one.payload}: {one.reason}" for one in rejects[:MAX_REJECTS_IN_ERROR])
-        raise PipelineError(f"At least {len(rejects):,} rows cannot be tasks. {shown}. --rejects FILE sets them aside.")
-    rows = tasks.count()
-    return {"would_enqueue": rows - len(rejects), "rejected": len(rejects), "columns": ", ".join(tasks.columns)}
-
-
-def _rejects(rules: staging.Rules, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        _, rejects = staging.stage(batch, rules)
-        yield pa.RecordBatch.from_pylist([one._asdict() for one in rejects], REJECT_SCHEMA)

@@ -3,20 +3,16 @@
 ``open_staging`` and ``finish`` run on the driver, ``fill`` in a Spark task. Each attempt of a Spark task marks its rows
 with its own number, and the driver moves only the rows of attempts whose answer it got: a retry, a speculative attempt
 or a lost executor never adds a row twice. A driver that dies leaves only a staging table; see `sweep_staging`.
-
-A DataFrame's columns are named like the arguments of ``enqueue``: ``queue`` and ``reference`` (text), ``payload`` and
-``context`` (JSON text), ``priority`` and ``max_attempts`` (whole numbers), ``run_at`` (timestamp), ``delay``, ``ttl``
-and ``lease`` (day-time intervals), ``group``, ``tag`` and ``payload_type`` (text).
 """
 
 from __future__ import annotations
 
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,51 +21,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
-from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
-from django_dbtaskqueue.core.durations import MIN_LEASE
-from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
+from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
 from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
+from django_dbtaskqueue.pipeline.source.checked_rows import Reject, Rules, stage
 
-RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
-GIVEN = (BY_NAME["queue"], *ENQUEUED)
-COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
-STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
-JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
-STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
-WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
-LAST_TIME = datetime(9000, 12, 31, tzinfo=UTC)
-REJECT_PREVIEW_CHARS = 200  # of a rejected row's payload
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
 SORT_MEMORY = "128MB"
 ABANDONED_AFTER = timedelta(days=1)
 STAMP_FORMAT = "%Y%m%d%H%M%S"
 CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
-
-
-class Reject(NamedTuple):
-    """A row that was not enqueued, and why."""
-
-    queue: str | None
-    reference: str | None
-    reason: str
-    payload: str | None  # its first characters
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What rows are checked against, and the values for columns that are missing or null."""
-
-    queue: str | None = None
-    queues: frozenset[str] | None = None  # the known ones; None: any name
-    require_reference: bool = False
-    max_attempts: int = 5
-    priority: int = 0
-    ttl: float | None = None  # seconds
-    limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
 
 
 @dataclass(frozen=True)
@@ -84,6 +46,7 @@ class Plan:
     timed: bool = True  # whether any row has a time
     once: tuple[str, int] | None = None  # (query, batch) in the ledger
     content: str | None = None  # what the write is made of; an entry of the ledger beside that of ``once``
+    dry_run: bool = False  # stage, and count what a write would do
 
 
 class Part(NamedTuple):
@@ -112,100 +75,6 @@ class WriteReport:
     @property
     def rejected(self) -> int:
         return len(self.rejects)
-
-
-def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
-    """Return the good rows as the staging table's columns, and the bad ones."""
-    given = {name: batch.column(name) for name in batch.schema.names if name in COLUMNS}
-    count = batch.num_rows
-    if "queue" not in given:
-        given["queue"] = pa.array([rules.queue] * count, pa.string())
-    reasons: dict[int, str] = {}
-    for name, column in given.items():
-        for row, reason in _faults(name, column, rules):
-            reasons.setdefault(row, reason)
-    rejects = [_reject(given, row, reasons[row]) for row in sorted(reasons)]
-    if reasons:
-        good = pa.array([row for row in range(count) if row not in reasons], pa.int64())
-        given = {name: column.take(good) for name, column in given.items()}
-    return _converted(given, rules, count - len(reasons)), rejects
-
-
-def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
-    if name in JSONS:
-        return _json_faults(name, column, rules.limits)
-    if name in STAGED_TEXTS:
-        return _text_faults(name, column, rules)
-    if name in STAGED_DURATIONS:
-        seconds = _seconds(column)
-        shortest, named = (MIN_LEASE, "100 ms") if name == "lease" else (timedelta(0), "zero")
-        bad = pc.or_(pc.less(seconds, shortest.total_seconds()), pc.greater(seconds, MAX_DELAY.total_seconds()))
-        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not between {named} and a hundred years")
-    if name in WHOLE:
-        least, most = WHOLE[name]
-        bad = pc.or_(pc.less(column, least), pc.greater(column, most))
-        return _said(bad, lambda row: f"{name}: {column[row].as_py()} is not a whole number from {least} to {most}")
-    bad = pc.greater(column, pa.scalar(LAST_TIME, column.type))
-    return _said(bad, lambda row: f"{name}: {column[row]} is later than the year {LAST_TIME.year}")
-
-
-def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:
-    return [(row, reason(row)) for row in pc.indices_nonzero(bad.fill_null(False)).to_pylist()]
-
-
-def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, str]]:
-    length = pc.utf8_length(column)
-    bad = pc.or_(pc.or_(pc.less(length, 1), pc.greater(length, 200)), pc.match_substring(column, "\0"))
-    faults = _said(bad, lambda row: f"{name}: {column[row].as_py()!r:.80} is not text of 1 to 200 characters")
-    if name == "queue" or (name == "reference" and rules.require_reference):
-        faults += _said(column.is_null(), lambda row: f"{name}: is null, and each row must have one")
-    if name == "queue" and rules.queues is not None:
-        known = pc.or_kleene(pc.is_in(column, pa.array(sorted(rules.queues), pa.string())), column.is_null())
-        names = ", ".join(sorted(rules.queues))
-        faults += _said(pc.invert(known), lambda row: f"queue: {column[row].as_py()!r} is unknown. Known: {names}")
-    return faults
-
-
-def _json_faults(name: str, column: pa.Array, limits: json_payload.Limits) -> list[tuple[int, str]]:
-    texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
-    reasons = ((row, json_fault(text, limits, mapping=name == "context")) for row, text in texts)
-    return [(row, f"{name}: {reason}") for row, reason in reasons if reason]
-
-
-def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:
-    """Return why a database cannot hold this JSON text, or None."""
-    try:
-        value = json_payload.loads(text)
-        plain = len(text) <= min(json_payload.INT_DIGITS, limits.size // 4) and "\\u" not in text
-        if not plain or text.count("[") + text.count("{") > limits.depth:
-            json_payload.dumps(value, limits=limits)
-    except PayloadError as error:
-        return f"{error.path}: {error.reason}" if error.path else error.reason
-    return f"is {text:.40}, and must be a JSON object" if mapping and not isinstance(value, dict) else None
-
-
-def _reject(given: dict[str, pa.Array], row: int, reason: str) -> Reject:
-    queue, reference, payload = (
-        given[name][row].as_py() if name in given else None for name in ("queue", "reference", "payload")
-    )
-    return Reject(queue, reference, reason, payload and payload[:REJECT_PREVIEW_CHARS])
-
-
-def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
-    """Return the staging table's columns, defaults filled in; a column that is not given is left out."""
-    columns = {
-        COLUMNS[name]: _seconds(column) if name in STAGED_DURATIONS else column for name, column in given.items()
-    }
-    for name, value in {"priority": rules.priority, "max_attempts": rules.max_attempts}.items():
-        column = columns.get(name, pa.nulls(count, pa.int64()))
-        columns[name] = pc.fill_null(column.cast(pa.int64()), value)
-    if rules.ttl is not None:
-        columns["ttl"] = pc.fill_null(columns.get("ttl", pa.nulls(count, pa.float64())), rules.ttl)
-    return columns
-
-
-def _seconds(column: pa.Array) -> pa.Array:
-    return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
 
 
 # -- the staging table -------------------------------------------------------------------------------------------------
@@ -293,23 +162,37 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
     try:
         _check(plan, parts)
         with plan.database.open() as link:
+            if plan.dry_run:
+                return _foreseen(plan, link, parts)
             report = _move(plan, link, parts)
             if link.postgresql and report.enqueued:
                 queues = sorted({queue for part in parts for queue in part.queues})
                 link.run(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q", {"queues": queues})
-    except BaseException:
+    finally:
         drop_staging(plan.database, plan.table)
-        raise
     return report
+
+
+def _foreseen(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
+    """Return what `_move` would, or raise the same for a taken reference."""
+    sql = StagingStatements(plan.database.tables, plan.database.dialect)
+    params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
+    staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
+    if plan.once and plan.once in link.run(sql.entries, {"prefix": plan.once[0]}):
+        return WriteReport(rejects=rejects, repeated=True)
+    new = int(link.run(sql.new(plan.table), params)[0][0]) if staged else 0
+    if new < staged and not plan.ignore:
+        raise _duplicate(plan, link, sql, params)
+    return WriteReport(new, staged - new, rejects)
 
 
 def _check(plan: Plan, parts: Sequence[Part]) -> None:
     if (rejected := sum(part.rejected for part in parts)) and not plan.reject:
         first = next(reject for part in parts for reject in part.rejects)
         raise PipelineError(
-            f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, with '
-            f"reference {first.reference!r} and payload {first.payload!r:.100}: {first.reason}. Correct them, or leave "
-            'them out with on_invalid="reject".'
+            f'{rejected:,} rows cannot be enqueued (on_invalid="error"), so nothing was written. The first, '
+            f"{f'in line {first.line} of {first.file}' if first.file else f'with reference {first.reference!r}'}: "
+            f'{first.reason}. Correct them, or set them aside with on_invalid="reject" or --rejects FILE.'
         )
 
 
@@ -325,7 +208,6 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
             if link.postgresql:
                 link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
             if ledger and not link.change(sql.enter, ledger):
-                link.run(f"DROP TABLE {plan.table}")
                 return WriteReport(rejects=rejects, repeated=True)
             if grouped and link.postgresql:  # SQLite has a single writer
                 many = link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS
@@ -340,7 +222,6 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
                 link.change(sql.entered, {**ledger, "rows": enqueued})
                 if plan.content:
                     link.change(sql.enter, {**ledger, "query": f"{ledger['query']} {plan.content}"})
-            link.run(f"DROP TABLE {plan.table}")
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, sql, params) from error
     return WriteReport(enqueued, staged - enqueued, rejects)

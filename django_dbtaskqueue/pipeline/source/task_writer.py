@@ -17,7 +17,8 @@ from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import staging
+from django_dbtaskqueue.pipeline.source import checked_rows, staging
+from django_dbtaskqueue.pipeline.source.files import ROW
 from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 
 if TYPE_CHECKING:
@@ -27,14 +28,14 @@ NESTED = (types.StructType, types.ArrayType, types.MapType)
 PART_DDL = "part string"
 # Column -> (the types it may have, how to make one)
 ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
-    **dict.fromkeys(staging.STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
-    **dict.fromkeys(staging.JSONS, ((types.StringType,), "to_json(col)")),
+    **dict.fromkeys(checked_rows.STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
+    **dict.fromkeys(checked_rows.JSONS, ((types.StringType, *NESTED), "to_json(col)")),
     **dict.fromkeys(
-        staging.STAGED_DURATIONS,
+        checked_rows.STAGED_DURATIONS,
         ((types.DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
     ),
     **dict.fromkeys(
-        staging.WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')
+        checked_rows.WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')
     ),
     "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
 }
@@ -56,6 +57,7 @@ def write_tasks(
     once: str | None = None,
     batch: int = 0,
     content: str | None = None,
+    dry_run: bool = False,
 ) -> staging.WriteReport:
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
@@ -69,10 +71,11 @@ def write_tasks(
 
     ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, for
     example after the driver died, adds nothing and reports ``repeated``. ``content`` is a text about the rows that the
-    ledger keeps beside the name. Ids follow the references' order.
+    ledger keeps beside the name. Ids follow the references' order. ``dry_run`` stages the rows, and returns what the
+    write would do.
     """
-    df = prepared(df, queue)
-    rules = staging.Rules(
+    check_schema(df.schema, queue)
+    rules = checked_rows.Rules(
         queue=queue,
         queues=None if queues is None else frozenset(queues),
         require_reference=require_reference,
@@ -83,7 +86,7 @@ def write_tasks(
     )
     named = None if once is None else (once, batch)
     plan = _plan(database, df.columns, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
-    plan = replace(plan, content=content)
+    plan = replace(plan, content=content, dry_run=dry_run)
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
@@ -93,7 +96,7 @@ def write_tasks(
 
 
 def _plan(
-    database: Database, columns: Iterable[str], rules: staging.Rules, *,
+    database: Database, columns: Iterable[str], rules: checked_rows.Rules, *,
     on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
 ) -> staging.Plan:  # fmt: skip
     """Return the plan of a write, and make its staging table."""
@@ -103,6 +106,7 @@ def _plan(
     ):
         if value not in choices:
             raise PipelineError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    checked_rows.check_defaults(rules)
     return staging.Plan(
         database,
         staging.open_staging(database),
@@ -114,26 +118,15 @@ def _plan(
     )
 
 
-def prepared(df: DataFrame, queue: str | None) -> DataFrame:
-    """Return ``df`` with nested payloads and contexts as JSON text; `PipelineError` for a column that does not fit."""
-    from pyspark.sql import functions as F
-
-    for field in df.schema:
-        if field.name in staging.JSONS and isinstance(field.dataType, NESTED):
-            df = df.withColumn(field.name, F.to_json(field.name, {"ignoreNullFields": "false"}))
-    check_schema(df.schema, queue)
-    return df
-
-
 def check_schema(schema: types.StructType, queue: str | None) -> None:
     """Refuse columns that are unknown or of a wrong type, and rows without a queue."""
-    for field in schema:
-        if field.name not in staging.COLUMNS:
-            arguments = {column: name for name, column in staging.COLUMNS.items()}
-            near = near_match(arguments.get(field.name, field.name), staging.COLUMNS)
+    for field in (one for one in schema if one.name != ROW):
+        if field.name not in checked_rows.COLUMNS:
+            arguments = {column: name for name, column in checked_rows.COLUMNS.items()}
+            near = near_match(arguments.get(field.name, field.name), checked_rows.COLUMNS)
             raise PipelineError(
                 f"The DataFrame has a column {field.name!r}, which is no argument of enqueue().{near} "
-                f"Known: {', '.join(staging.COLUMNS)}. Put other values into the payload, "
+                f"Known: {', '.join(checked_rows.COLUMNS)}. Put other values into the payload, "
                 f'as in struct("{field.name}").alias("payload"), or drop them.'
             )
         types, remedy = ACCEPTED[field.name]
@@ -153,7 +146,7 @@ def _fill_rows(plan: staging.Plan, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _part(text: str) -> staging.Part:
     part = staging.Part(*json.loads(text))
-    return part._replace(rejects=[staging.Reject(*values) for values in part.rejects])
+    return part._replace(rejects=[checked_rows.Reject(*values) for values in part.rejects])
 
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> staging.Plan:
@@ -161,7 +154,7 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
     queue, once = options.get("queue"), options.get("once")
     check_schema(schema, queue)
     attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
-    rules = staging.Rules(queue=queue, max_attempts=attempts, priority=priority)
+    rules = checked_rows.Rules(queue=queue, max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
 

@@ -53,7 +53,7 @@ VARIANTS: dict[str, Variants] = {
     "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
     **{
         f"StagingStatements.{name}": _all(table=[TABLE])
-        for name in ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "staged", "twice")
+        for name in ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "new", "staged", "twice")
     },
     **{
         f"ArchiveStatements.{name}": _all(source=["task", "history"])

@@ -2112,6 +2112,32 @@ AND NOT m.ready OR m.place > 1
 AND m.ready
 AND m.s <> 'PROCESSING';
 
+-- StagingStatements.new
+SELECT (
+    SELECT count(*)
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT value
+        FROM json_each(%(attempts)s)
+    )
+    AND u.reference_number IS NULL
+) + count(*)
+FROM (
+    SELECT DISTINCT u.queue_name, u.reference_number
+    FROM "dbtaskqueue_stg_20260131000000_x" AS u
+    WHERE u._attempt IN (
+        SELECT value
+        FROM json_each(%(attempts)s)
+    )
+    AND u.reference_number IS NOT NULL
+    AND NOT EXISTS (
+        SELECT 1
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.reference_number = u.reference_number
+        AND t.queue_name = u.queue_name
+    )
+) AS n;
+
 -- StagingStatements.staged
 SELECT count(*)
 FROM "dbtaskqueue_stg_20260131000000_x" AS u
