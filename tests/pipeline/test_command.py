@@ -137,6 +137,7 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Data
     settings.DBTASKQUEUE = {
         "QUEUES": {"claims": {"max_attempts": 3, "priority": 4}, "parcels": {"model": "testapp.Parcel"}},
         "OBJECTIVES": {"claims": "50%/1h"},
+        "PAYLOAD_MAX_BYTES": 2000,
     }
     Queue.objects.create(name="mails")
     assert "--objective 50% within 1h" in explained("report")
@@ -144,6 +145,7 @@ def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Data
     text = explained("enqueue", "--queue", "claims")
     assert "--max-attempts 3" in text and "--priority 4" in text
     assert {"claims", "mails"} <= set(re.findall(r"\w+", text.split("--known-queue ")[1]))
+    assert "--payload-max-bytes 2,000" in text and "--payload-max-bytes 2,000" in explained("replay")
     with pytest.raises(CommandError, match=r"unknown queue 'claim'\. Did you mean 'claims'") as caught:
         call_command("runtaskpipeline", "enqueue", "--queue", "claim", "--input", "nowhere")
     assert caught.value.returncode == 2

@@ -83,7 +83,7 @@ COLUMNS: dict[str, tuple[pa.Array, Any]] = {
     "category": (pa.array(["a"]).dictionary_encode(), "a"),
     "nested": (
         pa.array([{"when": [datetime(2024, 1, 2)], "half": 1.5}]),
-        {"when": ["2024-01-02T00:00:00"], "none": None},
+        {"when": ["2024-01-02T00:00:00"], "half": 1.5},
     ),
     "back`tick": (pa.array([True]), True),
     "map": (pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int8())), {"k": 1}),

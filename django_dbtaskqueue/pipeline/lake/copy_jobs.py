@@ -14,14 +14,15 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.columns import COPIED
 from django_dbtaskqueue.core.columns import Column as TaskColumn
 from django_dbtaskqueue.core.durations import parse_length
-from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
+from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
+from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, unregister_stream, write_tasks
-from django_dbtaskqueue.pipeline.source.enqueue_job import only
+from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, only, refuse_unknown_queue, rejected
 from django_dbtaskqueue.pipeline.spark import put
 
 if TYPE_CHECKING:
@@ -148,6 +149,13 @@ def _copied(column: TaskColumn) -> Column:
     return (F.make_dt_interval(secs=value) if column.type == "float8" else value).alias(column.argument)
 
 
+def _time_to_live() -> Column:
+    """Return how long a task could be started after it was due. A task that has run counts as due at its creation."""
+    due = F.when(F.col("total_attempt") == 0, F.greatest("create_time", "next_process_time"))
+    span = F.col("expire_time") - F.coalesce(due, "create_time")
+    return F.when(span.isNotNull(), F.least(F.greatest(span, F.lit(timedelta(0))), F.lit(MAX_DELAY)))
+
+
 def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = None, rate: float = 1.0) -> DataFrame:
     """Return archived tasks as new ones; of each (queue, reference) the one that was archived last.
 
@@ -159,8 +167,7 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
         (F.lit(to) if to else F.col("queue_name")).alias("queue"),
         F.coalesce("reference_number", named).alias("reference"),
         *[_copied(column) for column in COPIED],
-        # The archive has no other trace of the time to live.
-        (F.col("expire_time") - F.col("create_time")).alias("ttl"),
+        _time_to_live().alias("ttl"),
         F.coalesce("finish_time", "last_update_time").alias("_ended"),
         F.col("id").alias("_id"),
     ]
@@ -178,7 +185,8 @@ class Replay(Job):
 
     A task whose reference is taken in its queue, by a task of any status, is left out: so a second replay adds nothing
     while the first one's tasks exist. A task without a reference gets one made of its old id. The archive is not
-    changed. --dry-run counts the tasks and shows the first references.
+    changed. A task that the queue would not take now is left out: --rejects FILE says why, and without it the exit code
+    is 3. --dry-run returns the counts of the run, and the first references.
     """
 
     name = "replay"
@@ -193,11 +201,13 @@ class Replay(Job):
         Argument("limit", "at most N tasks, the oldest first", count),
         Argument("to", "the queue to put them into; default: each task's own"),
         Argument("rate", "spread them: N become due in a second", per_second),
+        *GUARDS,
     )
 
     def run(self, context: Context) -> Result:
-        """Return how many tasks were ``chosen``, ``enqueued``, and ``already_there``."""
+        """Return how many tasks were ``chosen``, ``enqueued``, ``already_there`` and ``rejected``."""
         database, options = context.need_database(), context.options
+        refuse_unknown_queue("--to", options)
         if options["since"] and options["until"] and options["since"] > options["until"]:
             raise JobOptionError("--since", f"{options['since']} comes after --until {options['until']}")
         context.progress("reading the archive", 0, 0)
@@ -208,12 +218,19 @@ class Replay(Job):
         new = as_new(chosen(archived, options), to=options["to"], start=start, rate=options["rate"] or 1.0).cache()
         try:
             number = new.count()
-            if context.dry_run:
-                names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")
-                first = [name for (name,) in names.limit(MAX_SHOWN_REFERENCES).collect()]
-                return {"chosen": number, "dry_run": True, "first": first}
+            names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")
+            first = names.limit(MAX_SHOWN_REFERENCES).collect() if context.dry_run else []
             context.progress("enqueueing", 0, number)
-            report = write_tasks(new, database, on_duplicate="ignore")
+            guards = {**guarded(context), "on_invalid": "reject"}
+            report = write_tasks(new, database, on_duplicate="ignore", **guards)
         finally:
             new.unpersist()
-        return {"chosen": number, "enqueued": report.enqueued, "already_there": report.ignored}
+        enqueued = "would_enqueue" if context.dry_run else "enqueued"
+        counts = {"chosen": number, enqueued: report.enqueued, "already_there": report.ignored}
+        shown = {"first": [name for (name,) in first]} if first else {}
+        result = {**counts, **rejected(context, report.rejects), **shown}
+        if report.rejects and not options["rejects"]:
+            one = report.rejects[0]
+            reason = f"The first, {one.queue}/{one.reference}: {one.reason}. --rejects FILE lists them"
+            raise CheckFailed(f"{report.rejected:,} of these tasks cannot be enqueued. {reason}.", result)
+        return result

@@ -45,12 +45,12 @@ def test_tasks_come_back_once(spark: SparkSession, database: Database, folder: P
     make_task("CREATED", reference="r2")
 
     dry = replay(spark, database, folder, dry_run=True)
-    assert dry["chosen"] == 3
+    assert (dry["chosen"], dry["would_enqueue"], dry["already_there"]) == (3, 2, 1)
     assert dry["first"] == [f"letters/replay:dbtaskqueue.task:{letter.pk}", "parcels/r1", "parcels/r2"]
     assert Task.objects.count() == 1
 
-    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 2, "already_there": 1}
-    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 0, "already_there": 3}
+    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 2, "already_there": 1, "rejected": 0}
+    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 0, "already_there": 3, "rejected": 0}
     found = {task.reference: (task.queue, task.status, task.payload, task.total_attempt) for task in Task.objects.all()}
     assert found["r1"] == ("parcels", "CREATED", {"n": 9}, 0)
     assert found[f"replay:dbtaskqueue.task:{letter.pk}"] == ("letters", "CREATED", {"n": 3}, 0)
