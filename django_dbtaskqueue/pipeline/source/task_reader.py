@@ -33,7 +33,7 @@ FILTER_OPERATORS: dict[type[datasource.Filter], str] = {
     datasource.LessThanOrEqual: "<=",
     datasource.In: "in",
 }
-OPERATORS = {*FILTER_OPERATORS.values(), "known"}
+OPERATORS = (*FILTER_OPERATORS.values(), "known")
 SNAPSHOT_NAME = re.compile(r"[0-9A-Fa-f-]+")
 PUSHED_TEXT_COLUMNS = ("queue_name", "status")
 PARTITION_IDS = 500_000

@@ -34,7 +34,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark.terminal import interrupts_delayed, without_sketch_warning
+from django_dbtaskqueue.pipeline.spark.terminal import (
+    interrupts_delayed,
+    without_query_contexts,
+    without_sketch_warning,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,7 +82,7 @@ LOCAL_SPARK_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-# The driver says why a task failed; what an executor says of it, or of a task that Ctrl-C cut off, is left out.
+# An error of a task is raised, so what the driver and an executor log of it is left out.
 LOG4J_PROPERTIES = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -86,6 +90,10 @@ logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
 logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
 logger.scheduler.level = warn
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.streams.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
+logger.streams.level = off
 logger.executor.name = org.apache.spark.executor.Executor
 logger.executor.level = off
 appender.stderr.type = Console
@@ -140,6 +148,7 @@ def spark_session(
             raise PipelineError(reason) from error
     classes.save_at_exit(session)
     without_sketch_warning(session)
+    without_query_contexts()
     return session
 
 

@@ -34,6 +34,7 @@ SPARK_ERROR_REMEDIES = {
     "FAILED_READ_FILE": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
     "CANNOT_READ_FILE_FOOTER": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
     "UNABLE_TO_INFER_SCHEMA": "The folder holds no file of that format.",
+    "CAST_INVALID_INPUT": "With try_cast(... AS ...) in place of CAST the value is null.",
     "PATH_ALREADY_EXISTS": "Give a path that does not exist yet.",
 }
 
@@ -187,6 +188,14 @@ def py4j_silenced() -> Iterator[None]:
 
 def _is_not_py4j(record: logging.LogRecord) -> bool:
     return PurePath(record.pathname).parent.name != PY4J
+
+
+def without_query_contexts() -> None:
+    """Keep PySpark from logging, as JSON, the place in a query of each error that it raises."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def is_interrupt(error: BaseException) -> bool:
