@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +30,6 @@ JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
 STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
 WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
 FIRST_TIME, LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC)
-Place = Mapping[str, Any]  # file and line of a row that was read from a file
 TIME_EDGES = ((pc.less, FIRST_TIME), (pc.greater, LAST_TIME))
 
 
@@ -76,7 +75,11 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
             found = [*_faults(name, column, rules)]
         for row, reason in found:
             faults.setdefault(row, {"column": name, "value": _preview(column, row), "reason": f"{name}: {reason}"})
-    rejects = [_reject(given, row, places[row].as_py() or {}, faults[row]) for row in sorted(faults)]
+    where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
+    rejects = [
+        _reject(given, row, faults[row])._replace(**{name: places[row][name].as_py() for name in where})
+        for row in sorted(faults)
+    ]
     if faults:
         good = pa.array([row for row in range(count) if row not in faults], pa.int64())
         given = {name: column.take(good) for name, column in given.items()}
@@ -170,19 +173,10 @@ def _preview(column: pa.Array, row: int) -> str | None:
     return None if value is None else str(value)[:PREVIEW_CHARS]
 
 
-def _reject(given: dict[str, pa.Array], row: int, place: Place, fault: Mapping[str, str]) -> Reject:
+def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str]) -> Reject:
     queue, reference = (given[name][row].as_py() if name in given else None for name in ("queue", "reference"))
     payload = _preview(given["payload"], row) if "payload" in given else None
-    return Reject(
-        queue,
-        reference,
-        fault["reason"],
-        payload,
-        place.get("file"),
-        place.get("line"),
-        fault["column"],
-        fault["value"],
-    )
+    return Reject(queue, reference, fault["reason"], payload, column=fault["column"], value=fault["value"])
 
 
 def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:

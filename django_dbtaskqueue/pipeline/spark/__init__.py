@@ -34,11 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.spark.terminal import (
-    interrupts_delayed,
-    without_query_contexts,
-    without_sketch_warning,
-)
+from django_dbtaskqueue.pipeline.spark import terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,26 +78,6 @@ LOCAL_SPARK_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-# An error of a task is raised, so what the driver and an executor log of it is left out.
-LOG4J_PROPERTIES = """\
-rootLogger.level = error
-rootLogger.appenderRef.stderr.ref = stderr
-logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
-logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
-logger.scheduler.level = warn
-logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
-logger.tasks.level = off
-logger.streams.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
-logger.streams.level = off
-logger.executor.name = org.apache.spark.executor.Executor
-logger.executor.level = off
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
-"""
 
 
 def spark_session(
@@ -132,7 +108,7 @@ def spark_session(
     if active := SparkSession.getActiveSession():
         return active
     if GATEWAY_VARIABLE in os.environ:
-        with interrupts_delayed():
+        with terminal.interrupts_delayed():
             return session_of({**_submitted(master), **(conf or {})}, app_name)
     master = master or _default_master()
     folder = scratch()
@@ -140,15 +116,15 @@ def spark_session(
     classes = ClassData.of(java, folder)
     conf = {**(SHORT_SETTINGS if short else {}), **(conf or {})}
     settings = _settings(master, memory, folder, [*classes.options, *SHORT_OPTIONS * short], conf)
-    with _environment(java, local=master.startswith("local")), interrupts_delayed():
+    with _environment(java, local=master.startswith("local")), terminal.interrupts_delayed():
         try:
             session = session_of({"spark.master": master, **settings}, app_name)
         except Exception as error:  # the launcher raises many kinds; each must name the Java
             reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
             raise PipelineError(reason) from error
     classes.save_at_exit(session)
-    without_sketch_warning(session)
-    without_query_contexts()
+    terminal.without_sketch_warning(session)
+    terminal.without_query_contexts()
     return session
 
 
@@ -210,7 +186,7 @@ def _require_packages() -> None:
 
 def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Mapping[str, str]) -> dict[str, str]:
     quiet = folder / "log4j2.properties"
-    put(quiet, LOG4J_PROPERTIES)
+    put(quiet, terminal.LOG4J_PROPERTIES)
     local = master.startswith("local")
     java_options = [f"-Dlog4j2.configurationFile={quiet.as_uri()}", "-Duser.timezone=UTC"]
     java_options += java if local else []

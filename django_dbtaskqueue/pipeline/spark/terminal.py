@@ -38,6 +38,27 @@ SPARK_ERROR_REMEDIES = {
     "PATH_ALREADY_EXISTS": "Give a path that does not exist yet.",
 }
 
+# An error of a task is raised, so what the driver and an executor log of it is left out.
+LOG4J_PROPERTIES = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = stderr
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.scheduler.name = org.apache.spark.scheduler.TaskSchedulerImpl
+logger.scheduler.level = warn
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
+logger.streams.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
+logger.streams.level = off
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
+"""
+
 
 def silent(stage: str, done: int, total: int) -> None:
     """Show no progress."""
