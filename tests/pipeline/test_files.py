@@ -107,7 +107,7 @@ BAD: dict[str, tuple[bytes, int, str, str]] = {  # file: content, line, value, r
     "latin.csv": ("a\né\n".encode("latin-1"), 2, "\ufffd", "is not in utf-8. Give its encoding"),
     "latin.jsonl": ('{"a": "é"}\n'.encode("latin-1"), 1, '{"a": "\ufffd"}', "is not in utf-8"),
     "cut.jsonl": (b'\n{"a": \n{}\n', 2, '{"a":', "not JSON"),
-    "list.jsonl": (b"{}\n[1]\n", 2, "[1]", "is not a JSON object"),
+    "list.jsonl": (b"{}\n[1]\n", 2, "[1]", "is not a JSON object. Write one in each line"),
     "nan.jsonl": (b'{"a": NaN}\n', 1, '{"a": NaN}', "not JSON"),
     "nul.jsonl": (b'{"a": "\\u0000"}\n', 1, '{"a": "\\u0000"}', "the NUL character"),
 }
@@ -120,6 +120,11 @@ def test_a_bad_row_is_a_reject_with_its_place(tmp_path: Path, name: str, bad: tu
     _, (reject,) = loaded(tmp_path / name)
     assert (reject.file, reject.line) == (str(tmp_path / name), line)
     assert str(reject.value).startswith(value) and reason in reject.reason
+
+
+def test_a_default_that_no_task_can_have_is_a_fault_of_its_rows() -> None:
+    (reject,) = stage(pa.record_batch({"payload": ["1"]}), Rules(queue="q", priority=40000))[1]
+    assert reject.reason == "priority: 40000 is not a whole number from -32768 to 32767"
 
 
 def test_nan_is_a_reject_and_bytes_are_base64(tmp_path: Path) -> None:

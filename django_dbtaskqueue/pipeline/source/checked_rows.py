@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
 from django_dbtaskqueue.core.durations import MIN_LEASE
-from django_dbtaskqueue.core.exceptions import PayloadError, PipelineError
+from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.pipeline.source.files import PREVIEW_CHARS, ROW, as_json
 
@@ -61,11 +61,9 @@ class Rules:
 
 def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
     """Return the good rows as the staging table's columns, and the bad ones."""
-    given = {name: batch.column(name) for name in batch.schema.names if name in COLUMNS}
-    count = batch.num_rows
-    if "queue" not in given:
-        given["queue"] = pa.array([rules.queue] * count, pa.string())
-    places = batch.column(ROW) if ROW in batch.schema.names else pa.nulls(count, pa.struct([("fault", pa.null())]))
+    count, names = batch.num_rows, batch.schema.names
+    given = _filled({name: batch.column(name) for name in names if name in COLUMNS}, rules, count)
+    places = batch.column(ROW) if ROW in names else pa.nulls(count, pa.struct([("fault", pa.null())]))
     unread = pc.indices_nonzero(places.field("fault").is_valid()).to_pylist()
     faults = {row: places[row]["fault"].as_py() for row in unread}
     for name, column in [*given.items()]:
@@ -83,17 +81,21 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
     if faults:
         good = pa.array([row for row in range(count) if row not in faults], pa.int64())
         given = {name: column.take(good) for name, column in given.items()}
-    return _converted(given, rules, count - len(faults)), rejects
+    seconds = {name: _seconds(column) for name, column in given.items() if name in STAGED_DURATIONS}
+    return {COLUMNS[name]: column for name, column in {**given, **seconds}.items()}, rejects
 
 
-def check_defaults(rules: Rules) -> None:
-    """Raise PipelineError if a value for rows without one cannot be a task's."""
-    ttl = pa.array([timedelta(seconds=rules.ttl or 0)], pa.duration("us"))
-    values = {"priority": pa.array([rules.priority]), "max_attempts": pa.array([rules.max_attempts]), "ttl": ttl}
-    queue = {} if rules.queue is None else {"queue": pa.array([rules.queue])}
-    for name, column in {**values, **queue}.items():
-        for _, reason in _faults(name, column, rules):
-            raise PipelineError(f"{name}: {reason}. Nothing was written.")
+def _filled(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
+    """Return the columns with the values of the rules where there is none; the queue only if it is no column."""
+    values = {
+        "priority": pa.scalar(rules.priority, pa.int64()),
+        "max_attempts": pa.scalar(rules.max_attempts, pa.int64()),
+    }
+    if rules.ttl is not None:
+        values["ttl"] = pa.scalar(timedelta(seconds=rules.ttl), pa.duration("us"))
+    columns = {name: given.get(name, pa.nulls(count, value.type)).cast(value.type) for name, value in values.items()}
+    queue = {"queue": pa.array([rules.queue] * count, pa.string())}
+    return {**queue, **given, **{name: pc.fill_null(column, values[name]) for name, column in columns.items()}}
 
 
 def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
@@ -177,19 +179,6 @@ def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str]) -> R
     queue, reference = (given[name][row].as_py() if name in given else None for name in ("queue", "reference"))
     payload = _preview(given["payload"], row) if "payload" in given else None
     return Reject(queue, reference, fault["reason"], payload, column=fault["column"], value=fault["value"])
-
-
-def _converted(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
-    """Return the staging table's columns, defaults filled in; a column that is not given is left out."""
-    columns = {
-        COLUMNS[name]: _seconds(column) if name in STAGED_DURATIONS else column for name, column in given.items()
-    }
-    for name, value in {"priority": rules.priority, "max_attempts": rules.max_attempts}.items():
-        column = columns.get(name, pa.nulls(count, pa.int64()))
-        columns[name] = pc.fill_null(column.cast(pa.int64()), value)
-    if rules.ttl is not None:
-        columns["ttl"] = pc.fill_null(columns.get("ttl", pa.nulls(count, pa.float64())), rules.ttl)
-    return columns
 
 
 def _seconds(column: pa.Array) -> pa.Array:

@@ -157,7 +157,11 @@ class Files:
             for number, line in enumerate(lines, 1):
                 if text := line.strip():
                     try:
-                        reason = "" if isinstance(json_payload.loads(text), dict) else "is not a JSON object"
+                        reason = (
+                            ""
+                            if isinstance(json_payload.loads(text), dict)
+                            else "is not a JSON object. Write one in each line"
+                        )
                     except PayloadError as error:
                         reason = error.reason
                     yield number, text, text, reason

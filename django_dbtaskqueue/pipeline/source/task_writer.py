@@ -106,7 +106,6 @@ def _plan(
     ):
         if value not in choices:
             raise PipelineError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
-    checked_rows.check_defaults(rules)
     return staging.Plan(
         database,
         staging.open_staging(database),
