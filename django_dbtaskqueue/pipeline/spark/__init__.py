@@ -67,8 +67,6 @@ SPARK_DEFAULTS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.parquet.compression.codec": "zstd",
-    # Spark would start a task for each file of the lake to look it up. On a mounted file system that is slower.
-    "spark.sql.sources.parallelPartitionDiscovery.threshold": "100000",
     # Up to this number of groups a Spark task computes percentiles in memory; above it, Spark sorts the rows.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "2048",
 }

@@ -29,13 +29,8 @@ SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
 PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
 SPARK_ERROR_REMEDIES = {
-    "PATH_NOT_FOUND": "Check the path; Spark resolves it on the driver and on every executor.",
     "UNRESOLVED_COLUMN": "Check the names of the columns you gave.",
-    "FAILED_READ_FILE": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
-    "CANNOT_READ_FILE_FOOTER": "The file is damaged or not Parquet: restore it, or take it out of the folder.",
-    "UNABLE_TO_INFER_SCHEMA": "The folder holds no file of that format.",
     "CAST_INVALID_INPUT": "With try_cast(... AS ...) in place of CAST the value is null.",
-    "PATH_ALREADY_EXISTS": "Give a path that does not exist yet.",
 }
 
 # An error of a task is raised, so what the driver and an executor log of it is left out.
