@@ -176,6 +176,7 @@ def test_each_job_does_its_work(
     root = bucket.lake if bucket else str(tmp_path / "lake")
     orders, kept = tmp_path / "orders.jsonl", ("--checkpoint", tmp_path / "checkpoint")
     orders.write_text('{"reference": "a", "payload": "{}"}\n')
+    Queue.objects.create(name="parcels")
     for number in range(3):
         times = {"create_time": -timedelta(days=8), "start_time": -timedelta(days=8)}
         make_task("COMPLETED", finish_time=-timedelta(days=7 - number), reference=f"r{number}", **times)

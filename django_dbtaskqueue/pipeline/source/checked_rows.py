@@ -72,7 +72,7 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
         else:
             found = [*_faults(name, column, rules)]
         for row, reason in found:
-            faults.setdefault(row, {"column": name, "value": _preview(column, row), "reason": f"{name}: {reason}"})
+            faults.setdefault(row, {"column": name, "value": _preview(given[name], row), "reason": f"{name}: {reason}"})
     where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
     rejects = [
         _reject(given, row, faults[row])._replace(**{name: places[row][name].as_py() for name in where})

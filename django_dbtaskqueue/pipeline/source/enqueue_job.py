@@ -278,10 +278,11 @@ def written(context: Context, tasks: DataFrame) -> Result:
 
 def rejected(context: Context, rejects: Sequence[checked_rows.Reject]) -> Result:
     """Write the rejects of a job into their file; return their number and the file."""
-    file = context.options["rejects"]
-    if file and not context.dry_run:
-        write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
-    return {"rejected": len(rejects), **({"rejects": file} if file else {})}
+    found, file = {"rejected": len(rejects)}, context.options["rejects"]
+    if not file or context.dry_run:
+        return found
+    write_whole(Path(file), "".join(f"{json.dumps(one._asdict(), ensure_ascii=False)}\n" for one in rejects))
+    return {**found, "rejects": file}
 
 
 @dataclass(frozen=True)

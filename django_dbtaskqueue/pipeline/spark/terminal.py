@@ -30,7 +30,6 @@ JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat 
 PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
 SPARK_ERROR_REMEDIES = {
     "UNRESOLVED_COLUMN": "Check the names of the columns you gave.",
-    "CAST_INVALID_INPUT": "With try_cast(... AS ...) in place of CAST the value is null.",
 }
 
 # An error of a task is raised, so what the driver and an executor log of it is left out.
