@@ -29,6 +29,7 @@ ANSWER_SCHEMA = pa.schema(
     [("number", pa.int64()), ("answers", pa.binary()), ("seconds", pa.float64()), ("refused", pa.string())]
 )
 ANSWER_DDL = "number long, answers binary, seconds double, refused string"
+Place = tuple[str | None, str]  # the server of a database, where that can be asked, and its name
 WORK_FUNCTION = "django_dbtaskqueue.contrib.spark.work.perform_rows"
 
 _serving: list[dict[str, str]] = []  # the environment that Django was set up with in this process
@@ -44,7 +45,7 @@ def on_worker(
     batches: Iterator[pa.RecordBatch],
     *,
     environment: Mapping[str, str],
-    places: Mapping[str, tuple[str | None, str]],
+    places: Mapping[str, Place],
     again: bool,
 ) -> Iterator[pa.RecordBatch]:
     """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.

@@ -24,7 +24,7 @@ from django.conf import settings
 from django.db import connections
 from pyspark import SparkContext, cloudpickle
 
-from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, on_worker, work
+from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker, work
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline.spark import spark_session
 from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph, without_secrets
@@ -80,7 +80,7 @@ class SparkExecutor:
         self._ended = threading.Event()
         self._mean: float | None = None  # seconds of one job on a worker, smoothed
         self._cores = 1
-        self._known_places: dict[str, tuple[str | None, str]] = {}
+        self._known_places: dict[str, Place] = {}
         self._session()
         for number in range(CONCURRENT_SPARK_JOBS):
             threading.Thread(target=self._serve, name=f"dbtaskqueue-spark-{number}", daemon=True).start()
@@ -180,14 +180,12 @@ class SparkExecutor:
         answers = frame.mapInArrow(function, ANSWER_DDL).toArrow().to_pylist()
         return sorted(answers, key=lambda row: row["number"])
 
-    def _places(self, calls: list[Call]) -> dict[str, tuple[str | None, str]]:
+    def _places(self, calls: list[Call]) -> dict[str, Place]:
         """Return which databases the poller means by the aliases of these calls."""
         aliases = {str(call.job.lease.port.alias) for call in calls}
         if new := aliases - self._known_places.keys():
             try:
-                for alias in new:
-                    place = work.Place.of(alias)
-                    self._known_places[alias] = place.server, place.database
+                self._known_places |= {alias: work.place_of(alias) for alias in new}
             finally:
                 connections.close_all()
         return {alias: self._known_places[alias] for alias in aliases}
@@ -230,7 +228,7 @@ class SparkExecutor:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Return whether a session has ended: its master was gone for long, or its JVM died."""
+    """Its master was gone for long, or its JVM died."""
     try:
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:

@@ -12,12 +12,13 @@ import os
 import pickle
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.db import close_old_connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.contrib.spark import Place
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
@@ -37,41 +38,27 @@ DATABASE_NAME = "SELECT current_database(), has_function_privilege('pg_control_s
 SERVER_NUMBER = "SELECT system_identifier::text FROM pg_control_system()"
 
 
-class Place(NamedTuple):
-    """Which database an alias means in one process. ``server`` is None where that cannot be asked."""
-
-    server: str | None
-    database: str
-
-    @classmethod
-    def of(cls, alias: str) -> Place:
-        session = Session.on(alias)
-        if not session.postgresql:
-            return cls(None, os.path.realpath(str(session.connection.settings_dict["NAME"])))
-        ((name, may_ask),) = session.run(DATABASE_NAME, {})
-        return cls(session.run(SERVER_NUMBER, {})[0][0] if may_ask else None, name)
-
-    def is_same(self, other: Place) -> bool:
-        servers = {self.server, other.server} - {None}
-        return self.database == other.database and len(servers) < 2
-
-    def __str__(self) -> str:
-        return self.database if self.server is None else f"{self.database} of server {self.server}"
+def place_of(alias: str) -> Place:
+    """Return which database an alias means in this process."""
+    session = Session.on(alias)
+    if not session.postgresql:
+        return None, os.path.realpath(str(session.connection.settings_dict["NAME"]))
+    ((name, may_ask),) = session.run(DATABASE_NAME, {})
+    return (session.run(SERVER_NUMBER, {})[0][0] if may_ask else None), name
 
 
-def perform_rows(
-    rows: list[dict[str, Any]], *, again: bool, places: Mapping[str, tuple[str | None, str]]
-) -> list[dict[str, Any]]:
+def perform_rows(rows: list[dict[str, Any]], *, again: bool, places: Mapping[str, Place]) -> list[dict[str, Any]]:
     """Run and settle the jobs of a partition; return a summary of each. Raises only before the first has begun.
 
     ``again``: Spark has run this partition before, and that run may have settled some of the tasks. ``places`` are the
     poller's databases by alias; raises PipelineError if one is another here.
     """
-    for alias, facts in places.items():
-        here, place = Place.of(alias), Place(*facts)
-        if not here.is_same(place):
+    for alias, there in places.items():
+        here = place_of(alias)
+        if here[1] != there[1] or len({here[0], there[0]} - {None}) > 1:
+            mine, theirs = (f"{name}{f' of server {server}' if server else ''}" for server, name in (here, there))
             raise PipelineError(
-                f"The database {alias!r} of this Spark worker is not the poller's: it is {here} here, and {place} for "
+                f"The database {alias!r} of this Spark worker is not the poller's: it is {mine} here, and {theirs} for "
                 "the poller. No task was started. Give the workers the poller's settings and environment, for example "
                 "with --worker-env DATABASE_URL."
             )
