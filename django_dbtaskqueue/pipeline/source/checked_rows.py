@@ -22,15 +22,20 @@ from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.pipeline.source.files import PREVIEW_CHARS, ROW, as_json
 
-RANGES = {"smallint": (-32768, 32767), "int": (1, 2**31 - 1)}  # of whole numbers; an int is a count
 GIVEN = (BY_NAME["queue"], *ENQUEUED)
 COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
 STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
 JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
 STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
-WHOLE = {column.argument: RANGES[column.type] for column in GIVEN if column.type in RANGES}
-FIRST_TIME, LAST_TIME = datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC)
-TIME_EDGES = ((pc.less, FIRST_TIME), (pc.greater, LAST_TIME))
+WHOLE = ("priority", "max_attempts")
+# Of each column with an order: its least and its greatest value, and what they are
+BOUNDS: dict[str, tuple[object, object, str]] = {
+    **dict.fromkeys(STAGED_DURATIONS, (timedelta(0), MAX_DELAY, "between zero and a hundred years")),
+    "lease": (MIN_LEASE, MAX_DELAY, "between 100 ms and a hundred years"),
+    "priority": (-32768, 32767, "a whole number from -32768 to 32767"),
+    "max_attempts": (1, 2**31 - 1, "a whole number from 1 to 2147483647"),
+    "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
+}
 
 
 class Reject(NamedTuple):
@@ -103,18 +108,9 @@ def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, st
         return _json_faults(name, column, rules.limits)
     if name in STAGED_TEXTS:
         return _text_faults(name, column, rules)
-    if name in STAGED_DURATIONS:
-        seconds = _seconds(column)
-        shortest, named = (MIN_LEASE, "100 ms") if name == "lease" else (timedelta(0), "zero")
-        bad = pc.or_(pc.less(seconds, shortest.total_seconds()), pc.greater(seconds, MAX_DELAY.total_seconds()))
-        return _said(bad, lambda row: f"{column[row].as_py()} is not between {named} and a hundred years")
-    if name in WHOLE:
-        least, most = WHOLE[name]
-        bad = pc.or_(pc.less(column, least), pc.greater(column, most))
-        return _said(bad, lambda row: f"{column[row].as_py()} is not a whole number from {least} to {most}")
-    bad = pc.or_(*(ask(column, pa.scalar(edge, column.type)) for ask, edge in TIME_EDGES))
-    years = f"{FIRST_TIME.year} to {LAST_TIME.year}"
-    return _said(bad, lambda row: f"{_preview(column, row)} is not a time of the years {years}")
+    least, most, kind = BOUNDS[name]
+    bad = pc.or_(pc.less(column, pa.scalar(least, column.type)), pc.greater(column, pa.scalar(most, column.type)))
+    return _said(bad, lambda row: f"{_preview(column, row)} is not {kind}")
 
 
 def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:
@@ -167,7 +163,6 @@ def _in_json(name: str, column: pa.Array, limits: json_payload.Limits) -> tuple[
 
 
 def _preview(column: pa.Array, row: int) -> str | None:
-    """Return the first characters of a value."""
     try:
         value = column[row].as_py()
     except (OverflowError, ValueError):  # a time beyond Python's
