@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -15,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import finish_events
 from django_dbtaskqueue.core.sql.finish_events import EVENT_SCHEMA_SQL, FinishEventStatements
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
-from django_dbtaskqueue.pipeline.source.task_reader import PARTITION_IDS, Slice, read_slice
+from django_dbtaskqueue.pipeline.source.task_reader import PARTITION_IDS, Slice, even_slices, read_slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -109,8 +108,8 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         if since != STREAM_START:
             return [Window(None, None, since, until, complete_from)]
         first, last = self.selection.bounds(self.database) or (0, 0)
-        edges = [*range(first, last + 1, PARTITION_IDS), last + 1]
-        return [Window(low, high, since, until, complete_from) for low, high in pairwise(edges)]
+        slices = even_slices(first, last, (last - first) // PARTITION_IDS + 1)
+        return [Window(low, high, since, until, complete_from) for low, high in slices]
 
     def _complete_from(self) -> int | None:
         if self.name is None:

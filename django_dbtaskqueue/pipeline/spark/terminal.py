@@ -28,9 +28,6 @@ PY4J = "py4j"  # the package, and its logger
 SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([^:/@\s]+):[^@\s]+(?=@)")
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
 PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
-SPARK_ERROR_REMEDIES = {
-    "UNRESOLVED_COLUMN": "Check the names of the columns you gave.",
-}
 
 # An error of a task is raised, so what the driver and an executor log of it is left out.
 LOG4J_PROPERTIES = """\
@@ -114,8 +111,7 @@ def one_paragraph(error: BaseException) -> str:
     text = f"{kind.__name__}: {str(error) or 'no message'}"
     if kind.__module__.startswith(("pyspark", "py4j")):
         python = PYTHON_ERROR_PATTERN.findall(str(error))
-        remedies = [remedy for name, remedy in SPARK_ERROR_REMEDIES.items() if name in str(error)]
-        text = " ".join([f"Spark says: {python[-1] if python else error}", *remedies[:1]])
+        text = f"Spark says: {python[-1] if python else error}"
     elif kind.__module__.startswith(("psycopg", "sqlite3", "adbc")):
         text = f"The database says: {error}. Check that it runs, that its address is right, and that it is migrated"
     text = JAVA_TRACE_PATTERN.sub("", text).strip()
