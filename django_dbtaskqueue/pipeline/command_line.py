@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
+from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
@@ -34,17 +35,17 @@ PROCESS_LIST_REASON = (
     "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
 )
 
+METAVARS = {int: "N", jobs.count: "N", jobs.pair: "NAME=VALUE", parse_length: "TIME"}
 COMMON = (
     jobs.Argument("lake", "the folder of the archive's tables: a path, or s3://BUCKET/FOLDER", metavar="PATH"),
-    jobs.Argument("master", "Spark's master, such as local[4] or spark://HOST:7077. Default: that of spark-submit or "
-                  "spark-defaults.conf, else this machine"),
+    jobs.Argument("master", "Spark's, as local[4] or spark://HOST:7077. Default: spark-submit's, else this machine"),
     jobs.Argument("memory", "memory of the Spark driver, such as 2g", metavar="SIZE"),
-    jobs.Argument("conf", "a Spark setting; repeatable", type=jobs.pair, many=True, metavar="KEY=VALUE"),
-    jobs.Argument("explain", "say what would be done, and do nothing", type=bool, default=False),
-    jobs.Argument("dry_run", "do everything but write", type=bool, default=False),
+    jobs.Argument("conf", "a Spark setting", jobs.pair, many=True),
+    jobs.Argument("explain", "say what would be done, and do nothing", bool, False),
+    jobs.Argument("dry_run", "do everything but write", bool, False),
     jobs.Argument("json", "write the result as JSON to a file, or to the output with -", metavar="FILE"),
-    jobs.Argument("quiet", "no progress", type=bool, default=False),
-)  # fmt: skip
+    jobs.Argument("quiet", "no progress", bool, False),
+)
 
 
 @dataclass(frozen=True)
@@ -127,11 +128,10 @@ def _run(found: jobs.Job, words: list[str], face: Face) -> int:
     if given.pop("help"):
         face.out.write(made.format_help())
         return EXIT_DONE
-    own = {one.name: given.pop(one.name) for one in found.arguments if one.name in given}
-    asked = jobs.complete((*face.place, *COMMON), given)
-    context = _context_of(found, own, asked, face)
+    context = _context_of(found, given, face)
+    asked = context.options
     if asked["explain"]:
-        face.out.write(f"{found.explain(context.options)}\n")
+        face.out.write(f"{found.explain(asked)}\n")
         return EXIT_DONE
     try:
         with terminal.shown_on(face.err, quiet=asked["quiet"]) as context.progress:
@@ -168,21 +168,25 @@ def parser(found: jobs.Job, face: Face) -> Parser:
 
 def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
     # Values stay text here; the job reads them, so that every way to start it reports the same errors.
-    options: dict[str, Any] = {"help": argument.help.replace("%", "%%"), "dest": argument.name}
+    choices = f": {', '.join(argument.choices)}" if argument.choices else ""
+    again = "; may be given again" if argument.many else ""
+    text = f"{argument.help}{choices}{again}".replace("%", "%%")
+    options: dict[str, Any] = {"help": text, "dest": argument.name}
     if argument.type is bool:
         options |= {"action": argparse.BooleanOptionalAction if argument.default else "store_true", "default": None}
     else:
-        options["metavar"] = argument.metavar or argument.name.upper()
+        options["metavar"] = argument.metavar or METAVARS.get(argument.type, argument.name.upper())
         options["action"] = "append" if argument.many else "store"
     group.add_argument(argument.flag, **options)
 
 
-def _context_of(found: jobs.Job, own: jobs.Options, asked: jobs.Options, face: Face) -> jobs.Context:
-    place = {one.name: asked[one.name] for one in face.place}
+def _context_of(found: jobs.Job, given: jobs.Options, face: Face) -> jobs.Context:
+    arguments = (*found.arguments, *face.place, *COMMON)
+    asked = jobs.complete(arguments, {**face.defaults(found.name, given), **given})
     session = {"master": asked["master"], "memory": asked["memory"], "conf": dict(asked["conf"])}
     return jobs.Context(
-        options=jobs.complete(found.arguments, {**face.defaults(found.name, {**place, **own}), **own}),
-        database=face.find_database(*place.values()),
+        options=asked,
+        database=face.find_database(*(asked[one.name] for one in face.place)),
         lake=asked["lake"],
         dry_run=asked["dry_run"],
         render_page=face.render_page,

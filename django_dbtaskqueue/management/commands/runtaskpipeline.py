@@ -78,19 +78,20 @@ def defaults(job: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the options that the project's settings give a job; ``given`` are those on the command line."""
     rows = QueueRow.objects.using(conf.settings().database).values_list("name", flat=True)
     known = tuple(sorted({*conf.known_queues(), *rows})) if job in ("enqueue", "replay") else ()
+    chosen = (given.get("task_table") or Task._meta.label).lower()
     guards = {"known_queue": known, "payload_max_bytes": conf.settings().payload_max_bytes}
     if job == "replay":
         return guards
     if job == "enqueue":
         queue = conf.queue_settings(given["queue"]) if conf.is_known(given.get("queue", "")) else None
         table = model_for(given["queue"])._meta.label_lower if queue else ""
-        if queue and table != (given["task_table"] or Task._meta.label).lower():
+        if queue and table != chosen:
             reason = f"the tasks of queue {given['queue']!r} are in another table: give --task-table {table}"
             raise JobOptionError("--task-table", reason)
         of_queue = {name: getattr(queue, name) for name in ("max_attempts", "priority", "ttl")} if queue else {}
         return {**guards, **of_queue}
     if job == "erase":
-        here = (given["database"] or conf.settings().database, (given["task_table"] or Task._meta.label).lower())
+        here = (given.get("database") or conf.settings().database, chosen)
         places = {(alias, model._meta.label_lower) for alias, model in locations()} - {here}
         return {"other_table": tuple(f"{table} in {alias}" for alias, table in sorted(places))}
     objectives = conf.settings().objectives

@@ -61,9 +61,9 @@ class Archive(Job):
     summary = "move finished tasks from the database to the lake"
     arguments = (
         Argument("older_than", "archive tasks that finished at least this long ago", parse_length, timedelta(days=1)),
-        Argument("queue", "only this queue; may be given again", many=True),
-        Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
-        Argument("source", "only this table; may be given again", many=True, choices=ARCHIVED_TABLES),
+        Argument("queue", "only this queue", many=True),
+        Argument("status", "only tasks that ended so", many=True, choices=TERMINAL_STATUSES),
+        Argument("source", "only this table", many=True, choices=ARCHIVED_TABLES),
         Argument("batch_size", "tasks in one batch, that is in one transaction", count, 500_000),
         Argument("limit", "stop after about N tasks", count),
         Argument("no_check", "archive tasks that break a rule of `check` too", bool, False),

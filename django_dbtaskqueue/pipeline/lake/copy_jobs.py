@@ -192,9 +192,9 @@ class Replay(Job):
     name = "replay"
     summary = "enqueue archived tasks again"
     arguments = (
-        Argument("queue", "only tasks of this queue; may be given again", many=True),
-        Argument("status", "only tasks that ended so; may be given again", many=True, choices=TERMINAL_STATUSES),
-        Argument("reference", "only the task of this reference; may be given again", many=True),
+        Argument("queue", "only tasks of this queue", many=True),
+        Argument("status", "only tasks that ended so", many=True, choices=TERMINAL_STATUSES),
+        Argument("reference", "only the task of this reference", many=True),
         Argument("since", "only tasks that finished on this day or later", day),
         Argument("until", "only tasks that finished on this day or earlier", day),
         Argument("where", "only tasks for which this SQL is true, such as \"process_result LIKE '%Kyiv%'\""),

@@ -55,9 +55,9 @@ class Erase(Job):
     name = "erase"
     summary = "remove the tasks of a person everywhere, with a proof"
     arguments = (
-        Argument("reference", "of the tasks to remove; may be given again", many=True),
+        Argument("reference", "of the tasks to remove", many=True),
         Argument("reference_file", "file in UTF-8 with one reference in each line, as it is", metavar="FILE"),
-        Argument("queue", "only tasks of this queue; may be given again", many=True),
+        Argument("queue", "only tasks of this queue", many=True),
         Argument("reason", "why, for the audit, such as the number of the request", default=""),
         Argument("other_table", "a task table that needs a run of its own, which the result names", many=True),
     )

@@ -63,14 +63,13 @@ def start_of_period(text: str) -> datetime | timedelta:
 
 
 PERIOD_ARGUMENTS = (
-    Argument("since", "from this time on (2026-01-31), or this long before the end (30d). Default: all",
-             type=start_of_period),
-    Argument("until", "up to this time. Default: now", type=moment),
-    Argument("queue", "only this queue; repeatable", many=True),
-)  # fmt: skip
+    Argument("since", "from this time (2026-01-31), or this long before the end (30d). Default: all", start_of_period),
+    Argument("until", "up to this time. Default: now", moment),
+    Argument("queue", "only this queue", many=True),
+)
 OUTPUT_ARGUMENTS = (
     Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
-    Argument("store", "keep the figures in the database too, where the admin shows them", type=bool, default=True),
+    Argument("store", "keep the figures in the database too, where the admin shows them", bool, True),
 )
 
 

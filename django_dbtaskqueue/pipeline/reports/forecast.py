@@ -69,17 +69,14 @@ class Forecast(reports.ReportJob):
     summary = "pollers needed in each hour of the week for a target wait, and anomalies"
     arguments = (
         *reports.PERIOD_ARGUMENTS,
-        Argument("target_wait", "wait to keep", type=parse_length, default=timedelta(seconds=30), metavar="TIME"),
-        Argument("share", "of the tasks that are to keep it, as 95%", type=share, default=0.95),
-        Argument("pollers", "pollers there are now. Default: the running ones in the database, else 1", type=count,
-                 metavar="N"),
-        Argument("slots", "tasks one poller runs at the same time. Default: a running one's, else 4", type=count,
-                 metavar="N"),
-        Argument("timezone", "time zone of the hours of the week. Default: the project's, else UTC", type=time_zone,
-                 default="UTC", metavar="ZONE"),
-        Argument("threshold", "robust standard deviations from which an hour is an anomaly", type=float, default=5.0),
+        Argument("target_wait", "wait to keep", parse_length, timedelta(seconds=30)),
+        Argument("share", "of the tasks that are to keep it, as 95%", share, 0.95),
+        Argument("pollers", "pollers there are now. Default: the running ones in the database, else 1", count),
+        Argument("slots", "tasks one poller runs at the same time. Default: a running one's, else 4", count),
+        Argument("timezone", "time zone of the hours of the week. Default: the project's, else UTC", time_zone, "UTC"),
+        Argument("threshold", "robust standard deviations from which an hour is an anomaly", float, 5.0),
         *reports.OUTPUT_ARGUMENTS,
-    )  # fmt: skip
+    )
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the forecast. Raises NoTasks when there is too little history."""

@@ -50,13 +50,10 @@ class Report(reports.ReportJob):
     summary = "service levels, error budgets and failures, as a page, JSON and Parquet"
     arguments = (
         *reports.PERIOD_ARGUMENTS,
-        Argument(
-            "objective", 'objective of a queue: "claims=99.9%/5m", "*=99%"; repeatable. Default: 99% complete',
-            type=objective, many=True, metavar="QUEUE=SHARE[/TIME]",
-        ),
-        Argument("top", "rows of each list on the page and in the JSON", type=count, default=20, metavar="N"),
+        Argument("objective", 'of a queue: "claims=99.9%/5m", "*=99%". Default: 99% complete', objective, many=True),
+        Argument("top", "rows of each list on the page and in the JSON", count, 20),
         *reports.OUTPUT_ARGUMENTS,
-    )  # fmt: skip
+    )
 
     def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""

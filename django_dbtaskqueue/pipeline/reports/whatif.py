@@ -126,19 +126,15 @@ class WhatIf(reports.ReportJob):
     summary = "history replayed with other slots, priorities or back-off: what the waits would have been"
     arguments = (
         *reports.PERIOD_ARGUMENTS,
-        Argument("slots", "tasks that run at once, over all pollers. Default: as now", type=count, metavar="N"),
-        Argument("forecast", "forecast.json of the job forecast: replay the pollers that it advises for each hour",
-                 type=advice_of, metavar="FILE"),
-        Argument("now_slots", "the slots of now. Default: the most that ran at once", type=count, metavar="N"),
-        Argument("priority", "priority of all tasks of a queue, as mails=-5 (low first); repeatable",
-                 type=queue_priority, many=True, metavar="QUEUE=N"),
-        Argument("back_off", "a retry policy, as fixed:5s or geometric:10s,x2,max=1h. Default: as now", type=back_off,
-                 metavar="POLICY"),
-        Argument("now_back_off", "the retry policy of now", type=back_off, default="geometric:10s,x2,max=1h",
-                 metavar="POLICY"),
-        Argument("limit", "the most tasks to replay: the latest ones", type=count, default=200_000, metavar="N"),
+        Argument("slots", "tasks that run at once, over all pollers. Default: as now", count),
+        Argument("forecast", "forecast.json of the job forecast: replay the pollers that it advises", advice_of),
+        Argument("now_slots", "the slots of now. Default: the most that ran at once", count),
+        Argument("priority", "priority of all tasks of a queue, as mails=-5 (low first)", queue_priority, many=True),
+        Argument("back_off", "a retry policy, as fixed:5s or geometric:10s,x2,max=1h. Default: as now", back_off),
+        Argument("now_back_off", "the retry policy of now", back_off, "geometric:10s,x2,max=1h"),
+        Argument("limit", "the most tasks to replay: the latest ones", count, 200_000),
         *reports.OUTPUT_ARGUMENTS,
-    )  # fmt: skip
+    )
 
     def run(self, context: Context) -> reports.Figures:
         """Report. Raises JobOptionError when no option changes anything."""

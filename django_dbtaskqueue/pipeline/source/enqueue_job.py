@@ -26,13 +26,12 @@ from django_dbtaskqueue.pipeline.source.files import FORMATS, PREVIEW_CHARS, ROW
 __all__ = ["Enqueue"]
 
 GUARDS = (
-    Argument("known_queue", "name of a queue that exists; others are refused. Default: any, or the project's",
-             many=True, metavar="NAME"),
-    Argument("payload_max_bytes", "bytes that a payload may have. Default: 1 MiB, or the project's", type=count,
-             default=DEFAULT_LIMITS.size, metavar="N"),
-    Argument("rejects", "file for rows that cannot be tasks, as JSON lines with line, column, value and reason",
-             metavar="FILE"),
-)  # fmt: skip
+    Argument("known_queue", "a queue that exists; others are refused. Default: any, or the project's", many=True),
+    Argument(
+        "payload_max_bytes", "that a payload may have. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size
+    ),
+    Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason"),
+)
 ROW_KEYS = "_keys"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
@@ -68,31 +67,23 @@ class Enqueue(Job):
     name = "enqueue"
     summary = "rows of CSV, JSON, Parquet or a table become tasks"
     arguments = (
-        Argument("input", "file, folder or pattern to read; repeatable", many=True, metavar="PATH"),
-        Argument("format", "of the input: csv, json, parquet, orc, text. Default: by the files' name",
-                 choices=tuple(FORMATS)),
-        Argument("option", "of CSV: sep, quote, escape, header; of all text: encoding; as sep=; and repeatable",
-                 type=pair, many=True, metavar="KEY=VALUE"),
+        Argument("input", "file, folder or pattern to read", many=True, metavar="PATH"),
+        Argument("format", "of the input. Default: by the files' name", choices=tuple(FORMATS)),
+        Argument("option", "of CSV: sep, quote, escape, header; of all text: encoding; as sep=;", pair, many=True),
         Argument("table", "table or view of Spark's catalog to read, instead of --input"),
         Argument("where", "SQL condition: only these rows"),
         Argument("queue", "queue of the tasks; required without --map queue=COLUMN"),
-        Argument("map", "what a task is made of, as reference=flight_id or payload=*; repeatable", type=pair,
-                 many=True, metavar="NAME=VALUE"),
-        Argument("on_duplicate", "of a taken reference: error, or ignore", choices=("error", "ignore"),
-                 default="error"),
-        Argument("require_reference", "refuse rows without a reference", type=bool, default=False),
-        Argument("rate", "at most N tasks per second", type=count, metavar="N"),
-        Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", type=count,
-                 metavar="N"),
-        Argument("resume", "name of this load; run again with the same name to continue after a stop", type=load_name,
-                 metavar="NAME"),
-        Argument("max_attempts", "attempts of a row without max_attempts. Default: the queue's", type=count,
-                 default=5, metavar="N"),
-        Argument("priority", "priority of a row without one, lower first. Default: the queue's", type=int, default=0,
-                 metavar="N"),
-        Argument("ttl", "how long after it is due a task may still be started", type=parse_length, metavar="TIME"),
+        Argument("map", "what a task is made of, as reference=flight_id or payload=*", pair, many=True),
+        Argument("on_duplicate", "of a taken reference", default="error", choices=("error", "ignore")),
+        Argument("require_reference", "refuse rows without a reference", bool, False),
+        Argument("rate", "at most N tasks per second", count),
+        Argument("chunk", "rows of one transaction. Default: all; with --rate or --resume 50,000", count),
+        Argument("resume", "name of this load; run again with the same name to continue after a stop", load_name),
+        Argument("max_attempts", "attempts of a row without max_attempts. Default: the queue's", count, 5),
+        Argument("priority", "priority of a row without one, lower first. Default: the queue's", int, 0),
+        Argument("ttl", "how long after it is due a task may still be started", parse_length),
         *GUARDS,
-    )  # fmt: skip
+    )
 
     def run(self, context: Context) -> Result:
         """Enqueue, and return the counts. On PipelineError and DuplicateTask the chunk added nothing."""
