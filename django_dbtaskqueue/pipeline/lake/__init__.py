@@ -233,10 +233,13 @@ class Lake:
 
         return of_each(compare, files, damaged)
 
-    def rows(self, table: str, files: Iterable[DataFile], columns: Collection[str], damaged: list[str]) -> pa.Table:
-        """Return these columns of small files of a table, read by this process. ``damaged`` is as for `sound`."""
+    def rows(
+        self, table: str, files: Iterable[DataFile], columns: Collection[str], damaged: list[str] | None = None
+    ) -> pa.Table:
+        """Return these columns of the files of a table, read by this process. ``damaged`` is as for `sound`."""
         schema = lake_schema(table, columns)
-        found = of_each(lambda file: conformed(self.read(file, schema.names), table, columns), files, damaged)
+        own = (one for one in files if one.table == table)
+        found = of_each(lambda file: conformed(self.read(file, schema.names), table, columns), own, damaged)
         return pa.concat_tables([schema.empty_table(), *found])
 
     def _compare(self, file: DataFile, sha256: str) -> None:
@@ -266,14 +269,13 @@ def read_lake(
     database: Database | None = None,
     state: State | None = None,
     since: date | None = None,
-    without_days: Collection[str] = (),
     damaged: list[str] | None = None,
 ) -> DataFrame:
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
 
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
     are left out, so that database and lake together hold each task once. Give a ``state`` instead to read both in the
-    same state while an archive may run. ``since`` leaves out earlier days, ``without_days`` those (as "2026-01-31").
+    same state while an archive may run. ``since`` leaves out earlier days.
     All files are compared with their checksums first: a damaged file raises LakeError, which names it. With a list
     ``damaged`` it is left out, and its error is appended.
     """
@@ -282,7 +284,6 @@ def read_lake(
     lake = Lake.at(path)
     with one_state(database, path) if state is None else nullcontext(state) as state:
         files = lake.counted(table, state, since)
-    files = [one for one in files if one.day not in without_days]
     return read_files(spark, lake, table, lake.sound(files, damaged))
 
 

@@ -17,7 +17,7 @@ batch may have published, abandons the batch, and archives its tasks again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,12 +29,12 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
-from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, DataFile, Lake
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, TaskFilters
 from django_dbtaskqueue.pipeline.lake.export import MIN_SMALL_FILES, Export, SliceWriter, compact
 from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES, arrow_schema
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 
 __all__ = ["Archive"]
@@ -145,7 +145,10 @@ class Run:
         self._step("export")
         files, horizon = self._export(export, batch)
         self._step("verify")
-        tasks, attempts = self._rows(files, "tasks", VERIFIED_COLUMNS), self._rows(files, "attempts", ATTEMPT_KEYS)
+        tasks, attempts = (
+            self.lake.rows(table, files, columns)
+            for table, columns in (("tasks", VERIFIED_COLUMNS), ("attempts", ATTEMPT_KEYS))
+        )
         good, bad = self._judged(tasks)
         if bad.num_rows:  # a task that stays keeps its attempts
             attempts = attempts.join(bad, ["location", "task_id"], ["location", "id"], "left anti")
@@ -177,11 +180,6 @@ class Run:
             tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
             writer = SliceWriter(export, database, batch, tasks, attempts, snapshot.name, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
-
-    def _rows(self, files: Sequence[DataFile], table: str, columns: Sequence[str]) -> pa.Table:
-        """Return columns of a batch's rows, read from its files. Raises LakeError for a damaged file."""
-        empty = arrow_schema(LAKE_SCHEMAS[table][name] for name in columns).empty_table()
-        return pa.concat_tables([empty, *(self.lake.read(one, [*columns]) for one in files if one.table == table)])
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Return the tasks that obey the rules, and (location, id) of those that do not."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +27,12 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, ne
 from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
-from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_lake
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_files
 from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.pipeline.reports.parts import KeptDays
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
@@ -102,50 +105,37 @@ def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
-class Kept(Protocol):
-    """The closed days of a lake that need not be read (``parts.KeptDays``)."""
-
-    @property
-    def days(self) -> Collection[str]:
-        """The days."""
-
-    def choose(self, live: DataFrame | None) -> None:
-        """Find these days; ``live`` are the tasks of the database."""
-
-
 @contextmanager
 def read(
-    context: Context, table: str, columns: Sequence[str], period: Period, kept: Kept | None = None
+    context: Context, table: str, columns: Sequence[str], period: Period, kept: KeptDays | None = None
 ) -> Iterator[DataFrame]:
     """Yield these columns of every row of ``tasks`` or ``attempts`` that had not ended before the period, each once.
 
-    With ``kept``, those of the days that are kept are not there. The database is read once. Raises JobOptionError when
-    there is neither a database nor a lake.
+    With ``kept``, those of the days that are kept are not there. The database is read once; few rows, also of the lake,
+    are read by this process. Raises JobOptionError when there is neither a database nor a lake.
     """
-    state, database = context.state, context.database
-    if database is None and not context.lake:
+    state, database, lake = context.state, context.database, Lake.at(context.lake) if context.lake else None
+    if database is None and lake is None:
         raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
-    snapshot = state.snapshot if state else None
-    rows = {name: few_tasks(database, columns, name, snapshot) for name in SOURCES[table]} if database else {}
+    assert state is not None  # noqa: S101 -- a report holds one while it reads
+    held = {name: few_tasks(database, columns, name, state.snapshot) for name in SOURCES[table]} if database else {}
     since = period.since.date() if period.since is not None else None
-    files = _files(context, table, since)
-    if few := _are_few(rows.values(), files):
+    files = lake.counted(table, state, since) if lake else []
+    if few := _are_few(held.values(), files):
         if table == "tasks":
             context.session = {**context.session, "short": True}
-        files = [one for one in files if kept is None or one.day not in kept.days]
-        parts = [_few(context, columns, rows, table, files)]
-    else:
-        parts = [_part(context, columns, name, found) for name, found in rows.items()]
+        if lake:
+            files = [one for one in files if kept is None or one.day not in kept.days]
+            held["lake"] = lake.rows(table, files, columns, context.damaged)
+    parts = _frames(context, table, columns, held, few=few)
     live = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
     frames = [*live]
-    if context.lake and not few:
+    if lake and not few:
         if kept is not None and table == "tasks":
             kept.choose(live[0] if live else None)
-        lake = read_lake(
-            context.spark, context.lake, table=table, database=database, state=state, since=since,
-            without_days=kept.days if kept is not None else (), damaged=context.damaged,
-        )  # fmt: skip
-        frames.append(_chosen(lake.select(*columns), context, period))
+        files = [one for one in files if kept is None or one.day not in kept.days]
+        archived = read_files(context.spark, lake, table, lake.sound(files, context.damaged))
+        frames.append(_chosen(archived.select(*columns), context, period))
     try:
         with _settings(context.spark, _for_rows(few=few, attempts=table == "attempts")):
             yield reduce(DataFrame.unionByName, frames).select(*columns)
@@ -154,18 +144,19 @@ def read(
             frame.unpersist()
 
 
-def _part(context: Context, columns: Sequence[str], table: str, rows: pa.Table | None) -> DataFrame:
-    if rows is not None:
-        return frame_of(context.spark, rows, schema_of(table, columns))
+def _frames(
+    context: Context, table: str, columns: Sequence[str], held: Mapping[str, pa.Table | None], *, few: bool
+) -> list[DataFrame]:
+    """Return these tables; what is too large for this process, as Spark reads it."""
+    if few:  # one partition: Spark need not move the rows between its tasks
+        return [frame_of(context.spark, held.values(), schema_of(SOURCES[table][0], columns)).coalesce(1)]
     snapshot = context.state.snapshot if context.state else None
-    return read_tasks(context.spark, context.need_database(), columns, table, snapshot=snapshot)
-
-
-def _files(context: Context, table: str, since: date | None) -> list[DataFile]:
-    if not context.lake:
-        return []
-    assert context.state is not None  # noqa: S101 -- a report holds one while it reads
-    return Lake.at(context.lake).counted(table, context.state, since)
+    return [
+        frame_of(context.spark, [rows], schema_of(name, columns))
+        if rows is not None
+        else read_tasks(context.spark, context.need_database(), columns, name, snapshot=snapshot)
+        for name, rows in held.items()
+    ]
 
 
 def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool:
@@ -177,22 +168,11 @@ def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool
     )
 
 
-def _few(
-    context: Context, columns: Sequence[str], rows: Mapping[str, pa.Table | None], table: str, files: Sequence[DataFile]
-) -> DataFrame:
-    """Return the rows of database and lake as one partition, so that Spark need not move them between its tasks."""
-    schema = schema_of(SOURCES[table][0], columns)
-    parts = [one for one in rows.values() if one is not None]
-    if context.lake:
-        parts.append(Lake.at(context.lake).rows(table, files, columns, context.damaged))
+def frame_of(spark: SparkSession, tables: Iterable[pa.Table | None], schema: StructType) -> DataFrame:
+    """Return these columns of tables for Spark, which reads no further than to an empty chunk of a table."""
     wanted = arrow_schema(schema)
-    found = pa.concat_tables([one.select(wanted.names).cast(wanted) for one in parts])
-    return frame_of(context.spark, found, schema).coalesce(1)
-
-
-def frame_of(spark: SparkSession, rows: pa.Table, schema: StructType) -> DataFrame:
-    """Return rows for Spark, which reads no further than to an empty chunk of a table."""
-    return spark.createDataFrame(rows.combine_chunks(), schema)
+    found = [one.select(wanted.names).cast(wanted) for one in tables if one is not None]
+    return spark.createDataFrame(pa.concat_tables(found).combine_chunks(), schema)
 
 
 def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:

@@ -154,7 +154,7 @@ def test_many_rows_are_read_with_spark_s_own_settings_and_few_whole(spark: Spark
     assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["false", "1", "false", "NO_CODEGEN"]
     # Of few rows an empty chunk hides none after it
     chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
-    found = reports.frame_of(spark, pa.concat_tables(chunks), schema_of("task", ["id"]))
+    found = reports.frame_of(spark, [pa.concat_tables(chunks)], schema_of("task", ["id"]))
     assert sorted(row.id for row in found.collect()) == [1, 2, 3]
 
 
