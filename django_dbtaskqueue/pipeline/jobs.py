@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
@@ -34,6 +34,7 @@ __all__ = ["Argument", "Context", "Job"]
 Options = Mapping[str, Any]  # values are as the types of the arguments return them
 Result = Mapping[str, Any]  # numbers, texts, times, durations, and lists and mappings of these
 RenderPage = Callable[[str, Result], str]
+Parsed = TypeVar("Parsed")
 
 # Name -> "module:Class" inside this package. A job's module is imported when the job is asked for.
 JOBS: dict[str, str] = {
@@ -98,21 +99,23 @@ def complete(arguments: Sequence[Argument], given: Options) -> Options:
     return {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
 
 
+def parsed(parse: Callable[[str], Parsed], text: str, expected: str) -> Parsed:
+    """Return ``parse(text)``. Raises ValueError, which says what is expected instead."""
+    try:
+        return parse(text)
+    except (ValueError, LookupError, ArithmeticError, OSError):
+        raise ValueError(f"{text!r} is not {expected}") from None
+
+
 def moment(text: str) -> datetime:
     """Return the time of ISO 8601 text; without an offset it is in UTC."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00") from None
+    found = parsed(datetime.fromisoformat, text, "a time. Write it as 2026-01-31 or 2026-01-31T08:00+01:00")
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def day(text: str) -> date:
     """Return the day of ISO 8601 text."""
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise ValueError(f"{text!r} is not a day. Write it as 2026-01-31") from None
+    return parsed(date.fromisoformat, text, "a day. Write it as 2026-01-31")
 
 
 def count(text: str) -> int:

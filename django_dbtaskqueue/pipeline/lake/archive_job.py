@@ -218,7 +218,6 @@ def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
 
 
 def _without(export: Export, files: list[DataFile], tasks: pa.Table) -> list[DataFile]:
-    """Return the files, those with rows of these tasks written again without them."""
     if not tasks.num_rows:
         return files
     return [kept for one in files if (kept := export.without(one, tasks)) is not None]

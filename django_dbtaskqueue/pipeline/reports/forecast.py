@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.numbers import number, percent
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, share
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, predict
 from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Rows
@@ -45,10 +45,7 @@ Deviation = Callable[[datetime, float], float]
 
 def time_zone(text: str) -> ZoneInfo:
     """Return the time zone of a name such as "Europe/Berlin"."""
-    try:
-        return ZoneInfo(text)
-    except (LookupError, OSError, ValueError):
-        raise ValueError(f"{text!r} is not a time zone. Write it as Europe/Berlin") from None
+    return parsed(ZoneInfo, text, "a time zone. Write it as Europe/Berlin")
 
 
 class Forecast(reports.ReportJob):

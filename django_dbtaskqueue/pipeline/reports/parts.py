@@ -215,7 +215,6 @@ def _chunks(days: Files) -> Iterator[Files]:
 
 
 def _as_summary(part: DataFrame, name: str) -> DataFrame:
-    """Return a part as rows of the lake's summaries."""
     values = {"part": F.lit(name), **{column: F.col(column) for column in part.columns}}
     fields = LAKE_SUMMARIES.fields
     return part.select(*(values.get(one.name, F.lit(None)).cast(one.dataType).alias(one.name) for one in fields))

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.core.numbers import percent, seconds
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
@@ -105,10 +105,7 @@ def advice_of(text: str) -> Advice:
 def queue_priority(text: str) -> tuple[str, int]:
     """Return (queue, priority) of text such as "mails=-5"."""
     queue, value = pair(text)
-    try:
-        return queue, int(value)
-    except ValueError:
-        raise ValueError(f"{value!r} is not a whole number; write mails=-5, low numbers go first") from None
+    return queue, parsed(int, value, "a whole number; write mails=-5, low numbers go first")
 
 
 class WhatIf(reports.ReportJob):

@@ -228,7 +228,6 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
 
 
 def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> None:
-    """Make the first task of each group ready, and park the others."""
     moves = link.run(sql.misplaced(plan.table), params)
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
