@@ -1,5 +1,6 @@
 """All tables. On PostgreSQL also their storage parameters, an UNLOGGED table and a history partitioned by month."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db import migrations, models
@@ -8,7 +9,169 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue.db.partitions import PartitionByMonth
 from django_dbtaskqueue.db.storage import TuneTaskTable
-from django_dbtaskqueue.migrations._task_tables import READABLE, key, task_columns, task_table
+
+STATUSES = ["CREATED", "PROCESSING", "COMPLETED", "ERROR", "POISON"]
+ENDED = ["COMPLETED", "ERROR", "POISON"]
+FAILED = ["ERROR", "POISON"]
+READABLE = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
+MISSED = [
+    ("skip", "skip them"),
+    ("one", "enqueue one task for all of them"),
+    ("all", "enqueue one task for each, the newest 100 at most"),
+]
+ON_PARENT_FAILURE = [
+    ("hold", "wait until the parent completes after all"),
+    ("cancel", "cancel the task"),
+    ("run", "run the task all the same"),
+]
+
+Fields = list[tuple[str, "models.Field[Any, Any]"]]
+
+
+def key() -> Fields:
+    """Return the primary key."""
+    return [("id", models.BigAutoField(primary_key=True, serialize=False))]
+
+
+def task_columns() -> Fields:
+    """Return the columns that the task tables and the history have in common."""
+    return [
+        ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+        (
+            "reference",
+            models.CharField("reference", max_length=200, null=True, blank=True, db_column="reference_number"),
+        ),
+        ("status", models.CharField("status", max_length=30, choices=[(s, s) for s in STATUSES], db_default="CREATED")),
+        ("attempt", models.IntegerField("attempt", db_default=0)),
+        ("reenqueue_attempt", models.IntegerField("reenqueue attempt", db_default=0)),
+        ("total_attempt", models.BigIntegerField("total attempt", db_default=0)),
+        ("max_attempts", models.IntegerField("max attempts", db_default=5)),
+        ("priority", models.SmallIntegerField("priority", db_default=0)),
+        ("payload", models.JSONField("payload", null=True, blank=True)),
+        ("payload_type", models.CharField("payload type", max_length=200, null=True, blank=True)),
+        ("result", models.JSONField("result", null=True, blank=True)),
+        ("process_result", models.TextField("process result", null=True, blank=True)),
+        ("context", models.JSONField("context", null=True, blank=True)),
+        ("group_key", models.CharField("group", max_length=200, null=True, blank=True)),
+        ("tag", models.CharField("tag", max_length=200, null=True, blank=True)),
+        ("poller_instance", models.CharField("poller", max_length=200, null=True, blank=True)),
+        ("create_time", models.DateTimeField("created", db_default=Now())),
+        ("next_process_time", models.DateTimeField("next process time", db_default=Now())),
+        ("last_update_time", models.DateTimeField("last update", db_default=Now())),
+        ("lease_seconds", models.FloatField("lease in seconds", null=True, blank=True)),
+        ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
+        ("start_time", models.DateTimeField("started", null=True, blank=True)),
+        ("finish_time", models.DateTimeField("finished", null=True, blank=True)),
+    ]
+
+
+def task_constraints(table: str) -> list[models.BaseConstraint]:
+    """Return what holds for each row of a task table."""
+    ready = Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True) & ~Q(status__in=ENDED)
+    ended = Q(ready_time__isnull=True, status__in=ENDED, parked_by__isnull=True)
+    ended &= Q(final_status__isnull=False, final_status=models.F("status"))
+    parked = Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True)
+    counters = Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
+    counters &= Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=2**62) & Q(reenqueue_attempt__lte=10**9)
+    times = {f"{name}__range": READABLE for name in ("create_time", "next_process_time", "ready_time", "expire_time")}
+    return [
+        models.UniqueConstraint(
+            fields=["reference", "queue"],
+            name=f"{table}_reference",
+            opclasses=["varchar_pattern_ops", "varchar_ops"],
+        ),
+        models.CheckConstraint(condition=Q(status__in=STATUSES), name=f"{table}_status"),
+        models.CheckConstraint(condition=ready | ended | parked, name=f"{table}_ready_time"),
+        models.CheckConstraint(condition=Q(finish_time__isnull=True) | Q(status__in=ENDED), name=f"{table}_finished"),
+        models.CheckConstraint(
+            condition=~Q(status="CREATED") | Q(poller_instance__isnull=True), name=f"{table}_unleased"
+        ),
+        models.CheckConstraint(condition=counters, name=f"{table}_counters"),
+        models.CheckConstraint(
+            condition=Q(lease_seconds__gt=0, lease_seconds__lte=3_155_760_000), name=f"{table}_lease"
+        ),
+        models.CheckConstraint(condition=Q(**times), name=f"{table}_times"),
+    ]
+
+
+def task_indexes(table: str) -> list[models.Index]:
+    """Return the indexes of a task table. Each is partial, and checkout writes none of them."""
+    free = Q(parked_by__isnull=True, final_status__isnull=True)
+    columns_and_rows: dict[str, tuple[list[str], Q]] = {
+        "rdy": (["queue", "priority", "ready_time", "id"], Q(ready_time__isnull=False)),
+        "lead": (["queue", "group_key"], Q(group_key__isnull=False) & (Q(ready_time__isnull=False) | free)),
+        "next": (
+            ["queue", "group_key", "priority", "id"],
+            Q(parked_by="group") | Q(parked_by__isnull=True, ready_time__isnull=True, final_status__isnull=True),
+        ),
+        "park": (["queue", "payload_type"], Q(parked_by__isnull=False)),
+        "nohd": (["queue", "payload_type"], Q(parked_by__startswith="no handler")),
+        "end": (["queue", "final_status", "id"], Q(final_status__isnull=False)),
+        "fail": (["final_status", "id"], Q(final_status__in=FAILED)),
+        "fp": (["fingerprint", "id"], Q(final_status__in=FAILED, fingerprint__isnull=False)),
+        "told": (["id"], Q(watched=True, final_status__isnull=False)),
+        "bat": (["batch", "final_status"], Q(batch__isnull=False)),
+    }
+    return [
+        models.Index(fields=columns, condition=rows, name=f"{table}_{name}")
+        for name, (columns, rows) in columns_and_rows.items()
+    ]
+
+
+def task_table(name: str, **options: Any) -> migrations.CreateModel:
+    """Return the step that makes a task table."""
+    table = f"dbtaskqueue_{name.lower()}"
+    return migrations.CreateModel(
+        name=name,
+        fields=[
+            *task_columns(),
+            *key(),
+            ("ready_time", models.DateTimeField("ready time", null=True, blank=True, db_default=Now())),
+            ("parked_by", models.CharField("parked by", max_length=200, null=True, blank=True)),
+            ("final_status", models.CharField("final status", max_length=30, null=True, blank=True)),
+            ("fingerprint", models.CharField("fingerprint", max_length=40, null=True, blank=True)),
+            ("lost_leases", models.IntegerField("leases lost in a row", db_default=0)),
+            ("watched", models.BooleanField("watched", null=True, blank=True)),
+            ("batch", models.BigIntegerField("batch", null=True, blank=True)),
+            ("signals", models.IntegerField("signals", null=True, blank=True)),
+        ],
+        options={
+            **options,
+            "abstract": False,
+            "indexes": task_indexes(table),
+            "constraints": task_constraints(table),
+        },
+    )
+
+
+def row_of_task() -> Fields:
+    """Return the columns that name a task."""
+    return [
+        *key(),
+        ("location", models.CharField("location", max_length=200, db_default="dbtaskqueue.task")),
+        ("task_id", models.BigIntegerField("task")),
+        ("task_time", models.DateTimeField("task created")),
+    ]
+
+
+def task_named(prefix: str, name: str) -> Fields:
+    """Return the columns that name a task."""
+    return [
+        (f"{prefix}_location", models.CharField(f"{name}'s location", max_length=200)),
+        (f"{prefix}_id", models.BigIntegerField(name)),
+    ]
+
+
+def link(to: str, verbose_name: str, **options: Any) -> "models.ForeignKey[Any, Any]":
+    """Return a foreign key without a constraint: retention deletes each table by its own times."""
+    return models.ForeignKey(
+        f"dbtaskqueue.{to}",
+        models.DO_NOTHING,
+        related_name="changes",
+        db_constraint=False,
+        verbose_name=verbose_name,
+        **options,
+    )
 
 
 def empty(value: Any) -> models.Value:
@@ -43,9 +206,15 @@ class Migration(migrations.Migration):
                 ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
                 ("unpoison_task", "Can take poison back (POISON to ERROR)"),
                 ("kick_task", "Can kick poison (POISON to CREATED)"),
-                ("cancel_task", "Can cancel tasks that wait (CREATED to POISON)"),
+                ("cancel_task", "Can cancel tasks that wait or run (to POISON)"),
                 ("release_task", "Can take tasks from their pollers (PROCESSING to CREATED)"),
                 ("housekeep_task", "Can move or delete finished tasks"),
+                ("run_now_task", "Can make waiting tasks due now"),
+                ("snooze_task", "Can let waiting tasks wait longer"),
+                ("change_priority_task", "Can change the priority of waiting tasks"),
+                ("move_task", "Can move waiting tasks to another queue"),
+                ("edit_payload_task", "Can edit the payload of failed tasks and retry them"),
+                ("signal_task", "Can send signals to tasks"),
                 ("view_payload", "Can see payloads, results and tracebacks"),
             ],
         ),
@@ -53,7 +222,7 @@ class Migration(migrations.Migration):
         task_table("TemporaryTask", verbose_name="temporary task", verbose_name_plural="temporary tasks"),
         TuneTaskTable("temporarytask", unlogged=True),
         migrations.CreateModel(
-            name="TaskHistory",
+            "TaskHistory",
             fields=[
                 *task_columns(),
                 *key(),
@@ -73,8 +242,8 @@ class Migration(migrations.Migration):
             "taskhistory", models.Index(fields=["queue", "finish_time"], name="dbtaskqueue_history_finished")
         ),
         migrations.CreateModel(
-            name="Attempt",
-            fields=[
+            "Attempt",
+            [
                 *key(),
                 ("location", models.CharField("location", max_length=200, db_default="dbtaskqueue.task")),
                 ("task_id", models.BigIntegerField("task")),
@@ -98,9 +267,187 @@ class Migration(migrations.Migration):
                 ],
             },
         ),
-        # Queues and pollers
         migrations.CreateModel(
-            name="Queue",
+            "Step",
+            [
+                *row_of_task(),
+                ("position", models.IntegerField("position")),
+                ("name", models.CharField("name", max_length=200)),
+                (
+                    "kind",
+                    models.CharField(
+                        "kind",
+                        max_length=30,
+                        db_default="step",
+                        choices=[
+                            ("step", "step"),
+                            ("sleep", "sleep"),
+                            ("wait", "waits for a signal"),
+                            ("signal", "signal"),
+                            ("timeout", "no signal in time"),
+                        ],
+                    ),
+                ),
+                ("result", models.JSONField("result", null=True, blank=True)),
+                ("until_time", models.DateTimeField("until", null=True, blank=True)),
+                ("create_time", models.DateTimeField("stored", db_default=Now())),
+            ],
+            options={
+                "verbose_name": "step",
+                "verbose_name_plural": "steps",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["name", "id"], condition=Q(kind="wait"), name="dbtaskqueue_step_waits")
+                ],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=["location", "task_id", "position"], name="dbtaskqueue_step_position"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            "Signal",
+            [
+                *row_of_task(),
+                ("name", models.CharField("name", max_length=200)),
+                ("data", models.JSONField("data", null=True, blank=True)),
+                ("actor", models.CharField("actor", max_length=200, db_default="", blank=True)),
+                ("position", models.IntegerField("position", null=True, blank=True)),
+                ("create_time", models.DateTimeField("sent", db_default=Now())),
+            ],
+            options={
+                "verbose_name": "signal",
+                "verbose_name_plural": "signals",
+                "default_permissions": (),
+                "indexes": [models.Index(fields=["location", "task_id", "id"], name="dbtaskqueue_signal_task")],
+            },
+        ),
+        migrations.CreateModel(
+            "UsedReference",
+            [
+                *key(),
+                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+                ("reference", models.CharField("reference", max_length=200, db_column="reference_number")),
+                ("create_time", models.DateTimeField("created", db_default=Now())),
+                ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
+            ],
+            options={
+                "verbose_name": "used reference",
+                "verbose_name_plural": "used references",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique"),
+                    models.CheckConstraint(
+                        condition=Q(create_time__range=READABLE, expire_time__range=READABLE),
+                        name="dbtaskqueue_usedreference_times",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        fields=["expire_time"],
+                        condition=Q(expire_time__isnull=False),
+                        name="dbtaskqueue_usedref_expires",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            "ReceivedTransfer",
+            [
+                *key(),
+                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+                ("source", models.CharField("peer", max_length=50)),
+                ("transfer", models.CharField("transfer", max_length=210)),
+                ("digest", models.CharField("hash of the content", max_length=64)),
+                ("create_time", models.DateTimeField("created", db_default=Now())),
+                ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
+            ],
+            options={
+                "verbose_name": "received transfer",
+                "verbose_name_plural": "received transfers",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=["queue", "source", "transfer"], name="dbtaskqueue_transfer_unique"),
+                    models.CheckConstraint(
+                        condition=Q(create_time__range=READABLE, expire_time__range=READABLE),
+                        name="dbtaskqueue_transfer_times",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        fields=["expire_time"],
+                        condition=Q(expire_time__isnull=False),
+                        name="dbtaskqueue_transfer_expires",
+                    )
+                ],
+            },
+        ),
+        # What waits for what, and batches
+        migrations.CreateModel(
+            "Dependency",
+            [
+                *key(),
+                *task_named("parent", "parent"),
+                *task_named("child", "child"),
+                ("name", models.CharField("name", max_length=200, blank=True, db_default="")),
+                ("outcome", models.CharField("outcome", max_length=30, null=True, blank=True)),
+            ],
+            options={
+                "verbose_name": "dependency",
+                "verbose_name_plural": "dependencies",
+                "default_permissions": (),
+                "indexes": [
+                    models.Index(fields=["parent_location", "parent_id"], name="dbtaskqueue_dependency_parent"),
+                    models.Index(fields=["child_location", "child_id"], name="dbtaskqueue_dependency_child"),
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            "Hold",
+            [
+                *key(),
+                ("location", models.CharField("location", max_length=200)),
+                ("task_id", models.BigIntegerField("task")),
+                ("remaining", models.IntegerField("parents to wait for")),
+                (
+                    "on_parent_failure",
+                    models.CharField("when a parent fails", max_length=30, choices=ON_PARENT_FAILURE),
+                ),
+            ],
+            options={
+                "verbose_name": "held task",
+                "verbose_name_plural": "held tasks",
+                "default_permissions": (),
+                "constraints": [models.UniqueConstraint(fields=["location", "task_id"], name="dbtaskqueue_hold_task")],
+            },
+        ),
+        migrations.CreateModel(
+            "Batch",
+            [
+                *key(),
+                ("name", models.CharField("name", max_length=200)),
+                ("create_time", models.DateTimeField("created", db_default=Now())),
+                ("total", models.IntegerField("tasks", db_default=0)),
+                ("queues", models.JSONField("queues", db_default=empty([]))),
+                (
+                    "callback_location",
+                    models.CharField("location of the last task", max_length=200, blank=True, db_default=""),
+                ),
+                ("callback_id", models.BigIntegerField("last task", null=True, blank=True)),
+            ],
+            options={
+                "verbose_name": "batch",
+                "verbose_name_plural": "batches",
+                "default_permissions": ("view",),
+                "constraints": [
+                    models.CheckConstraint(condition=Q(create_time__range=READABLE), name="dbtaskqueue_batch_times")
+                ],
+            },
+        ),
+        # Queues, schedules and pollers
+        migrations.CreateModel(
+            "Queue",
             fields=[
                 ("name", models.CharField("name", max_length=200, primary_key=True, serialize=False)),
                 ("overrides", models.JSONField("runtime overrides", db_default=empty({}), blank=True)),
@@ -120,14 +467,109 @@ class Migration(migrations.Migration):
                 ],
                 "constraints": [
                     models.CheckConstraint(
-                        condition=models.Q(paused_time__range=READABLE, paused_until__range=READABLE),
+                        condition=Q(paused_time__range=READABLE, paused_until__range=READABLE),
                         name="dbtaskqueue_queue_times",
                     )
                 ],
             },
         ),
         migrations.CreateModel(
-            name="Poller",
+            "QueueLimit",
+            [
+                (
+                    "queue",
+                    models.CharField(
+                        "queue", max_length=200, primary_key=True, serialize=False, db_column="queue_name"
+                    ),
+                ),
+                ("running", models.JSONField("leases", null=True, blank=True)),
+                ("tokens", models.FloatField("tokens", db_default=0.0)),
+                ("check_time", models.DateTimeField("last checkout", db_default=Now())),
+                ("idle_seconds", models.FloatField("seconds between the last checkouts", null=True, blank=True)),
+                ("leases", models.TextField("leases", blank=True, db_default="")),
+                ("stamp", models.CharField("stamp", max_length=32, blank=True, db_default="")),
+            ],
+            options={
+                "verbose_name": "limits of a queue",
+                "verbose_name_plural": "limits of queues",
+                "default_permissions": (),
+            },
+        ),
+        migrations.CreateModel(
+            "GroupLimit",
+            [
+                *key(),
+                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+                ("group", models.CharField("group", max_length=200, db_column="group_key")),
+                ("tokens", models.FloatField("tokens")),
+                ("check_time", models.DateTimeField("last checkout")),
+                ("full_time", models.DateTimeField("full again")),
+            ],
+            options={
+                "verbose_name": "limit of a group",
+                "verbose_name_plural": "limits of groups",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_grouplimit_unique")
+                ],
+                "indexes": [models.Index(fields=["full_time"], name="dbtaskqueue_grouplimit_full")],
+            },
+        ),
+        migrations.CreateModel(
+            "Schedule",
+            [
+                ("name", models.CharField("name", max_length=150, primary_key=True, serialize=False)),
+                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+                ("cron", models.CharField("cron", max_length=200)),
+                ("timezone", models.CharField("time zone", max_length=100, db_default="UTC")),
+                ("payload", models.JSONField("payload", null=True, blank=True)),
+                ("payload_type", models.CharField("payload type", max_length=200, blank=True, db_default="")),
+                ("priority", models.SmallIntegerField("priority", null=True, blank=True)),
+                ("missed", models.CharField("missed ticks", max_length=30, choices=MISSED, db_default="one")),
+                (
+                    "overlap",
+                    models.CharField(
+                        "earlier task not finished",
+                        max_length=30,
+                        choices=[("allow", "enqueue the task all the same"), ("skip", "skip the tick")],
+                        db_default="allow",
+                    ),
+                ),
+                ("paused", models.BooleanField("paused", db_default=False)),
+                (
+                    "source",
+                    models.CharField(
+                        "source",
+                        max_length=30,
+                        choices=[("code", "code"), ("person", "person")],
+                        db_default="person",
+                    ),
+                ),
+                ("code", models.JSONField("the code says", null=True, blank=True)),
+                (
+                    "edited",
+                    models.JSONField("changed by hand", db_default=empty([]), blank=True),
+                ),
+                ("next_time", models.DateTimeField("next tick", null=True, blank=True)),
+                ("last_time", models.DateTimeField("last tick", null=True, blank=True)),
+                ("last_task", models.BigIntegerField("last task", null=True, blank=True)),
+                ("note", models.CharField("note", max_length=500, blank=True, db_default="")),
+                ("create_time", models.DateTimeField("created", db_default=Now())),
+            ],
+            options={
+                "verbose_name": "schedule",
+                "verbose_name_plural": "schedules",
+                "permissions": [("run_schedule", "Can run schedules now")],
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=Q(next_time__range=READABLE, last_time__range=READABLE),
+                        name="dbtaskqueue_schedule_times",
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            "Poller",
             fields=[
                 ("instance", models.CharField("instance", max_length=200, primary_key=True, serialize=False)),
                 ("host", models.CharField("host", max_length=200, db_default="")),
@@ -153,8 +595,8 @@ class Migration(migrations.Migration):
         ),
         # Counters: rows are only appended, and old rows are merged
         migrations.CreateModel(
-            name="DeletedTasks",
-            fields=[
+            "DeletedTasks",
+            [
                 *key(),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
                 ("count", models.BigIntegerField("count")),
@@ -163,8 +605,8 @@ class Migration(migrations.Migration):
             options={"verbose_name": "deleted tasks", "verbose_name_plural": "deleted tasks"},
         ),
         migrations.CreateModel(
-            name="UsageCount",
-            fields=[
+            "UsageCount",
+            [
                 *key(),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
                 ("minute", models.DateTimeField("minute")),
@@ -178,8 +620,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="Metric",
-            fields=[
+            "Metric",
+            [
                 *key(),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
                 ("minute", models.DateTimeField("minute")),
@@ -197,7 +639,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="FailureGroup",
+            "FailureGroup",
             fields=[
                 ("fingerprint", models.CharField("fingerprint", max_length=40, primary_key=True, serialize=False)),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
@@ -214,8 +656,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="FailureCount",
-            fields=[
+            "FailureCount",
+            [
                 *key(),
                 ("fingerprint", models.CharField("fingerprint", max_length=40)),
                 ("minute", models.DateTimeField("minute")),
@@ -229,8 +671,8 @@ class Migration(migrations.Migration):
         ),
         # Operators
         migrations.CreateModel(
-            name="BulkOperation",
-            fields=[
+            "BulkOperation",
+            [
                 *key(),
                 ("verb", models.CharField("verb", max_length=50)),
                 ("query", models.TextField("search")),
@@ -284,8 +726,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="BulkSkip",
-            fields=[
+            "BulkSkip",
+            [
                 *key(),
                 (
                     "operation",
@@ -303,8 +745,8 @@ class Migration(migrations.Migration):
             options={"verbose_name": "skipped tasks", "verbose_name_plural": "skipped tasks"},
         ),
         migrations.CreateModel(
-            name="AuditEntry",
-            fields=[
+            "AuditEntry",
+            [
                 *key(),
                 ("time", models.DateTimeField("time", db_default=Now())),
                 ("actor", models.CharField("actor", max_length=200)),
@@ -339,8 +781,29 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="SavedSearch",
-            fields=[
+            "TaskChange",
+            [
+                *key(),
+                ("time", models.DateTimeField("time", db_default=Now())),
+                ("audit", link("auditentry", "audit entry")),
+                ("operation", link("bulkoperation", "bulk operation", null=True, blank=True)),
+                ("location", models.CharField("table", max_length=200, db_default="dbtaskqueue.task")),
+                ("first_task_id", models.BigIntegerField("first task")),
+                ("last_task_id", models.BigIntegerField("last task")),
+                ("task_ids", models.JSONField("task ids")),
+                ("before", models.JSONField("before", null=True, blank=True)),
+                ("after_time", models.DateTimeField("last update by the action", null=True, blank=True)),
+                ("difference", models.JSONField("difference", null=True, blank=True)),
+            ],
+            options={
+                "verbose_name": "changed tasks",
+                "verbose_name_plural": "changed tasks",
+                "indexes": [models.Index(fields=["location", "last_task_id"], name="dbtaskqueue_change_task")],
+            },
+        ),
+        migrations.CreateModel(
+            "SavedSearch",
+            [
                 *key(),
                 ("owner", models.CharField("owner", max_length=200)),
                 ("name", models.CharField("name", max_length=100)),
@@ -354,10 +817,45 @@ class Migration(migrations.Migration):
                 "constraints": [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")],
             },
         ),
+        migrations.CreateModel(
+            "ApiToken",
+            [
+                *key(),
+                ("user", models.CharField("user", max_length=200)),
+                ("digest", models.CharField("hash", max_length=64, unique=True)),
+                ("note", models.CharField("note", blank=True, db_default="", max_length=200)),
+                (
+                    "scope",
+                    models.CharField(
+                        "scope",
+                        choices=[("read", "read"), ("operate", "operate")],
+                        db_default="operate",
+                        max_length=30,
+                    ),
+                ),
+                (
+                    "queues",
+                    models.JSONField("queues", blank=True, db_default=empty([])),
+                ),
+                ("create_time", models.DateTimeField("created", db_default=Now())),
+                ("expire_time", models.DateTimeField("expires", blank=True, null=True)),
+                ("last_used_time", models.DateTimeField("last used", blank=True, null=True)),
+                ("actor_id", models.CharField("actor id", max_length=200, db_default="")),
+            ],
+            options={
+                "verbose_name": "API token",
+                "verbose_name_plural": "API tokens",
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=Q(scope__in=["read", "operate"]), name="dbtaskqueue_apitoken_scope"
+                    )
+                ],
+            },
+        ),
         # The pipeline
         migrations.CreateModel(
-            name="ArchiveBatch",
-            fields=[
+            "ArchiveBatch",
+            [
                 *key(),
                 ("token", models.CharField("token", max_length=32, unique=True)),
                 ("location", models.CharField("location", max_length=200)),
@@ -402,8 +900,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="StreamLedger",
-            fields=[
+            "StreamLedger",
+            [
                 *key(),
                 ("query", models.CharField("streaming query", max_length=200)),
                 ("batch", models.BigIntegerField("micro-batch")),
@@ -419,8 +917,8 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name="PipelineReport",
-            fields=[
+            "PipelineReport",
+            [
                 *key(),
                 ("kind", models.CharField("job", max_length=30)),
                 ("create_time", models.DateTimeField("created", db_default=Now())),
@@ -431,6 +929,49 @@ class Migration(migrations.Migration):
                 ("location", models.TextField("files", db_default="", blank=True)),
             ],
             options={"verbose_name": "pipeline report", "verbose_name_plural": "pipeline reports"},
+        ),
+        migrations.CreateModel(
+            "StreamPosition",
+            [
+                *key(),
+                ("location", models.CharField("location", max_length=200)),
+                ("name", models.CharField("stream", max_length=200)),
+                ("position", models.BigIntegerField("position", null=True, blank=True)),
+                ("read_time", models.DateTimeField("last read", db_default=Now())),
+            ],
+            options={
+                "verbose_name": "stream",
+                "verbose_name_plural": "streams",
+                "default_permissions": (),
+                "constraints": [
+                    models.UniqueConstraint(fields=["location", "name"], name="dbtaskqueue_streamposition_name")
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            "FinishEvent",
+            [
+                (
+                    "pk",
+                    models.CompositePrimaryKey(
+                        "location",
+                        "transaction_id",
+                        "task_id",
+                        blank=True,
+                        editable=False,
+                        primary_key=True,
+                        serialize=False,
+                    ),
+                ),
+                ("location", models.CharField("location", max_length=200)),
+                ("transaction_id", models.BigIntegerField("transaction")),
+                ("task_id", models.BigIntegerField("task")),
+            ],
+            options={
+                "verbose_name": "finish of a task",
+                "verbose_name_plural": "finishes of tasks",
+                "default_permissions": (),
+            },
         ),
         # Pages of the admin
         page("Doctor", "queue", "doctor", "doctor"),
