@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from django.db import connections, transaction
+from django.db.models import QuerySet
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
-from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import MinuteCount, Task, TaskHistory
 from tests.patience import PATIENCE, eventually
 from tests.patience import until as until  # every file of tests takes it from here
 
@@ -206,9 +207,14 @@ class Audit:
             return list(cursor.fetchall()) if cursor.description else []
 
 
+def minute_counts(kind: str, using: str = "default") -> QuerySet[MinuteCount]:
+    """Return what was counted of a kind: outcomes, failures, calls or deletions."""
+    return MinuteCount.objects.using(using).filter(kind=kind)
+
+
 def counted(using: str = "default") -> int:
     """Return hot + history + deleted: what was enqueued, if nothing was lost."""
-    deleted = sum(DeletedTasks.objects.using(using).values_list("count", flat=True))
+    deleted = sum(minute_counts("deletion", using).values_list("count", flat=True))
     return Task.objects.using(using).count() + TaskHistory.objects.using(using).count() + deleted
 
 

@@ -114,13 +114,13 @@ def one_of_everything(canary: str = "plain") -> list[Model]:
     pause = {"paused_time": now, "paused_by": short, "paused_reason": canary}
     queue = Queue.objects.create(name=short, overrides={canary: canary}, **pause)
     group = failure_group(f"{abs(hash(canary)):040}"[:40], queue=short, error_type=short, frame=canary, message=canary)
-    models.FailureCount.objects.create(fingerprint=group.pk, minute=now, count=2)
+    models.MinuteCount.objects.create(kind="failure", name=group.pk, minute=now, count=2)
     who = {"actor": short, "verb": short[:50], "query": canary, "reason": canary, "source": short[:30]}
     bulk = BulkOperation.objects.create(note=canary, skips={canary: 1}, skipped=1, **who)
     bulk.skipped_tasks.create(reason=canary, count=1, task_ids=[failed.pk, canary])
     entry = AuditEntry.objects.create(queue=short, details={canary: canary}, **who)
     models.SavedSearch.objects.create(owner=short, name=canary[:100], query=canary, shared=True)
-    models.Metric.objects.create(queue=short, minute=now, outcome=short[:30], count=1)
+    models.MinuteCount.objects.create(kind="outcome", queue=short, minute=now, name=short[:30], count=1)
     figures = {"kind": short[:30], "summary": canary, "data": {canary: canary}, "location": canary}
     report = models.PipelineReport.objects.create(**figures)
     return [held, failed, make_task(parked_by=short), poller, *attempts, gone, queue, group, bulk, entry, report]
@@ -178,7 +178,7 @@ def test_acts_are_refused_without_the_csrf_token(admin_user: User) -> None:
 def test_nothing_from_a_row_is_markup_and_looking_changes_nothing(op: Client) -> None:
     rows = one_of_everything(EVIL)
     some, queue = rows[:3], next(row for row in rows if isinstance(row, Queue))
-    tables = [*MODELS, LogEntry, models.DeletedTasks]
+    tables = [*MODELS, LogEntry]
     before = [list(model._default_manager.order_by("pk").values()) for model in tables]
     pages = [*all_pages(rows), *(f"{TASKS}?{key}={url_quote(EVIL)}" for key in ("queue", "status", "q", "ref"))]
     for url in [*pages, f"{OVERVIEW}?name={url_quote(EVIL)}"]:

@@ -21,7 +21,8 @@ from django_dbtaskqueue.api.views import may_view
 from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, Exposition, text_of
-from django_dbtaskqueue.models import Metric, Queue, Schedule, UsageCount
+from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
+from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor
@@ -110,10 +111,11 @@ def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor:
     sums: Counter[tuple[str, ...]] = Counter()  # over the databases of a queue
     for alias in aliases:
         since = as_stored(Session.on(alias), midnight)
-        enqueued = narrow(UsageCount.objects.using(alias).filter(minute__gte=since, call="put"), actor)
-        for queue, number in enqueued.values_list("queue").annotate(Sum("count")).order_by():
+        counts = narrow(MinuteCount.objects.using(alias).filter(minute__gte=since), actor)
+        enqueued = counts.filter(kind=CALL, name="put").values_list("queue")
+        for queue, number in enqueued.annotate(Sum("count")).order_by():
             sums["dbtaskqueue_enqueued_tasks_total", queue] += number
-        ended = narrow(Metric.objects.using(alias).filter(minute__gte=since), actor).values_list("queue", "outcome")
+        ended = counts.filter(kind=OUTCOME).values_list("queue", "name")
         for queue, outcome, number, run, wait in ended.annotate(*map(Sum, METRIC_SUMS)).order_by():
             sums["dbtaskqueue_attempts_total", queue, outcome] += number
             sums["dbtaskqueue_run_seconds_total", queue] += run

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
-from django.db.models import Model
 from django.db.models.functions import Now
 from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import crowded_sql
-from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric, UsageCount
+from django_dbtaskqueue.models import FailureGroup, MinuteCount
+from django_dbtaskqueue.models.control import CALL, DELETION, FAILURE, OUTCOME
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("django_dbtaskqueue")
 
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
-METRICS = (Metric, FailureCount)  # what pollers count
-METRICS_MAX_AGE = timedelta(days=90)  # of metrics and groups of failures; usage counts are kept for ever
+METRICS_MAX_AGE = timedelta(days=90)  # of outcomes and failures; calls and deletions are kept for ever
 FAILED_SPAN_S = 300.0, 3600.0  # before a span whose rows cannot be rolled up is tried again
 STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
@@ -114,9 +113,14 @@ class MinuteCounter(Generic[K, V]):
                 self._storing.release()
 
 
-def minute_of(session: Session) -> datetime:
-    """Return the present minute by the database's clock, as a model holds it."""
-    return session.stored_time(database_now(session).replace(second=0, microsecond=0))
+def append(session: Session, counts: Iterable[MinuteCount]) -> datetime:
+    """Append rows of the present minute by the database's clock; return the minute."""
+    minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
+    rows = list(counts)
+    for row in rows:
+        row.minute = minute
+    MinuteCount.objects.using(session.connection.alias).bulk_create(rows)
+    return minute
 
 
 # -- roll-up -----------------------------------------------------------------------------------------------------------
@@ -136,39 +140,32 @@ UP_TO_HOURS = (
     Level(3600, timedelta(days=2), timedelta(days=4)),
 )
 UP_TO_DAYS = (*UP_TO_HOURS, Level(86_400, timedelta(days=4), timedelta(days=30)))
-# For each model the columns that tell counts apart, and the levels.
-ROLL_UP_RULES: dict[type[Model], tuple[tuple[str, ...], tuple[Level, ...]]] = {
-    Metric: (("queue", "outcome"), UP_TO_HOURS),
-    FailureCount: (("fingerprint",), UP_TO_HOURS),
-    UsageCount: (("queue", "call"), UP_TO_DAYS),
-}
+LEVELS = {OUTCOME: UP_TO_HOURS, FAILURE: UP_TO_HOURS, CALL: UP_TO_DAYS, DELETION: UP_TO_DAYS}  # by kind
+_pauses = Pauses[tuple[str, str, int, datetime]](*FAILED_SPAN_S, beyond=OperationalError)
 
 
-_pauses = Pauses[tuple[str, type[Model], int, datetime]](*FAILED_SPAN_S, beyond=OperationalError)
-
-
-def roll_up(session: Session, *models: type[Model]) -> int:
-    """Roll up what is due of these models on one database; return how many rows went.
+def roll_up(session: Session) -> int:
+    """Roll up what is due on one database; return how many rows went.
 
     Passes over rows that another process is rolling up, so it never waits, and nothing is counted twice.
     """
     gone = 0
-    for model in models:
-        keys, levels = ROLL_UP_RULES[model]
+    for kind, levels in LEVELS.items():
         for level in levels:
-            for start in _crowded(session, model, keys, level):
-                span = session.connection.alias, model, level.seconds, start
+            for start in _crowded(session, kind, level):
+                span = session.connection.alias, kind, level.seconds, start
                 if span not in _pauses.resting():
-                    with _pauses.around(span, partial(logger.warning, "Rows of %s are not rolled up: %s", span)):
-                        gone += _merge(session, model, keys, start, timedelta(seconds=level.seconds))
+                    with _pauses.around(span, partial(logger.warning, "Counts of %s are not rolled up: %s", span)):
+                        gone += _merge(session, kind, start, timedelta(seconds=level.seconds))
     return gone
 
 
 def delete_old(alias: str) -> int:
     """Delete metrics and groups of failures that are older than three months; return how many rows went."""
-    old = [rows.objects.using(alias).filter(minute__lt=Now() - METRICS_MAX_AGE) for rows in METRICS]
-    groups = FailureGroup.objects.using(alias).filter(last_seen__lt=Now() - METRICS_MAX_AGE)
-    return sum(rows.delete()[0] for rows in (*old, groups))
+    limit = Now() - METRICS_MAX_AGE
+    old = MinuteCount.objects.using(alias).filter(kind__in=(OUTCOME, FAILURE), minute__lt=limit)
+    groups = FailureGroup.objects.using(alias).filter(last_seen__lt=limit)
+    return sum(rows.delete()[0] for rows in (old, groups))
 
 
 def database_now(session: Session) -> datetime:
@@ -176,37 +173,37 @@ def database_now(session: Session) -> datetime:
     return session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
 
 
-def _crowded(session: Session, model: type[Model], keys: Iterable[str], level: Level) -> list[datetime]:
-    """Return the beginnings of spans in which one key has several rows."""
+def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:
+    """Return the beginnings of spans in which one queue has several rows of a name."""
     now = database_now(session)
-    columns = [str(model._meta.get_field(name).column) for name in keys]  # type: ignore[union-attr]
     last = now.timestamp() - level.age.total_seconds()
     # Whole spans only: otherwise a span would be rolled up again and again while it ages.
     end = datetime.fromtimestamp(last // level.seconds * level.seconds, tz=UTC)
     params = {
+        "kind": kind,
         "step": level.seconds,
         "start": session.time_text(now - level.until - timedelta(hours=1)),
         "end": session.time_text(end - timedelta(milliseconds=1)),
         "limit": SPANS_PER_ROLL_UP,
     }
-    sql = crowded_sql(session.sql.dialect, f'"{model._meta.db_table}"', columns)
-    return [datetime.fromtimestamp(row[0] * level.seconds, tz=UTC) for row in session.run(sql, params)]
+    rows = session.run(crowded_sql(session.sql.dialect), params)
+    return [datetime.fromtimestamp(row[0] * level.seconds, tz=UTC) for row in rows]
 
 
-def _merge(session: Session, model: Any, keys: tuple[str, ...], start: datetime, length: timedelta) -> int:
+def _merge(session: Session, kind: str, start: datetime, length: timedelta) -> int:
     alias = session.connection.alias
     first, end = as_stored(session, start), as_stored(session, start + length)
     with transaction.atomic(using=alias):
-        rows = model.objects.using(alias).filter(minute__gte=first, minute__lt=end)
+        rows = MinuteCount.objects.using(alias).filter(kind=kind, minute__gte=first, minute__lt=end)
         if connections[alias].features.has_select_for_update_skip_locked:
             rows = rows.select_for_update(skip_locked=True)
-        groups: defaultdict[tuple[str, ...], list[Model]] = defaultdict(list)
+        groups: defaultdict[tuple[str, str], list[MinuteCount]] = defaultdict(list)
         for row in rows.order_by("pk"):
-            groups[tuple(getattr(row, name) for name in keys)].append(row)
+            groups[row.queue, row.name].append(row)
         several = [group for group in groups.values() if len(group) > 1]
         going = [row.pk for group in several for row in group]
-        model.objects.using(alias).filter(pk__in=going).delete()
-        model.objects.using(alias).bulk_create(_sum(group, first) for group in several)
+        MinuteCount.objects.using(alias).filter(pk__in=going).delete()
+        MinuteCount.objects.using(alias).bulk_create(_sum(group, first) for group in several)
     return len(going) - len(several)
 
 
@@ -215,15 +212,18 @@ def as_stored(session: Session, time: datetime) -> datetime:
     return session.stored_time(time if settings.USE_TZ else make_naive(time))
 
 
-def _sum(group: list[Any], minute: datetime) -> Any:
-    total = type(group[0])(**{field.name: getattr(group[0], field.name) for field in group[0]._meta.concrete_fields})
-    total.pk, total.minute = None, minute
-    total.count = sum(row.count for row in group)
-    if isinstance(total, Metric):
-        total.run_seconds = sum(row.run_seconds for row in group)
-        total.wait_seconds = sum(row.wait_seconds for row in group)
-        total.runs, total.waits = _add_up(row.runs for row in group), _add_up(row.waits for row in group)
-    return total
+def _sum(group: list[MinuteCount], minute: datetime) -> MinuteCount:
+    return MinuteCount(
+        kind=group[0].kind,
+        queue=group[0].queue,
+        name=group[0].name,
+        minute=minute,
+        count=sum(row.count for row in group),
+        run_seconds=sum(row.run_seconds for row in group),
+        wait_seconds=sum(row.wait_seconds for row in group),
+        runs=_add_up(row.runs for row in group),
+        waits=_add_up(row.waits for row in group),
+    )
 
 
 def _add_up(histograms: Iterable[dict[str, int]]) -> dict[str, int]:

@@ -8,7 +8,8 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from django_dbtaskqueue.models import AbstractTask, DeletedTasks, Signal, Step, UsedReference
+from django_dbtaskqueue.models import AbstractTask, MinuteCount, Signal, Step, UsedReference
+from django_dbtaskqueue.models.control import DELETION
 from django_dbtaskqueue.models.tasks import RECEIVED
 
 Tasks = QuerySet[AbstractTask]
@@ -69,8 +70,8 @@ def delete_and_count(tasks: Tasks) -> int:
         _free_references(tasks.db, tasks.order_by().values_list("queue", "reference"))
     delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
     counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
-    DeletedTasks.objects.using(tasks.db).bulk_create(
-        [DeletedTasks(queue=queue, count=number) for queue, number in counts]
+    MinuteCount.objects.using(tasks.db).bulk_create(
+        [MinuteCount(kind=DELETION, queue=queue, count=number) for queue, number in counts]
     )
     return int(tasks._raw_delete(tasks.db) or 0)  # None where Django sees that nothing can match
 

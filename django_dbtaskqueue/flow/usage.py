@@ -1,6 +1,6 @@
 """Usage counters: a signal for each use of a verb, and how often each verb was used, by queue and minute.
 
-Counted in memory when the caller's transaction commits. A daemon thread appends the counts to ``UsageCount`` in
+Counted in memory when the caller's transaction commits. A daemon thread appends the counts to ``MinuteCount`` in
 batches; so do the end of the process and a reader of statistics. A killed process loses what it counted since its last
 batch, at most ``FLUSH_INTERVAL_S`` seconds.
 """
@@ -25,9 +25,10 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.core.threads import after_fork
-from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of, roll_up
+from django_dbtaskqueue.db.minute_counts import MinuteCounter, append, roll_up
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import UsageCount
+from django_dbtaskqueue.models import MinuteCount
+from django_dbtaskqueue.models.control import CALL
 
 logger = logging.getLogger(__name__)
 
@@ -127,8 +128,8 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
         if not connections[alias].in_atomic_block:
             self.store(alias)
         with self.not_storing():
-            rows = UsageCount.objects.using(alias).filter(queue=queue).values("call").order_by("call")
-            total = Counter({row["call"]: int(row["number"]) for row in rows.annotate(number=Sum("count"))})
+            rows = MinuteCount.objects.using(alias).filter(kind=CALL, queue=queue).values_list("name").order_by("name")
+            total = Counter({call: int(number) for call, number in rows.annotate(Sum("count"))})
             here = (alias, _database(alias), queue)
             for key, number in self.pending().items():
                 if key[:3] == here:
@@ -162,7 +163,7 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
             self.store(alias)
             if clock.monotonic() >= self._next_roll_up:
                 self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
-                roll_up(Session.on(alias), UsageCount)
+                roll_up(Session.on(alias))
         except Exception as error:
             logger.debug("Usage counts of %s not stored, trying again later: %s", alias, error)
         finally:
@@ -173,11 +174,13 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
 
 def _append(alias: str, counts: Mapping[UsageKey, int]) -> None:
     database = _database(alias)
-    there = {key: number for key, number in counts.items() if key.database == database}
+    there = [
+        MinuteCount(kind=CALL, queue=key.queue, name=key.call, count=number)
+        for key, number in counts.items()
+        if key.database == database
+    ]
     if there:
-        minute = minute_of(Session(connections[alias]))
-        rows = [UsageCount(queue=key.queue, minute=minute, call=key.call, count=n) for key, n in there.items()]
-        UsageCount.objects.using(alias).bulk_create(rows)
+        append(Session(connections[alias]), there)
 
 
 def _database(alias: str) -> str:

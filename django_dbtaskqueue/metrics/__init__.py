@@ -19,9 +19,10 @@ from django.db import transaction
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
-from django_dbtaskqueue.db.minute_counts import MinuteCounter, minute_of
+from django_dbtaskqueue.db.minute_counts import MinuteCounter, append
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.models import FailureGroup, MinuteCount
+from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -90,7 +91,7 @@ class Sums:
         return self
 
 
-SUMS = tuple(one.name for one in fields(Sums))  # columns of ``Metric``, too
+SUMS = tuple(one.name for one in fields(Sums))  # columns of ``MinuteCount``, too
 
 
 class FailureKey(NamedTuple):
@@ -164,29 +165,32 @@ def _time(value: str | datetime) -> datetime:
 
 
 def _append_outcomes(alias: str, counts: Mapping[OutcomeKey, Sums]) -> None:
-    minute = minute_of(Session.on(alias))
-    Metric.objects.using(alias).bulk_create(
-        Metric(queue=key.queue, minute=minute, outcome=key.outcome, **{name: getattr(sums, name) for name in SUMS})
+    rows = [
+        MinuteCount(kind=OUTCOME, queue=key.queue, name=key.outcome, **{name: getattr(sums, name) for name in SUMS})
         for key, sums in counts.items()
-    )
+    ]
+    append(Session.on(alias), rows)
 
 
 def _append_failures(alias: str, counts: Mapping[FailureKey, Failures]) -> None:
-    minute = minute_of(Session.on(alias))
     ordered = [counts[key] for key in sorted(counts)]  # rows are locked in one order everywhere
-    groups = [
-        FailureGroup(
-            fingerprint=kind.fingerprint, queue=queue, error_type=kind.error_type, frame=kind.frame,
-            message=kind.message, first_seen=minute, last_seen=minute,
-        )
-        for queue, kind, _ in ordered
-    ]  # fmt: skip
     with transaction.atomic(using=alias):
+        minute = append(
+            Session.on(alias),
+            [
+                MinuteCount(kind=FAILURE, queue=queue, name=kind.fingerprint, count=number)
+                for queue, kind, number in ordered
+            ],
+        )
+        groups = [
+            FailureGroup(
+                fingerprint=kind.fingerprint, queue=queue, error_type=kind.error_type, frame=kind.frame,
+                message=kind.message, first_seen=minute, last_seen=minute,
+            )
+            for queue, kind, _ in ordered
+        ]  # fmt: skip
         FailureGroup.objects.using(alias).bulk_create(
             groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
-        )
-        FailureCount.objects.using(alias).bulk_create(
-            FailureCount(fingerprint=kind.fingerprint, minute=minute, count=number) for _, kind, number in ordered
         )
 
 

@@ -595,37 +595,13 @@ class Migration(migrations.Migration):
         ),
         # Counters: rows are only appended, and old rows are merged
         migrations.CreateModel(
-            "DeletedTasks",
+            "MinuteCount",
             [
                 *key(),
+                ("kind", models.CharField("kind", max_length=30)),
                 ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("count", models.BigIntegerField("count")),
-                ("time", models.DateTimeField("time", db_default=Now())),
-            ],
-            options={"verbose_name": "deleted tasks", "verbose_name_plural": "deleted tasks"},
-        ),
-        migrations.CreateModel(
-            "UsageCount",
-            [
-                *key(),
-                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("minute", models.DateTimeField("minute")),
-                ("call", models.CharField("call", max_length=30)),
-                ("count", models.BigIntegerField("count")),
-            ],
-            options={
-                "verbose_name": "calls in a minute",
-                "verbose_name_plural": "calls by the minute",
-                "indexes": [models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute")],
-            },
-        ),
-        migrations.CreateModel(
-            "Metric",
-            [
-                *key(),
-                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("minute", models.DateTimeField("minute")),
-                ("outcome", models.CharField("outcome", max_length=30)),
+                ("name", models.CharField("name", max_length=40, blank=True, db_default="")),
+                ("minute", models.DateTimeField("minute", db_default=Now())),
                 ("count", models.BigIntegerField("count")),
                 ("run_seconds", models.FloatField("seconds of work", db_default=0.0)),
                 ("wait_seconds", models.FloatField("seconds waited", db_default=0.0)),
@@ -635,7 +611,10 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "metric",
                 "verbose_name_plural": "metrics",
-                "indexes": [models.Index(fields=["minute", "queue"], name="dbtaskqueue_metric_minute")],
+                "indexes": [
+                    models.Index(fields=["kind", "minute", "queue"], name="dbtaskqueue_count_minute"),
+                    models.Index(fields=["queue"], condition=Q(kind="call"), name="dbtaskqueue_count_calls"),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -653,20 +632,6 @@ class Migration(migrations.Migration):
                 "verbose_name": "failure group",
                 "verbose_name_plural": "failure groups",
                 "indexes": [models.Index(fields=["last_seen"], name="dbtaskqueue_failure_seen")],
-            },
-        ),
-        migrations.CreateModel(
-            "FailureCount",
-            [
-                *key(),
-                ("fingerprint", models.CharField("fingerprint", max_length=40)),
-                ("minute", models.DateTimeField("minute")),
-                ("count", models.BigIntegerField("count")),
-            ],
-            options={
-                "verbose_name": "failures in a minute",
-                "verbose_name_plural": "failures by the minute",
-                "indexes": [models.Index(fields=["minute", "fingerprint"], name="dbtaskqueue_failure_minute")],
             },
         ),
         # Operators

@@ -4,18 +4,15 @@ the data pipeline keeps."""
 
 from django_dbtaskqueue.models.archive import ArchiveBatch, FinishEvent, PipelineReport, StreamLedger, StreamPosition
 from django_dbtaskqueue.models.control import (
-    DeletedTasks,
     Doctor,
-    FailureCount,
     FailureGroup,
     GroupLimit,
-    Metric,
+    MinuteCount,
     Overview,
     Poller,
     Queue,
     QueueLimit,
     Schedule,
-    UsageCount,
 )
 from django_dbtaskqueue.models.operations import (
     ApiToken,
@@ -49,15 +46,13 @@ __all__ = [
     "Batch",
     "BulkOperation",
     "BulkSkip",
-    "DeletedTasks",
     "Dependency",
     "Doctor",
-    "FailureCount",
     "FailureGroup",
     "FinishEvent",
     "GroupLimit",
     "Hold",
-    "Metric",
+    "MinuteCount",
     "Overview",
     "PipelineReport",
     "PoisonTask",
@@ -76,6 +71,5 @@ __all__ = [
     "TaskColumns",
     "TaskHistory",
     "TemporaryTask",
-    "UsageCount",
     "UsedReference",
 ]

@@ -198,51 +198,24 @@ class Schedule(models.Model):
         return self.name
 
 
-class DeletedTasks(models.Model):
-    """Counted deletions. Only ever inserted, in the deleting transaction, so that no two deleters wait for a row."""
-
-    id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    count = models.BigIntegerField(_("count"))
-    time = TimeField(_("time"), db_default=Now())
-
-    class Meta:
-        verbose_name = _("deleted tasks")
-        verbose_name_plural = _("deleted tasks")
-
-    def __str__(self) -> str:
-        return f"{self.queue}: {self.count}"
+# What is counted by the minute.
+OUTCOME, FAILURE, CALL, DELETION = "outcome", "failure", "call", "deletion"
 
 
-class UsageCount(models.Model):
-    """How often a verb was used on a queue in one minute. Old rows become one per day."""
+class MinuteCount(models.Model):
+    """How often something happened in a queue in one minute. Old rows become one per hour, calls and deletions per day.
 
-    id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    minute = TimeField(_("minute"))
-    call = models.CharField(_("call"), max_length=30)
-    count = models.BigIntegerField(_("count"))
-
-    class Meta:
-        verbose_name = _("calls in a minute")
-        verbose_name_plural = _("calls by the minute")
-        indexes: ClassVar = [models.Index(fields=["queue", "minute"], name="dbtaskqueue_usagecount_minute")]
-
-    def __str__(self) -> str:
-        return f"{self.queue}: {self.count} {self.call}"
-
-
-class Metric(models.Model):
-    """What became of a queue's attempts in one minute, by outcome. Old rows become one per hour.
-
-    ``outcome`` is completed, deleted, retried (failed, with another attempt to come), failed (for good), poisoned,
-    reenqueued or lost. The histograms stand for all attempts, but only a sample of them is measured.
+    ``name`` of an ``outcome``: completed, deleted, retried (failed, with another attempt to come), failed (for good),
+    poisoned, reenqueued or lost; only these have times, and the histograms of a sample stand for all attempts. Of a
+    ``failure`` it is the fingerprint of its group, of a ``call`` the verb. A ``deletion`` of tasks has no name: it is
+    counted in the deleting transaction.
     """
 
     id = models.BigAutoField(primary_key=True)
+    kind = models.CharField(_("kind"), max_length=30)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    minute = TimeField(_("minute"))
-    outcome = models.CharField(_("outcome"), max_length=30)
+    name = models.CharField(_("name"), max_length=40, blank=True, db_default="")
+    minute = TimeField(_("minute"), db_default=Now())
     count = models.BigIntegerField(_("count"))
     run_seconds = models.FloatField(_("seconds of work"), db_default=0.0)
     wait_seconds = models.FloatField(_("seconds waited"), db_default=0.0)
@@ -252,10 +225,13 @@ class Metric(models.Model):
     class Meta:
         verbose_name = _("metric")
         verbose_name_plural = _("metrics")
-        indexes: ClassVar = [models.Index(fields=["minute", "queue"], name="dbtaskqueue_metric_minute")]
+        indexes: ClassVar = [
+            models.Index(fields=["kind", "minute", "queue"], name="dbtaskqueue_count_minute"),
+            models.Index(fields=["queue"], condition=models.Q(kind=CALL), name="dbtaskqueue_count_calls"),
+        ]
 
     def __str__(self) -> str:
-        return f"{self.queue}: {self.count} {self.outcome}"
+        return f"{self.queue}: {self.count} {self.name or self.kind}"
 
 
 class FailureGroup(models.Model):
@@ -276,23 +252,6 @@ class FailureGroup(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.error_type or self.message}"
-
-
-class FailureCount(models.Model):
-    """How many attempts of one failure group failed in one minute."""
-
-    id = models.BigAutoField(primary_key=True)
-    fingerprint = models.CharField(_("fingerprint"), max_length=40)
-    minute = TimeField(_("minute"))
-    count = models.BigIntegerField(_("count"))
-
-    class Meta:
-        verbose_name = _("failures in a minute")
-        verbose_name_plural = _("failures by the minute")
-        indexes: ClassVar = [models.Index(fields=["minute", "fingerprint"], name="dbtaskqueue_failure_minute")]
-
-    def __str__(self) -> str:
-        return f"{self.fingerprint}: {self.count}"
 
 
 # The admin's index lists a page under the name of a model. These models store nothing.

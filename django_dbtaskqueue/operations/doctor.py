@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.models import Attempt, FailureCount, Metric, Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, housekeeping, schedules
 from django_dbtaskqueue.operations.lookup import Location, locations_on
@@ -291,7 +291,7 @@ def _server(alias: str) -> Iterator[Finding]:
 
 def _tables(alias: str) -> list[type[models.Model]]:
     tables = [model for _, model in locations_on(alias)]
-    return [*dict.fromkeys(tables), TaskHistory, Attempt, Metric, FailureCount]
+    return [*dict.fromkeys(tables), TaskHistory, Attempt, MinuteCount]
 
 
 def _named(session: Session, model: type[models.Model]) -> str:

@@ -27,8 +27,8 @@ from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
-from django_dbtaskqueue.models import Metric, Poller, Queue, UsageCount
-from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS, queue_names_in
+from django_dbtaskqueue.models import MinuteCount, Poller, Queue
+from django_dbtaskqueue.models.control import CALL, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
@@ -187,25 +187,23 @@ class _Context:
     def read(self, alias: str, names: Sequence[str]) -> None:
         """Add what one database says of these queues."""
         over = RATE_PERIOD.total_seconds()
-        puts = UsageCount.objects.using(alias).filter(queue__in=names, minute__gte=Now() - RATE_PERIOD, call="put")
-        ended = Metric.objects.using(alias)
-        failed = ended.filter(minute__gte=Now() - timedelta(hours=1), outcome__in=FAILED_OUTCOMES)
+        counts = MinuteCount.objects.using(alias)
+        puts = counts.filter(kind=CALL, queue__in=names, minute__gte=Now() - RATE_PERIOD, name="put")
+        failed = counts.filter(kind=OUTCOME, minute__gte=Now() - timedelta(hours=1), name__in=FAILED_OUTCOMES)
         for name, number in _sums_by_queue(puts):
             self.rates_in[name] += number / over
         for name, number in _sums_by_queue(failed):
             self.failed[name] += number
         self.pauses |= pauses(Queue.objects.using(alias).all())
         session = Session.on(alias)
-        sql = durations_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
+        sql = durations_sql(session.sql.dialect)
         start = session.time_text(self.as_of - DURATION_PERIOD)
         params = {"start": start, "step": over, "outcomes": session.sql.dialect.array(FINAL_OUTCOMES)}
-        for name, steps_ago, number in session.run(
-            ended_sql(session.sql.dialect, f'"{Metric._meta.db_table}"'), params
-        ):
+        for name, steps_ago, number in session.run(ended_sql(session.sql.dialect), params):
             if steps_ago < RATE_STEPS:
                 self.rates[name][max(steps_ago, 0)] += number / over
         for kind in HISTOGRAMS:
-            for name, bucket, number in session.run(sql.format(kind=kind), {"start": start}):
+            for name, bucket, number in session.run(sql.format(times=kind), {"start": start}):
                 self.histograms[kind][name][int(bucket)] += int(number)
 
     def _quantiles(self, kind: str, name: str) -> Quantiles:

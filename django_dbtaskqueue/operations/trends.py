@@ -16,7 +16,8 @@ from django_dbtaskqueue.core.states import TERMINAL
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.metrics import quantile
-from django_dbtaskqueue.models import FailureCount, Metric, Poller
+from django_dbtaskqueue.models import MinuteCount, Poller
+from django_dbtaskqueue.models.control import FAILURE
 from django_dbtaskqueue.models.readable import ReadableTime
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, approx, prefer_indexes
 from django_dbtaskqueue.operations.lookup import locations_on
@@ -53,9 +54,9 @@ def stats_of_groups(fingerprints: Sequence[str], alias: str) -> list[FailureStat
 def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
     found = {one: dict.fromkeys(WINDOWS, 0) for one in prints}
     if prints:
-        rows = FailureCount.objects.using(alias).filter(fingerprint__in=prints, minute__gte=Now() - WINDOWS["7d"])
+        week = MinuteCount.objects.using(alias).filter(kind=FAILURE, minute__gte=Now() - WINDOWS["7d"])
         sums = {f"in_{name}": Sum("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
-        for one, *numbers in rows.values_list("fingerprint").annotate(**sums).order_by():
+        for one, *numbers in week.filter(name__in=prints).values_list("name").annotate(**sums).order_by():
             found[one] = {name: number or 0 for name, number in zip(WINDOWS, numbers, strict=True)}
     return found
 
@@ -121,7 +122,7 @@ class Point:
 
     time: datetime  # its beginning
     seconds: float  # its length
-    outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # attempts by outcome; see ``Metric``
+    outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # attempts by outcome
     runs: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of run times
     waits: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of waits
 
@@ -185,11 +186,11 @@ def _queues(session: Session, queue: str | None, among: Sequence[str] | None) ->
 
 
 def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, object]) -> None:
-    counts, histogram = series_sql(session.sql.dialect, f'"{Metric._meta.db_table}"')
+    counts, histogram = series_sql(session.sql.dialect)
     for at, outcome, number in session.run(counts, params):
         if at in points:
             points[at].outcomes[outcome] += int(number)
     for kind in HISTOGRAMS:
-        for at, number, count in session.run(histogram.format(kind=kind), params):
+        for at, number, count in session.run(histogram.format(times=kind), params):
             if at in points:
                 getattr(points[at], kind)[int(number)] += int(count)

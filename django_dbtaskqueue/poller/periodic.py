@@ -17,7 +17,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import Pauses, clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.minute_counts import METRICS, delete_old, roll_up
+from django_dbtaskqueue.db.minute_counts import delete_old, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.schedule import FAILED_SCHEDULE_S, Definition, declare, enqueue_due, home_of
 from django_dbtaskqueue.metrics import Collector
@@ -206,7 +206,7 @@ def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
 
 
 def _roll_up(alias: str) -> float:
-    roll_up(Session.on(alias), *METRICS)
+    roll_up(Session.on(alias))
     return _spread(ROLL_UP_SECONDS)
 
 

@@ -12,7 +12,8 @@ from django.db import transaction
 from django_dbtaskqueue.core.failure_signature import signature_of
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric
+from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount
+from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
 PREFIX = "built-"
 ROWS_PER_BLOCK = 1000  # rows that share their times
@@ -81,10 +82,12 @@ def _failure_message(number: int) -> str:
 def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> None:
     """A day of metrics by the minute, and failures by the hour."""
     minute = now.replace(second=0, microsecond=0)
-    Metric.objects.using(alias).bulk_create(
+    counts = MinuteCount.objects.using(alias)
+    counts.bulk_create(
         [
-            Metric(
-                queue=name, minute=minute - timedelta(minutes=10 * step if step > 180 else step), outcome=outcome,
+            MinuteCount(
+                kind=OUTCOME, queue=name, name=outcome,
+                minute=minute - timedelta(minutes=10 * step if step > 180 else step),
                 count=random.randint(1, 500), run_seconds=1.5, wait_seconds=20.0,
                 runs={"14": 90, "20": 9, "30": 1}, waits={"30": 50, "34": 50},
             )
@@ -102,8 +105,12 @@ def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> No
     ]  # fmt: skip
     FailureGroup.objects.using(alias).bulk_create(groups, ignore_conflicts=True)
     hours = [(group, minute - timedelta(hours=hour)) for group in groups for hour in range(168)]
-    FailureCount.objects.using(alias).bulk_create(
-        [FailureCount(fingerprint=group.fingerprint, minute=time, count=3) for group, time in hours], batch_size=5000
+    counts.bulk_create(
+        [
+            MinuteCount(kind=FAILURE, queue=group.queue, name=group.fingerprint, minute=time, count=3)
+            for group, time in hours
+        ],
+        batch_size=5000,
     )
     Attempt.objects.using(alias).bulk_create(
         [

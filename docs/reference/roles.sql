@@ -25,7 +25,7 @@ DO $$
 DECLARE
     place text[];
 BEGIN
-    FOREACH place SLICE 1 IN ARRAY ARRAY[['task', 'last_update_time'], ['queue', 'create_time'], ['usagecount', 'minute']] LOOP
+    FOREACH place SLICE 1 IN ARRAY ARRAY[['task', 'last_update_time'], ['queue', 'create_time'], ['minutecount', 'minute']] LOOP
         IF NOT EXISTS (SELECT 1 FROM pg_constraint WHERE conname = format('dbtaskqueue_%s_readable', place[1])) THEN
             EXECUTE format(
                 'ALTER TABLE %I ADD CONSTRAINT %I CHECK (%I BETWEEN %L AND %L) NOT VALID', 'dbtaskqueue_' || place[1],
@@ -64,7 +64,7 @@ GRANT SELECT, INSERT, UPDATE (callback_location, callback_id) ON dbtaskqueue_bat
 
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
-GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory, dbtaskqueue_deletedtasks TO dbtaskqueue_poller;
+GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_poller;
 -- INSERT: a queue that starts paused.
 GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueue_queue TO dbtaskqueue_poller;
@@ -75,14 +75,14 @@ GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queuelimit TO dbtaskqueue_poller; --
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_grouplimit TO dbtaskqueue_poller; -- rates of groups
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_poller; -- it tells of ends
 GRANT SELECT, DELETE ON dbtaskqueue_batch TO dbtaskqueue_poller;
-GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_metric, dbtaskqueue_failuregroup, dbtaskqueue_failurecount
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_minutecount, dbtaskqueue_failuregroup
     TO dbtaskqueue_poller; -- counted in memory, appended, merged
 GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, dbtaskqueue_archiver;
 
 -- An archiver moves and deletes what is finished.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves
 GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_archiver;
-GRANT SELECT, INSERT ON dbtaskqueue_deletedtasks TO dbtaskqueue_archiver;
+GRANT SELECT, INSERT ON dbtaskqueue_minutecount TO dbtaskqueue_archiver; -- it counts deletions
 GRANT SELECT, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_archiver; -- they leave with their task
 GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_archiver; -- a parent stays while a task waits
 -- Streams of finished tasks and their events. The owner of the tables registers the first stream.
@@ -96,15 +96,21 @@ SELECT id, queue_name, reference_number, status, attempt, reenqueue_attempt, tot
        payload_type, group_key, tag, poller_instance, create_time, ready_time, next_process_time, last_update_time,
        expire_time, start_time, finish_time, parked_by
 FROM dbtaskqueue_task;
-GRANT SELECT ON dbtaskqueue_metric, dbtaskqueue_failurecount TO dbtaskqueue_reader;
 GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold, dbtaskqueue_batch TO dbtaskqueue_reader;
 GRANT SELECT (name, queue_name, cron, timezone, missed, overlap, paused, source, next_time, last_time, last_task)
     ON dbtaskqueue_schedule TO dbtaskqueue_reader;
 GRANT SELECT (fingerprint, queue_name, error_type, frame, first_seen, last_seen) ON dbtaskqueue_failuregroup
     TO dbtaskqueue_reader;
-GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_deletedtasks
+GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller, dbtaskqueue_minutecount
     TO dbtaskqueue_reader;
 
 -- Statistics of the pull API: appended, and old rows merged. Without it nothing breaks; calls are then not counted.
-GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_usagecount TO dbtaskqueue_producer, dbtaskqueue_poller;
-GRANT SELECT ON dbtaskqueue_usagecount TO dbtaskqueue_reader;
+-- A producer writes counts of calls, and none of what pollers did or deleted.
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_minutecount TO dbtaskqueue_producer;
+ALTER TABLE dbtaskqueue_minutecount ENABLE ROW LEVEL SECURITY;
+DROP POLICY IF EXISTS dbtaskqueue_read ON dbtaskqueue_minutecount;
+DROP POLICY IF EXISTS dbtaskqueue_call ON dbtaskqueue_minutecount;
+DROP POLICY IF EXISTS dbtaskqueue_count ON dbtaskqueue_minutecount;
+CREATE POLICY dbtaskqueue_read ON dbtaskqueue_minutecount FOR SELECT USING (true);
+CREATE POLICY dbtaskqueue_call ON dbtaskqueue_minutecount TO dbtaskqueue_producer USING (kind = 'call');
+CREATE POLICY dbtaskqueue_count ON dbtaskqueue_minutecount TO dbtaskqueue_poller, dbtaskqueue_archiver USING (true);

@@ -76,7 +76,7 @@ def _failures() -> None:
     seen = {"first_seen": Now() - 2 * DAY, "last_seen": Now() - 8 * MINUTE}
     models.FailureGroup.objects.create(frame="flights.tasks:assess", **SAID, **seen)
     for ago, count in ((0, 12), (2, 7), (20, 31), (50, 4)):
-        models.FailureCount.objects.create(fingerprint=PLANE, minute=clock() - ago * HOUR, count=count)
+        models.MinuteCount.objects.create(kind="failure", name=PLANE, minute=clock() - ago * HOUR, count=count)
 
 
 def clock() -> Any:
@@ -89,11 +89,11 @@ def _metrics() -> None:
     for ago in range(1, 61):  # the running minute is not over
         for queue in ("claims", "mail"):
             place = {"queue": queue, "minute": minute - ago * MINUTE}
-            models.UsageCount.objects.create(**place, call="put", count=200 + ago)
+            models.MinuteCount.objects.create(kind="call", **place, name="put", count=200 + ago)
             for outcome, count in (("completed", 240 - ago), ("failed", ago)):
                 sums = {"count": count, "run_seconds": count * 0.08, "wait_seconds": count * 0.6}
                 times = {"runs": {str(class_of(0.05)): count}, "waits": {str(class_of(4)): count}}
-                models.Metric.objects.create(outcome=outcome, **place, **sums, **times)
+                models.MinuteCount.objects.create(kind="outcome", name=outcome, **place, **sums, **times)
 
 
 def _pollers() -> None:

@@ -23,14 +23,14 @@ from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
-from django_dbtaskqueue.models import DeletedTasks, Queue, Task
+from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import Actor as Operator
 from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
 from django_dbtaskqueue.poller.renew import renew
 from tests.factories import LEASE, age, make_task
-from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, until_blocked
+from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, minute_counts, until_blocked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels")]
 
@@ -209,7 +209,7 @@ def test_an_operator_and_a_settle_wait_and_judge_then(other: Actor, act: Callabl
     assert while_we_hold(act, other, lambda: settles(lease)).result(PATIENCE) is False
     assert list(Task.objects.values_list("status", flat=True)) == end
     purged = not end
-    assert sum(DeletedTasks.objects.values_list("count", flat=True)) == purged
+    assert sum(minute_counts("deletion").values_list("count", flat=True)) == purged
     Task.objects.all().delete()
     lease = taken()
     assert while_we_hold(lambda: settles(lease), other, act).result(PATIENCE) == purged

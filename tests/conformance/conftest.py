@@ -15,9 +15,9 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
 from django_dbtaskqueue.flow.decide import decide
-from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from tests import factories
-from tests.support import Audit
+from tests.support import Audit, minute_counts
 
 STRATEGIES = {
     "postgresql-skip_locked": ("default", "skip_locked"),
@@ -85,8 +85,8 @@ class World:
         return Task.objects.using(self.alias).values().get(pk=task.id)
 
     def everything(self) -> list[list[Any]]:
-        tables = (Task, TaskHistory, Attempt, DeletedTasks)
-        return [list(table._default_manager.using(self.alias).order_by("pk").values()) for table in tables]
+        tables = [table._default_manager.using(self.alias) for table in (Task, TaskHistory, Attempt)]
+        return [list(rows.order_by("pk").values()) for rows in (*tables, minute_counts("deletion", self.alias))]
 
 
 any_strategy = pytest.mark.parametrize("world", STRATEGIES, indirect=True)

@@ -31,7 +31,7 @@ CAPACITY = 12
 MOMENT = timedelta(milliseconds=2)  # what is done later is later, also to SQLite's clock of milliseconds
 LEFT = (
     "SELECT (SELECT count(*) FROM dbtaskqueue_taskhistory),"
-    " (SELECT coalesce(sum(count), 0) FROM dbtaskqueue_deletedtasks)"
+    " (SELECT coalesce(sum(count), 0) FROM dbtaskqueue_minutecount WHERE kind = 'deletion')"
 )
 OUTCOMES: dict[str, Callable[[int], Settlement]] = {
     "complete": lambda _: Complete(),

@@ -314,9 +314,10 @@ class Run:
         return Report(self.seed, self.mutation, counts, figures, violations)
 
     def _evidence(self, nemesis: Nemesis, drained: float) -> Any:
-        from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+        from django_dbtaskqueue.models import Attempt, Task, TaskHistory
         from tests.faults import history, ledger, tasks
         from tests.faults.checkers import Evidence, Row
+        from tests.support import minute_counts
         from tests.testapp.models import Booking
 
         names = ("queue", "reference", "status", "attempt", "result")
@@ -336,7 +337,7 @@ class Run:
             rows=hot + kept,
             bookings=dict(chain(*bookings)),
             attempts=[(task, fence, kind or message) for task, fence, kind, message in failed],
-            deleted=sum(DeletedTasks.objects.values_list("count", flat=True)),
+            deleted=sum(minute_counts("deletion").values_list("count", flat=True)),
             capacities={"small": CAPACITY},
             budgets={"lethal": LETHAL_ATTEMPTS},
             expected=tasks.EXPECTED,

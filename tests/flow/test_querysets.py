@@ -12,9 +12,9 @@ from django.utils import timezone
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING, TERMINAL
-from django_dbtaskqueue.models import DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Task, TaskHistory
 from tests.factories import make_task
-from tests.support import counted, taken_back
+from tests.support import counted, minute_counts, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY = timedelta(days=1)
@@ -73,7 +73,7 @@ def test_a_verb_changes_its_selection_and_nothing_else(alias: str) -> None:
             for nothing in (tasks_of(alias).none(), tasks_of(alias).filter(queue="letters"), tasks_of(alias).all()[:0]):
                 assert change(nothing) == 0
             assert before == {row["id"]: row for row in tasks_of(alias).values()}
-            assert not DeletedTasks.objects.using(alias).exists()
+            assert not minute_counts("deletion", alias).exists()
             counts = [change(tasks_of(alias)), change(tasks_of(alias).filter(status=status))]
             if counts != [6, 0]:
                 wrong.append((verb, "twice", counts))
@@ -114,7 +114,7 @@ def test_purge_counts_per_queue(alias: str) -> None:
         for status in ([CREATED, PROCESSING, COMPLETED])[:number]:
             make_task(status, queue=queue, using=alias)
     assert tasks_of(alias).purge() == 5
-    assert sorted(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("letters", 2), ("parcels", 3)]
+    assert sorted(minute_counts("deletion", alias).values_list("queue", "count")) == [("letters", 2), ("parcels", 3)]
 
 
 @pytest.mark.parametrize("verb", ["cancel", "purge"])
@@ -145,7 +145,7 @@ def test_housekeep_takes_finished_tasks_of_that_age_or_older(alias: str, to: str
     assert tasks_of(alias).housekeep(older_than=DAY, to=to) == 3
     assert set(tasks_of(alias).values_list("reference", flat=True)) == {"younger", "failed", CREATED, PROCESSING}
     assert TaskHistory.objects.using(alias).count() == (3 if to == "history" else 0)
-    assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == (0 if to == "history" else 3)
+    assert sum(minute_counts("deletion", alias).values_list("count", flat=True)) == (0 if to == "history" else 3)
 
 
 def test_housekeep_may_be_limited_to_some_statuses_of_finished_tasks(alias: str) -> None:

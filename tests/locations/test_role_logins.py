@@ -13,7 +13,7 @@ from psycopg import sql
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.models import Queue, Task, UsageCount, UsedReference
+from django_dbtaskqueue.models import MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.locations.test_roles import ALLOWED, ROLES, SCRIPT, STATEMENTS
@@ -88,11 +88,11 @@ def test_a_login_may_do_exactly_what_its_role_is_for(logins: dict[str, str]) -> 
 def test_no_time_that_a_producer_writes_stops_a_page_or_a_poller(logins: dict[str, str]) -> None:
     Queue.objects.create(name="work")
     task = enqueue("work", "first")
-    UsageCount.objects.create(queue="work", call="put", minute=task.create_time, count=1)
+    MinuteCount.objects.create(kind="call", queue="work", name="put", minute=task.create_time, count=1)
     UsedReference.objects.create(queue="work", reference="gone", expire_time=task.create_time)
     with psycopg.connect(logins["producer"], autocommit=True) as link:
         writable = link.execute(TIMES_IT_MAY_WRITE).fetchall()
-        assert {table for table, _ in writable} >= {"dbtaskqueue_task", "dbtaskqueue_queue", "dbtaskqueue_usagecount"}
+        assert {table for table, _ in writable} >= {"dbtaskqueue_task", "dbtaskqueue_queue", "dbtaskqueue_minutecount"}
         for table, column in writable:
             for value in UNREADABLE_TIMES:
                 names = map(sql.Identifier, (table, column))

@@ -26,7 +26,8 @@ STATEMENTS = {
         "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, 'q', 1, 1)"
     ),
     "delete history": "DELETE FROM dbtaskqueue_taskhistory",
-    "count deletion": "INSERT INTO dbtaskqueue_deletedtasks (queue_name, count) VALUES ('q', 1)",
+    "count deletion": "INSERT INTO dbtaskqueue_minutecount (kind, queue_name, count) VALUES ('deletion', 'q', 1)",
+    "count call": "INSERT INTO dbtaskqueue_minutecount (kind, queue_name, count) VALUES ('call', 'q', 1)",
     "heartbeat": "INSERT INTO dbtaskqueue_poller (instance) VALUES ('p')",
     "see overview": "SELECT status FROM dbtaskqueue_task_overview",
     "see queues": "SELECT name FROM dbtaskqueue_queue",
@@ -54,15 +55,16 @@ STATEMENTS = {
     "drop table": "DROP TABLE dbtaskqueue_task CASCADE",
 }
 ALLOWED = {
-    "producer": {"enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue"},
+    "producer": {"enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue", "count call"},
     "poller": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "heartbeat",
+        "count call",
         "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks", "see failure groups",
         "take a tick", "see schedules", "read a schedule's payload",
     },
     "archiver": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",
-        "count deletion", "read tracebacks",
+        "count deletion", "count call", "read tracebacks",
     },
     "reader": {"see overview", "see queues", "see failure groups", "see schedules"},
 }  # fmt: skip

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import Metric, Poller, Queue, Task, UsageCount
+from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
 from django_dbtaskqueue.operations import queue_counts
 from django_dbtaskqueue.operations import queue_stats as figures
 from django_dbtaskqueue.operations.doctor import examine
@@ -22,6 +22,7 @@ from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import refused, sql
+from tests.support import minute_counts
 
 HOUR = timedelta(hours=1)
 
@@ -48,13 +49,14 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
 
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
     usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
-    UsageCount.objects.using(alias).all().delete()
+    minute_counts("call", alias).delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)
     make_task(ready_time=HOUR, queue="letters", using=alias)
-    UsageCount.objects.using(alias).create(queue="parcels", call="put", minute=Now(), count=300)
+    counts = MinuteCount.objects.using(alias)
+    counts.create(kind="call", queue="parcels", name="put", minute=Now(), count=300)
     for outcome, count in (("completed", 600), ("failed", 300), ("retried", 7)):
-        Metric.objects.using(alias).create(queue="parcels", minute=Now(), outcome=outcome, count=count)
+        counts.create(kind="outcome", queue="parcels", minute=Now(), name=outcome, count=count)
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=[{"queue": "parcels", "weight": 1}])
     Poller.objects.using(alias).create(instance="b", state="STOPPED", queues=["parcels"])
     Queue.objects.using(alias).create(name="letters", paused_time=Now())
@@ -73,8 +75,8 @@ def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
     assert health(overview(alias)).sentence == "All queues are on time."
     make_task(Status.ERROR, using=alias)
     make_task(Status.POISON, using=alias)
-    taken = {"runs": {"0": 3, "40": 1}, "waits": {"10": 4}}
-    Metric.objects.using(alias).create(queue="parcels", minute=Now(), outcome="failed", count=4, **taken)
+    taken = {"kind": "outcome", "name": "failed", "runs": {"0": 3, "40": 1}, "waits": {"10": 4}}
+    MinuteCount.objects.using(alias).create(queue="parcels", minute=Now(), count=4, **taken)
     pause(["letters"], by="ada", reason="no stamps", until=timezone.now() + HOUR, using=alias)
     found = overview(alias)
     judged = health(found)

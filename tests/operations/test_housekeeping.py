@@ -13,13 +13,13 @@ from django.utils import timezone
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import partitions
-from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, Task, TaskHistory
 from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import held, refused, sql
 from tests.poller.processes import polling
-from tests.support import at_once, counted, until
+from tests.support import at_once, counted, minute_counts, until
 
 DAY = timedelta(days=1)
 
@@ -74,7 +74,7 @@ def test_history_and_attempts_end_in_turn(alias: str) -> None:
     report = Housekeeper().turn(RetentionPolicy(history=30 * DAY, attempts=30 * DAY), using=alias)
     assert (report.deleted, report.attempts) == (1, 1)
     assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
-    assert list(DeletedTasks.objects.using(alias).values_list("queue", "count")) == [("parcels", 1)]
+    assert list(minute_counts("deletion", alias).values_list("queue", "count")) == [("parcels", 1)]
     assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
 
 
@@ -142,7 +142,7 @@ def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(histo
     strays = f"{HISTORY_TABLE}_y{stray.moved_time.astimezone(UTC):%Ym%m}"
     assert (report.partitions, report.dropped) == ([strays, others[-1].name], [f"{HISTORY_TABLE}_y2020m12", strays])
     assert (report.deleted, counted()) == (4, 5)
-    deleted = sorted(DeletedTasks.objects.values_list("queue", "count"))
+    deleted = sorted(minute_counts("deletion").values_list("queue", "count"))
     assert deleted == [("letters", 1), ("parcels", 1), ("parcels", 2)]
     assert [found.pk for found in TaskHistory.objects.all()] == [row.pk]
     assert months() == [month.name for month in (first, *others)]
@@ -212,7 +212,7 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
     assert (left[held.pk].status, left[later.pk].status) == (PROCESSING, CREATED)
     if how == "delete":
         assert left.keys() == {held.pk, later.pk}
-        assert sum(DeletedTasks.objects.using(alias).values_list("count", flat=True)) == 2
+        assert sum(minute_counts("deletion", alias).values_list("count", flat=True)) == 2
     else:
         assert {left[pk].status for pk in (waiting.pk, parked.pk)} == {POISON}
         assert str(left[parked.pk].process_result).startswith("Expired at ")

@@ -23,7 +23,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, DeletedTasks, Poller, Queue, Signal, Task, TaskHistory
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, Signal, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
@@ -32,6 +32,7 @@ from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, work
+from tests.support import minute_counts
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 TOKEN, WHY, DAY = "a-token", "why", timedelta(days=1)
@@ -338,7 +339,7 @@ def test_a_verb_does_the_same_by_every_road(road: str, alias: str, settings: Any
             if (said := [count for count in counts if isinstance(count, int)]) and sum(said) != number:
                 wrong.append((verb, f"returned {said} for {number}"))
             wrong += [(verb, fault) for fault in faults_of_record(way, verb, user, number, alias)]
-            moved, deleted = (model._default_manager.using(alias) for model in (TaskHistory, DeletedTasks))
+            moved, deleted = TaskHistory.objects.using(alias), minute_counts("deletion", alias)
             gone = (moved.count(), sum(deleted.values_list("count", flat=True)))
             if gone != (number * (verb == "housekeep"), number * (verb in ("delete", "purge"))):
                 wrong.append((verb, f"{gone} moved and deleted"))

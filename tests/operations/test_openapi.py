@@ -18,7 +18,7 @@ from openapi_spec_validator import validate
 
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, FailureCount, Metric, Poller, Queue
+from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import Actor
@@ -72,8 +72,8 @@ def parts() -> dict[str, Any]:
     attempt(task, error_type="ValueError", message="no", traceback="no")
     Poller.objects.create(instance="host:1/2", state="RUNNING", queues=[QUEUE, {"queue": "letters", "weight": 2}])
     failure_group(FINGERPRINT, message="password=hunter2")
-    FailureCount.objects.create(fingerprint=FINGERPRINT, minute=task.create_time, count=3)
-    Metric.objects.create(queue=QUEUE, minute=task.create_time, outcome="completed", count=3, runs={"5": 3})
+    for kind, name in (("failure", FINGERPRINT), ("outcome", "completed")):
+        MinuteCount.objects.create(kind=kind, queue=QUEUE, minute=task.create_time, name=name, count=3, runs={"5": 3})
     pause([QUEUE], by="ada", reason="why")
     operation = bulk.start("reprocess", "status:ERROR", None)
     add_schedule("nightly", {"queue": QUEUE, "cron": "0 3 * * *"}, Actor())

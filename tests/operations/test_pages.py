@@ -26,7 +26,7 @@ from django_dbtaskqueue.admin.task_search import MAX_SAVED_SEARCHES
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import class_of
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, Metric, PipelineReport, Poller, Queue, Task
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, MinuteCount, PipelineReport, Poller, Queue, Task
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.operations.trends import Point
@@ -90,7 +90,7 @@ def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Cl
     minute = Now() - timedelta(minutes=2)
     for outcome, count in (("completed", 120), ("retried", 7), ("failed", 3)):
         facts = {"count": count, "runs": {"20": count}, "waits": {"30": count}}
-        Metric.objects.create(queue=QUEUE, minute=minute, outcome=outcome, **facts)
+        MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, **facts)
     page = op.get(OVERVIEW)
     shown = text(page)
     throughput, _latency = page.context["charts"]
@@ -341,7 +341,7 @@ def test_no_filter_of_a_list_fails(admin_user: User) -> None:
 
 def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **columns: Any) -> None:
     minute = Now() - timedelta(minutes=minutes)
-    Metric.objects.create(queue=QUEUE, minute=minute, outcome=outcome, count=count, **columns)
+    MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, count=count, **columns)
 
 
 def poller(name: str, version: str, started: timedelta) -> None:
@@ -396,7 +396,7 @@ OF_GROUP = f"{TASKS}?q=fingerprint%3A{PRINT}+status%3AERROR"
 @pytest.fixture
 def failed() -> Task:
     failure_group(PRINT, error_type="desk.PlaneUnknown", message="N14228", frame="desk:assess")
-    models.FailureCount.objects.create(fingerprint=PRINT, minute=Now(), count=5)
+    models.MinuteCount.objects.create(kind="failure", name=PRINT, minute=Now(), count=5)
     task = make_task(Status.ERROR, fingerprint=PRINT)
     for trace in ("an older one", TRACE):
         attempt(task, fingerprint=PRINT, traceback=trace)

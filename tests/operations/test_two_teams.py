@@ -64,8 +64,8 @@ def make_all(user: User, queue: str) -> None:
     error = {"error_type": "ValueError", "message": f"{letter}error", "traceback": f"{letter}error"}
     attempt(task, fingerprint=letter * 40, **error)
     failure_group(letter * 40, queue=queue, message=f"{letter}error")
-    models.FailureCount.objects.create(fingerprint=letter * 40, minute=task.create_time, count=3)
-    models.Metric.objects.create(queue=queue, minute=task.create_time, outcome="completed", count=3)
+    for kind, name in (("failure", letter * 40), ("outcome", "completed")):
+        models.MinuteCount.objects.create(kind=kind, queue=queue, minute=task.create_time, name=name, count=3)
     for number in range(2):  # the later version is a mark in the charts
         start = timezone.now() - timedelta(minutes=20 - 10 * number)
         shown = {"version": f"{letter}ref-v{number}", "queues": [{"queue": queue, "weight": 2}], "start_time": start}

@@ -14,12 +14,13 @@ from urllib.parse import quote, urlsplit
 
 from deltalake import DeltaTable
 
-from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, one_state
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
 from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
+from tests.support import minute_counts
 
 DAY = timedelta(days=1)
 MEANWHILE = {"create_time": -5 * DAY, "start_time": -4 * DAY}
@@ -66,7 +67,7 @@ class Census:
         return cls(
             Counter([*tasks, *ids(folder, "tasks")]),
             Counter([*attempts, *ids(folder, "attempts")]),
-            sum(DeletedTasks.objects.values_list("count", flat=True)),
+            sum(minute_counts("deletion").values_list("count", flat=True)),
         )
 
 

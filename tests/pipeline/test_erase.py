@@ -25,6 +25,7 @@ from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history
 from tests.pipeline.test_lake import lake_of, rows
+from tests.support import minute_counts
 from tests.testapp.models import Parcel
 
 PLACES = (
@@ -187,7 +188,7 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
     assert Task.objects.count() == 3
     erase("--reference-file", names)
     assert not Task.objects.filter(reference="bob").exists()
-    assert sum(models.DeletedTasks.objects.values_list("count", flat=True)) == 1
+    assert sum(minute_counts("deletion").values_list("count", flat=True)) == 1
     with pytest.raises(CommandError, match="whose tasks"):
         erase()
 

@@ -13,10 +13,10 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Failed
-from django_dbtaskqueue.db.minute_counts import METRICS, roll_up
+from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import Collector, OutcomeKey, class_of, quantile, upper
-from django_dbtaskqueue.models import Attempt, FailureCount, FailureGroup, Metric, Task
+from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.poller.heartbeat import rescue_due
@@ -24,7 +24,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
-from tests.support import until
+from tests.support import minute_counts, until
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 HOUR = timedelta(hours=1)
@@ -61,7 +61,7 @@ def test_a_task_that_is_rescued_is_counted_as_failed(alias: str) -> None:
     metrics = Collector()
     rescue_due(Session.on(alias), Poller({"counted": 1}, using=alias).queues["counted"], -1.0, metrics)
     metrics.store(alias)
-    assert dict(Metric.objects.using(alias).values_list("outcome", "count")) == {"failed": 1}
+    assert dict(minute_counts("outcome", alias).values_list("name", "count")) == {"failed": 1}
 
 
 @both
@@ -73,9 +73,9 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
     metrics.store(alias)
     metrics.store(alias)  # nothing is stored twice
 
-    counts = dict(Metric.objects.using(alias).values_list("outcome", "count"))
+    counts = dict(minute_counts("outcome", alias).values_list("name", "count"))
     assert counts == {**dict.fromkeys(OUTCOMES, 100), "failed": 1, "lost": 1}
-    for row in Metric.objects.using(alias).filter(outcome__in=OUTCOMES):
+    for row in minute_counts("outcome", alias).filter(name__in=OUTCOMES):
         assert sum(row.runs.values()) == sum(row.waits.values()) == 100
         assert (round(row.run_seconds, 6), round(row.wait_seconds, 6)) == (1.0, 200.0)
 
@@ -99,17 +99,17 @@ def test_what_could_not_be_stored_is_kept() -> None:
 @both
 def test_merging_changes_no_sum(alias: str) -> None:
     now = timezone.now().replace(second=0, microsecond=0)
-    metrics, failures = Metric.objects.using(alias), FailureCount.objects.using(alias)
+    metrics, failures = minute_counts("outcome", alias), minute_counts("failure", alias)
     durations = {"run_seconds": 0.5, "runs": {"3": 1, "4": 1}, "waits": {"1": 2}}
     for minutes in (5, 5, 6, 300, 301, 302, 303, 60 * 50, 60 * 50 + 25):
         minute = now - timedelta(minutes=minutes)
         for outcome in ("completed", "failed"):
-            metrics.create(queue="counted", minute=minute, outcome=outcome, count=2, **durations)
-        failures.create(fingerprint="f", minute=minute, count=3)
+            metrics.create(kind="outcome", queue="counted", minute=minute, name=outcome, count=2, **durations)
+        failures.create(kind="failure", name="f", minute=minute, count=3)
     sums = {"count": Sum("count"), "seconds": Sum("run_seconds")}
     before, rows = metrics.aggregate(**sums), metrics.count()
 
-    assert roll_up(Session.on(alias), *METRICS) > 0 and roll_up(Session.on(alias), *METRICS) == 0
+    assert roll_up(Session.on(alias)) > 0 and roll_up(Session.on(alias)) == 0
     assert metrics.aggregate(**sums) == before and metrics.count() < rows
     assert failures.aggregate(n=Sum("count"))["n"] == 27
     histograms = metrics.values_list("count", "runs", "waits")
@@ -119,10 +119,12 @@ def test_merging_changes_no_sum(alias: str) -> None:
 
 @both
 def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pytest.LogCaptureFixture) -> None:
-    minute, metrics = timezone.now() - timedelta(minutes=30), Metric.objects.using(alias)
+    minute, metrics = timezone.now() - timedelta(minutes=30), minute_counts("outcome", alias)
     for minutes, count in ((0, 2**63 - 1), (0, 1), (5, 1), (5, 1)):
-        metrics.create(queue="q", minute=minute + timedelta(minutes=minutes), outcome="completed", count=count)
-    assert roll_up(Session.on(alias), Metric) == 1
+        metrics.create(
+            kind="outcome", queue="q", minute=minute + timedelta(minutes=minutes), name="completed", count=count
+        )
+    assert roll_up(Session.on(alias)) == 1
     assert sorted(metrics.values_list("count", flat=True)) == [1, 2, 2**63 - 1]
     assert "are not rolled up" in caplog.text
 
@@ -139,7 +141,8 @@ def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
     with polling({"counted": 1}) as poller:
         until(lambda: poller.counts.finished == 20)
 
-    assert dict(Metric.objects.values_list("outcome").annotate(n=Sum("count"))) == {"completed": 10, "retried": 10}
+    sums = minute_counts("outcome").values_list("name").annotate(n=Sum("count"))
+    assert dict(sums) == {"completed": 10, "retried": 10}
     group = FailureGroup.objects.get()
     assert (group.queue, group.error_type) == ("counted", "builtins.LookupError")
     assert group.message == "no parcel # in '…'" and group.frame.endswith("work")

@@ -15,7 +15,7 @@ from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.models import Metric, Task
+from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.periodic import STORE_METRICS_SECONDS
 from example_project.database import database_from_url
@@ -23,7 +23,7 @@ from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import SELDOM, completed, polling
-from tests.support import until
+from tests.support import minute_counts, until
 
 INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which tells nobody
 
@@ -162,7 +162,7 @@ def test_a_pool_of_two_serves_a_poller(pooled: None, taskqueue_registry: None, c
     with polling({"letters": 1, "parcels": 1}, threads=3):
         until(lambda: free() and completed() == 9)
         clock.advance(STORE_METRICS_SECONDS)
-        until(lambda: free() and Metric.objects.exists())
+        until(lambda: free() and minute_counts("outcome").exists())
         # Those who used a connection for a moment, and are idle, leave both to the others
         enqueue_many("letters", [{}] * 20)
         until(lambda: free() and completed() == 29)

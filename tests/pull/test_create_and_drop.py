@@ -9,13 +9,13 @@ from django.db import transaction
 
 from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
 from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
-from django_dbtaskqueue.models import DeletedTasks, Queue, Task, UsageCount
+from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.conftest import HOUR, SECOND, row, take, taken, waiters
-from tests.support import PATIENCE, actors, until
+from tests.support import PATIENCE, actors, minute_counts, until
 
 
 def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatabase) -> None:
@@ -91,8 +91,8 @@ def test_drop_takes_tasks_row_and_counters(process_database: ProcessDatabase) ->
         make_task(status, queue="sites")
     assert sites.statistics().by_call == {"put": 1}
     assert sites.drop() == 4
-    assert not Task.objects.exists() and not Queue.objects.exists() and not UsageCount.objects.exists()
-    assert sum(DeletedTasks.objects.filter(queue="sites").values_list("count", flat=True)) == 4
+    assert not Task.objects.exists() and not Queue.objects.exists() and not minute_counts("call").exists()
+    assert sum(minute_counts("deletion").filter(queue="sites").values_list("count", flat=True)) == 4
     for verb in (sites.put, sites.take, sites.drop, sites.statistics, sites.truncate):
         with pytest.raises(UnknownQueue):
             verb()

@@ -7,10 +7,11 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import LeaseLost, TaskQueueError, UnknownQueue, enqueue, queue
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import DeletedTasks, Task, TemporaryTask
+from django_dbtaskqueue.models import Task, TemporaryTask
 from django_dbtaskqueue.operations import lookup
 from tests.factories import age, make_task
 from tests.pull.conftest import HOUR, take
+from tests.support import minute_counts
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -62,7 +63,7 @@ def test_reprocess_by_reference_only_from_error_and_delete_in_any_status(alias: 
         assert lookup.delete("mail", status) is True
         assert lookup.reprocess("mail", status) is lookup.delete("mail", status) is False
         assert lookup.exists("other", status)
-    deleted = DeletedTasks.objects.using(alias).values_list("queue", "count")
+    deleted = minute_counts("deletion", alias).values_list("queue", "count")
     assert (sum(count for _, count in deleted), {queue for queue, _ in deleted}) == (len(Status), {"mail"})
     enqueue("mail", "held")
     held = take(queue("mail"))

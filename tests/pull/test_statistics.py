@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import Task, UsageCount
+from django_dbtaskqueue.models import MinuteCount, Task
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.pull.handle import QueueHandle
 from django_dbtaskqueue.signals import task_changed
@@ -24,7 +24,7 @@ from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, take, taken
-from tests.support import PATIENCE, actors, at_once, until
+from tests.support import PATIENCE, actors, at_once, minute_counts, until
 
 EVERY_CALL = """
 from datetime import timedelta
@@ -190,9 +190,9 @@ def test_a_living_process_appends_by_itself(mail: QueueHandle, monkeypatch: pyte
     monkeypatch.setattr(usage, "counter", usage.UsageCounter())
     before = datetime.now(UTC)
     mail.put()
-    until(UsageCount.objects.exists)
-    row = UsageCount.objects.get()
-    assert (row.queue, row.call, row.count) == ("mail", "put", 1)
+    until(minute_counts("call").exists)
+    row = minute_counts("call").get()
+    assert (row.queue, row.name, row.count) == ("mail", "put", 1)
     assert (row.minute.second, row.minute.microsecond) == (0, 0)
     assert before.replace(second=0, microsecond=0) <= row.minute <= datetime.now(UTC)
 
@@ -205,10 +205,10 @@ def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: p
     counter = usage.UsageCounter()
     monkeypatch.setattr(usage, "counter", counter)
     mail.put()
-    rename("dbtaskqueue_usagecount", "away")
-    with pytest.raises(Exception, match="dbtaskqueue_usagecount"):
+    rename("dbtaskqueue_minutecount", "away")
+    with pytest.raises(Exception, match="dbtaskqueue_minutecount"):
         counter.store("default")
-    rename("away", "dbtaskqueue_usagecount")
+    rename("away", "dbtaskqueue_minutecount")
     assert mail.statistics().by_call == {"put": 1}
     counter.flush()
 
@@ -220,7 +220,7 @@ def test_producers_do_not_wait_for_a_counter(postgres_process_database: ProcessD
     mail.statistics()
     with actors(1) as (holder,):
         holder.do(transaction.set_autocommit, False)
-        holder.do(lambda: list(UsageCount.objects.select_for_update())).result(PATIENCE)
+        holder.do(lambda: list(minute_counts("call").select_for_update())).result(PATIENCE)
         at_once(4, lambda _: mail.put())
         assert mail.statistics().by_call == {"put": 5}
         holder.do(transaction.rollback)
@@ -248,12 +248,12 @@ def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
     minutes += [midnight - 10 * DAY, midnight - 10 * DAY, *(midnight - 9 * DAY - n * HOUR for n in range(3))]
     for call in ("put", "take"):
         for minute in minutes:
-            UsageCount.objects.create(queue="mail", minute=minute, call=call, count=2)
-    gone = roll_up(Session.on("default"), UsageCount)
-    assert UsageCount.objects.filter(call="put").count() == 2 + 1 + 1 + 1
+            MinuteCount.objects.create(kind="call", queue="mail", minute=minute, name=call, count=2)
+    gone = roll_up(Session.on("default"))
+    assert minute_counts("call").filter(name="put").count() == 2 + 1 + 1 + 1
     assert gone == 2 * (len(minutes) - 5)
     assert mail.statistics().by_call == {"put": 2 * len(minutes), "take": 2 * len(minutes)}
-    assert roll_up(Session.on("default"), UsageCount) == 0
+    assert roll_up(Session.on("default")) == 0
 
 
 def test_a_receiver_that_raises_changes_nothing(mail: QueueHandle, caplog: Any) -> None:

@@ -11,12 +11,13 @@ from django.db import connection, transaction
 
 from django_dbtaskqueue import enqueue_many, processor, queue
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, QueueFull, TaskQueueError, UnknownQueue
-from django_dbtaskqueue.models import Attempt, DeletedTasks, Task
+from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.processing.conftest import Letter
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, take, taken
+from tests.support import minute_counts
 
 
 def test_put_has_the_options_and_errors_of_enqueue(mail: QueueHandle, configure: Configure) -> None:
@@ -232,7 +233,7 @@ def test_delete_revokes_a_lease_and_ids_are_never_used_again(mail: QueueHandle) 
     assert (mail.delete(task.id), mail.delete(task.id)) == (True, False)
     with pytest.raises(LeaseLost):
         mail.ack(task)
-    assert DeletedTasks.objects.get().count == 1
+    assert minute_counts("deletion").get().count == 1
     # Even the last id of an emptied table is not given out again
     later = mail.put()
     assert later.pk > task.id

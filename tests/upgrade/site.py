@@ -108,7 +108,7 @@ class Site:
         wrong = [(queue, *end) for queue, *end in ends if (end[2], end[1]) != QUEUES[queue]]
         assert not wrong, f"{len(wrong)} of {len(ends)} tasks ended otherwise: {wrong[:10]}"
         gone = sum(queue == "gone" for queue, *_ in ends)
-        assert self.ask("SELECT sum(count) FROM dbtaskqueue_deletedtasks") == [(gone,)]
+        assert self.ask("SELECT sum(count) FROM dbtaskqueue_minutecount WHERE kind = 'deletion'") == [(gone,)]
         assert self.ask(OUT_OF_ORDER) == [(0,)], "tasks of a group ran in another order"
         return len(ends)
 

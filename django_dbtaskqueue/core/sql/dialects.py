@@ -17,6 +17,7 @@ from django_dbtaskqueue.core.states import sql_sources
 G = TypeVar("G", bound="Group")
 P = ParamSpec("P")
 MAX_ROWS = 1_000_000  # rows: more than any batch
+COUNTS_TABLE = '"dbtaskqueue_minutecount"'
 SQLITE_FORMAT = "%%Y-%%m-%%d %%H:%%M:%%f"
 
 
@@ -164,7 +165,7 @@ class Tables:
     task: str
     history: str = '"dbtaskqueue_taskhistory"'
     attempt: str = '"dbtaskqueue_attempt"'
-    deleted: str = '"dbtaskqueue_deletedtasks"'
+    counts: str = COUNTS_TABLE
     queue: str = '"dbtaskqueue_queue"'
     ledger: str = '"dbtaskqueue_usedreference"'
     limit: str = '"dbtaskqueue_queuelimit"'
@@ -179,7 +180,7 @@ class Tables:
         """Return ``sql`` with this table's column names; parameters and other tables' columns stay as they are."""
         if not self.columns:
             return sql
-        others = "|".join(map(re.escape, (self.history, self.attempt, self.deleted, self.step, self.signal)))
+        others = "|".join(map(re.escape, (self.history, self.attempt, self.counts, self.step, self.signal)))
         kept = rf"{PARAMETERS}|{OTHER_COLUMNS}|INSERT INTO (?:{others})(?: AS \w+)? \(.*?\)"
         names = "|".join(self.columns)
         return re.sub(rf"({kept})|\b({names})\b", lambda match: match[1] or self.columns[match[2]], sql)
@@ -228,8 +229,8 @@ class Group:
 
     def _counting(self, rows: str, queue: str = "queue_name") -> str:
         """Return the INSERT that counts rows, which are about to be deleted for good, by their queue."""
-        counted = f"SELECT {queue}, count(*) FROM {rows} GROUP BY {queue}"
-        return f"INSERT INTO {self.tables.deleted} (queue_name, count) {counted}"
+        counted = f"SELECT 'deletion', {queue}, count(*) FROM {rows} GROUP BY {queue}"
+        return f"INSERT INTO {self.tables.counts} (kind, queue_name, count) {counted}"
 
     @property
     def skipping(self) -> str:

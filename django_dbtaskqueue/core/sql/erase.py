@@ -48,7 +48,7 @@ class EraseStatements(Group):
     @cached_property
     def count_archived(self) -> str:
         """Count tasks of one queue that leave the lake."""
-        return f"INSERT INTO {self.tables.deleted} (queue_name, count) VALUES (%(queue)s, %(count)s)"
+        return f"INSERT INTO {self.tables.counts} (kind, queue_name, count) VALUES ('deletion', %(queue)s, %(count)s)"
 
     @cached_property
     def delete_history(self) -> str:

@@ -5,9 +5,7 @@ Each statement answers for many queues, so the number of queries of a page does 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from django_dbtaskqueue.core.sql.dialects import Dialect, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import COUNTS_TABLE, Dialect, Group, renamed, statement
 
 COUNTED_STATUSES = ("COMPLETED", "ERROR", "POISON")
 MAX_QUEUE_NAMES = 1000  # queues; others are found by name
@@ -144,43 +142,43 @@ class StatsStatements(Group):
         return f"SELECT f.f, (SELECT count(*) FROM ({tasks}) AS x) FROM {self.dialect.texts('prints', 'f')}"
 
 
-def series_sql(dialect: Dialect, metric: str) -> tuple[str, str]:
-    """Return two questions to the per-minute counts, by step of time: outcomes, and one histogram (``{kind}``)."""
+def series_sql(dialect: Dialect) -> tuple[str, str]:
+    """Return two questions to the per-minute counts, by step of time: outcomes, and one histogram (``{times}``)."""
     postgresql, step = dialect.vendor == "postgresql", _step(dialect)
     every = "%(every)s::boolean" if postgresql else "%(every)s"
     names = f"SELECT q.q FROM {dialect.texts('queues', 'q')}"
     wanted = f"{_recent(dialect)} AND ({every} OR queue_name IN ({names}))"
     each, fits, number = _entries(dialect)
     return (
-        f"SELECT {step}, outcome, {_total(dialect)} FROM {metric} WHERE {wanted} GROUP BY 1, 2",
-        f"SELECT {step}, h.key, {number} FROM {metric}, {each} WHERE {wanted} AND {fits} GROUP BY 1, 2",
+        f"SELECT {step}, name, {_total(dialect)} FROM {COUNTS_TABLE} WHERE {wanted} GROUP BY 1, 2",
+        f"SELECT {step}, h.key, {number} FROM {COUNTS_TABLE}, {each} WHERE {wanted} AND {fits} GROUP BY 1, 2",
     )
 
 
-def durations_sql(dialect: Dialect, metric: str) -> str:
-    """Return the question for a histogram (``{kind}``) of each queue since a time: (queue, bucket, number)."""
+def durations_sql(dialect: Dialect) -> str:
+    """Return the question for a histogram (``{times}``) of each queue since a time: (queue, bucket, number)."""
     each, fits, number = _entries(dialect)
-    return f"SELECT queue_name, h.key, {number} FROM {metric}, {each} WHERE {_recent(dialect)} AND {fits} GROUP BY 1, 2"
+    rows = f"{COUNTS_TABLE}, {each} WHERE {_recent(dialect)}"
+    return f"SELECT queue_name, h.key, {number} FROM {rows} AND {fits} GROUP BY 1, 2"
 
 
-def ended_sql(dialect: Dialect, metric: str) -> str:
+def ended_sql(dialect: Dialect) -> str:
     """Return the question for what ended in each queue since a time: (queue, how many steps ago, number)."""
     ago = f"{dialect.seconds_between('minute', dialect.now)} / %(step)s"
     ago = f"floor({ago})::int" if dialect.vendor == "postgresql" else f"CAST({ago} AS integer)"
     names = f"SELECT q.q FROM {dialect.texts('outcomes', 'q')}"
     return (
-        f"SELECT queue_name, {ago}, {_total(dialect)} FROM {metric}"
-        f" WHERE {_recent(dialect)} AND outcome IN ({names}) GROUP BY 1, 2"
+        f"SELECT queue_name, {ago}, {_total(dialect)} FROM {COUNTS_TABLE}"
+        f" WHERE {_recent(dialect)} AND name IN ({names}) GROUP BY 1, 2"
     )
 
 
-def crowded_sql(dialect: Dialect, table: str, keys: Sequence[str]) -> str:
-    """Return the question in which steps of time, of those between two times, a key has more than one row."""
-    key = " || ' ' || ".join(keys)
+def crowded_sql(dialect: Dialect) -> str:
+    """Return the question in which steps of time, of those between two times, counts of a kind have rows to add up."""
     return (
-        f"SELECT {_step(dialect)} FROM {table} WHERE minute >= {dialect.time('%(start)s')}"
-        f" AND minute <= {dialect.time('%(end)s')} GROUP BY 1 HAVING count(*) > count(DISTINCT {key})"
-        " ORDER BY 1 LIMIT %(limit)s"
+        f"SELECT {_step(dialect)} FROM {COUNTS_TABLE} WHERE kind = %(kind)s"
+        f" AND minute >= {dialect.time('%(start)s')} AND minute <= {dialect.time('%(end)s')}"
+        " GROUP BY 1 HAVING count(*) > count(DISTINCT queue_name || ' ' || name) ORDER BY 1 LIMIT %(limit)s"
     )
 
 
@@ -188,8 +186,8 @@ def crowded_sql(dialect: Dialect, table: str, keys: Sequence[str]) -> str:
 
 
 def _recent(dialect: Dialect) -> str:
-    """Return the condition for rows from a time on, until now."""
-    return f"minute >= {dialect.time('%(start)s')} AND minute <= {dialect.now}"
+    """Return the condition for outcomes from a time on, until now."""
+    return f"kind = 'outcome' AND minute >= {dialect.time('%(start)s')} AND minute <= {dialect.now}"
 
 
 def _total(dialect: Dialect) -> str:
@@ -197,12 +195,12 @@ def _total(dialect: Dialect) -> str:
 
 
 def _entries(dialect: Dialect) -> tuple[str, str, str]:
-    """Return the entries of a histogram (``{kind}``) as ``h``, which of them are counts, and the sum of these."""
+    """Return the entries of a histogram (``{times}``) as ``h``, which of them are counts, and the sum of these."""
     if dialect.vendor == "postgresql":
-        each = "jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h"
+        each = "jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END) AS h"
         return each, "h.key ~ '^[0-9]{{1,2}}$' AND h.value ~ '^[0-9]{{1,15}}$'", "sum(h.value::bigint)::bigint"
     fits = "h.type = 'integer' AND h.value BETWEEN 0 AND 1e15 AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')"
-    return "json_each({kind}) AS h", fits, "sum(h.value)"
+    return "json_each({times}) AS h", fits, "sum(h.value)"
 
 
 def _step(dialect: Dialect) -> str:

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from django.db.models import Count, DurationField, ExpressionWrapper, F, Sum
+from django.db.models import Count, DurationField, ExpressionWrapper, F
 
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.models import Attempt, DeletedTasks, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, MinuteCount, Task, TaskHistory
 from example_project.flights.demo.setup import Database
 from example_project.flights.desk import QUEUE
 from example_project.flights.models import Filing
@@ -87,7 +87,7 @@ def take(database: Database, run: Run) -> Figures:
         hot=sum(hot.values()),
         history=sum(history.values()),
         archived=sum(run.archived.values()),
-        deleted=DeletedTasks.objects.filter(queue=QUEUE).aggregate(total=Sum("count", default=0))["total"],
+        deleted=sum(MinuteCount.objects.filter(kind="deletion", queue=QUEUE).values_list("count", flat=True)),
         by_status={status: hot[status] + history[status] + run.archived.get(status, 0) for status in hot},
         attempts_failed=Attempt.objects.filter(queue=QUEUE).count(),
     )

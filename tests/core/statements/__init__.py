@@ -113,11 +113,10 @@ def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
 
 
 def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
-    metric = '"dbtaskqueue_metric"'
-    yield from _texts("series_sql", stats.series_sql(dialect, metric))
-    yield "durations_sql", stats.durations_sql(dialect, metric)
-    yield "ended_sql", stats.ended_sql(dialect, metric)
-    yield "crowded_sql", stats.crowded_sql(dialect, metric, ("queue_name", "outcome"))
+    yield from _texts("series_sql", stats.series_sql(dialect))
+    yield "durations_sql", stats.durations_sql(dialect)
+    yield "ended_sql", stats.ended_sql(dialect)
+    yield "crowded_sql", stats.crowded_sql(dialect)
     yield "pipeline.OPEN_BATCHES", pipeline.OPEN_BATCHES
     yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":

@@ -344,8 +344,8 @@ COPY "dbtaskqueue_task" (queue_name, payload, reference_number, id)
 FROM STDIN;
 
 -- Statements.count_deleted
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT x.q, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', x.q, count(*)
 FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
@@ -2177,8 +2177,8 @@ RETURNING id, watched
 AND final_status IS NOT NULL;
 
 -- RetentionStatements.count
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT t.queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', t.queue_name, count(*)
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT unnest(%(ids)s::bigint[])
@@ -2186,8 +2186,8 @@ WHERE t.id IN (
 GROUP BY t.queue_name;
 
 -- RetentionStatements.count_all
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM {table}
 GROUP BY queue_name;
 
@@ -2213,8 +2213,8 @@ AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
 RETURNING id;
 
 -- RetentionStatements.delete_history [1]
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM {table}
 WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
@@ -3014,8 +3014,8 @@ ON t.location = u.location
 AND t.task_id = u.task_id;
 
 -- EraseStatements.count_archived
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-VALUES (%(queue)s, %(count)s);
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+VALUES ('deletion', %(queue)s, %(count)s);
 
 -- EraseStatements.count_changes
 SELECT count(DISTINCT t.id)
@@ -3039,8 +3039,8 @@ AND t.task_ids @> to_jsonb(u.task_id)
 WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
 
 -- EraseStatements.count_history
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM "dbtaskqueue_taskhistory"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
@@ -3222,8 +3222,8 @@ AND t.status IN ('PROCESSING')
 RETURNING id, watched;
 
 -- Statements.count_deleted (one row)
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT x.q, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', x.q, count(*)
 FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
@@ -4017,9 +4017,10 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, outcome, least(sum(count), 1e18)::bigint
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s::timestamptz
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, name, least(sum(count), 1e18)::bigint
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
 AND (%(every)s::boolean OR queue_name IN (
     SELECT q.q
@@ -4029,8 +4030,10 @@ GROUP BY 1, 2;
 
 -- series_sql [2]
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_metric", jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h
-WHERE minute >= %(start)s::timestamptz
+FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END)
+    AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
 AND (%(every)s::boolean OR queue_name IN (
     SELECT q.q
@@ -4042,8 +4045,10 @@ GROUP BY 1, 2;
 
 -- durations_sql
 SELECT queue_name, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_metric", jsonb_each_text(CASE WHEN jsonb_typeof({kind}) = 'object' THEN {kind} END) AS h
-WHERE minute >= %(start)s::timestamptz
+FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END)
+    AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
 AND h.key ~ '^[0-9]{{1,2}}$'
 AND h.value ~ '^[0-9]{{1,15}}$'
@@ -4052,10 +4057,11 @@ GROUP BY 1, 2;
 -- ended_sql
 SELECT queue_name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
     least(sum(count), 1e18)::bigint
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s::timestamptz
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
-AND outcome IN (
+AND name IN (
     SELECT q.q
     FROM unnest(%(outcomes)s::text[]) AS q(q)
 )
@@ -4063,11 +4069,12 @@ GROUP BY 1, 2;
 
 -- crowded_sql
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s::timestamptz
+FROM "dbtaskqueue_minutecount"
+WHERE kind = %(kind)s
+AND minute >= %(start)s::timestamptz
 AND minute <= %(end)s::timestamptz
 GROUP BY 1
-HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
+HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
 ORDER BY 1
 LIMIT %(limit)s;
 

@@ -242,8 +242,8 @@ AND t.status IN ('PROCESSING')
 RETURNING id, watched;
 
 -- Statements.count_deleted
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT x.q, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', x.q, count(*)
 FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
@@ -1748,8 +1748,8 @@ RETURNING id, watched
 AND final_status IS NOT NULL;
 
 -- RetentionStatements.count
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT t.queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', t.queue_name, count(*)
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT value
@@ -1758,8 +1758,8 @@ WHERE t.id IN (
 GROUP BY t.queue_name;
 
 -- RetentionStatements.count_all
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM {table}
 GROUP BY queue_name;
 
@@ -1785,8 +1785,8 @@ AND finish_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seco
 RETURNING id;
 
 -- RetentionStatements.delete_history [1]
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM {table}
 WHERE id IN (
     SELECT value
@@ -2324,8 +2324,8 @@ ON t.location = u.location
 AND t.task_id = u.task_id;
 
 -- EraseStatements.count_archived
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-VALUES (%(queue)s, %(count)s);
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+VALUES ('deletion', %(queue)s, %(count)s);
 
 -- EraseStatements.count_changes
 SELECT count(DISTINCT t.id)
@@ -2343,8 +2343,8 @@ AND u.task_id IN (
 WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
 
 -- EraseStatements.count_history
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT queue_name, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', queue_name, count(*)
 FROM "dbtaskqueue_taskhistory"
 WHERE reference_number IN (
     SELECT value
@@ -2559,8 +2559,8 @@ AND t.status IN ('PROCESSING')
 RETURNING id, watched;
 
 -- Statements.count_deleted (one row)
-INSERT INTO "dbtaskqueue_deletedtasks" (queue_name, count)
-SELECT x.q, count(*)
+INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+SELECT 'deletion', x.q, count(*)
 FROM (
     SELECT t.queue_name AS q
     FROM "dbtaskqueue_task" AS t
@@ -3254,9 +3254,10 @@ ORDER BY priority, ready_time, id
 LIMIT 1;
 
 -- series_sql [1]
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, outcome, CAST(total(count) AS integer)
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, name, CAST(total(count) AS integer)
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND (%(every)s OR queue_name IN (
     SELECT q.q
@@ -3269,8 +3270,9 @@ GROUP BY 1, 2;
 
 -- series_sql [2]
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, h.key, sum(h.value)
-FROM "dbtaskqueue_metric", json_each({kind}) AS h
-WHERE minute >= %(start)s
+FROM "dbtaskqueue_minutecount", json_each({times}) AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND (%(every)s OR queue_name IN (
     SELECT q.q
@@ -3286,8 +3288,9 @@ GROUP BY 1, 2;
 
 -- durations_sql
 SELECT queue_name, h.key, sum(h.value)
-FROM "dbtaskqueue_metric", json_each({kind}) AS h
-WHERE minute >= %(start)s
+FROM "dbtaskqueue_minutecount", json_each({times}) AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND h.type = 'integer'
 AND h.value BETWEEN 0 AND 1e15
@@ -3297,10 +3300,11 @@ GROUP BY 1, 2;
 -- ended_sql
 SELECT queue_name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) * 86400.0
     / %(step)s AS integer), CAST(total(count) AS integer)
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND outcome IN (
+AND name IN (
     SELECT q.q
     FROM (
         SELECT value AS q
@@ -3311,11 +3315,12 @@ GROUP BY 1, 2;
 
 -- crowded_sql
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
-FROM "dbtaskqueue_metric"
-WHERE minute >= %(start)s
+FROM "dbtaskqueue_minutecount"
+WHERE kind = %(kind)s
+AND minute >= %(start)s
 AND minute <= %(end)s
 GROUP BY 1
-HAVING count(*) > count(DISTINCT queue_name || ' ' || outcome)
+HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
 ORDER BY 1
 LIMIT %(limit)s;
 
