@@ -1,6 +1,6 @@
 """Limits of a queue over all pollers: how many of its tasks run at a time, and how many start in a time.
 
-A checkout of a limited queue is one transaction that begins with a lock on the queue's row in ``QueueLimit``. The row
+A checkout of a limited queue is one transaction that begins with a lock on the queue's row in ``Limit``. The row
 names the leases that count, as ``id:total_attempt``. Some of them may have ended, so their number is an upper bound. A
 checkout reads the tasks only if the bound does not leave room. So a killed poller leaves no count behind. The row also
 has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
@@ -8,7 +8,7 @@ has the tokens of the rate. Two pollers cannot exceed a limit together, because 
 Far below the limits a checkout takes its rows before it locks the row, so that only counting waits for others. If it
 then finds that they are too many, it takes nothing, and begins again with the lock.
 
-The tokens of a group are in a row of its own, ``GroupLimit``. A task whose group has none is put off in the transaction
+The tokens of a group are in a row of its own. A task whose group has none is put off in the transaction
 that took it: it is ready again when the token is due, so no checkout reads it before.
 """
 
@@ -235,7 +235,7 @@ class Limiter(threading.local):
 
     def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
         """Take a token of its group for each task; put those off that get none, until their group has one."""
-        keys = {row[GROUP] for row in rows if row[GROUP] is not None} if self.rate_per_group else ()
+        keys = {row[GROUP] for row in rows if row[GROUP]} if self.rate_per_group else ()
         if not keys:
             return rows
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
@@ -245,7 +245,7 @@ class Limiter(threading.local):
         charged: Counter[str] = Counter()
         for row in rows:
             group = row[GROUP]
-            if group is None:
+            if not group:
                 started.append(row)
                 continue
             left[group] -= 1

@@ -31,7 +31,7 @@ FINISHED = sources("housekeep")
 PERIODS: tuple[tuple[type[Model], str], ...] = (
     (models.UsedReference, "expire_time"),
     (models.ReceivedTransfer, "expire_time"),
-    (models.GroupLimit, "full_time"),
+    (models.Limit, "full_time"),
 )
 
 

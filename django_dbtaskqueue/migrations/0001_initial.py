@@ -474,45 +474,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            "QueueLimit",
+            "Limit",
             [
-                (
-                    "queue",
-                    models.CharField(
-                        "queue", max_length=200, primary_key=True, serialize=False, db_column="queue_name"
-                    ),
-                ),
-                ("running", models.JSONField("leases", null=True, blank=True)),
+                *key(),
+                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
+                ("group", models.CharField("group", max_length=200, blank=True, db_default="", db_column="group_key")),
+                ("leases", models.TextField("leases", blank=True, db_default="")),
+                ("stamp", models.CharField("stamp", max_length=32, blank=True, db_default="")),
                 ("tokens", models.FloatField("tokens", db_default=0.0)),
                 ("check_time", models.DateTimeField("last checkout", db_default=Now())),
                 ("idle_seconds", models.FloatField("seconds between the last checkouts", null=True, blank=True)),
-                ("leases", models.TextField("leases", blank=True, db_default="")),
-                ("stamp", models.CharField("stamp", max_length=32, blank=True, db_default="")),
+                ("full_time", models.DateTimeField("full again", null=True, blank=True)),
             ],
             options={
                 "verbose_name": "limits of a queue",
                 "verbose_name_plural": "limits of queues",
                 "default_permissions": (),
-            },
-        ),
-        migrations.CreateModel(
-            "GroupLimit",
-            [
-                *key(),
-                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("group", models.CharField("group", max_length=200, db_column="group_key")),
-                ("tokens", models.FloatField("tokens")),
-                ("check_time", models.DateTimeField("last checkout")),
-                ("full_time", models.DateTimeField("full again")),
-            ],
-            options={
-                "verbose_name": "limit of a group",
-                "verbose_name_plural": "limits of groups",
-                "default_permissions": (),
-                "constraints": [
-                    models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_grouplimit_unique")
+                "constraints": [models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_limit_unique")],
+                "indexes": [
+                    models.Index(
+                        fields=["full_time"], condition=Q(full_time__isnull=False), name="dbtaskqueue_limit_full"
+                    )
                 ],
-                "indexes": [models.Index(fields=["full_time"], name="dbtaskqueue_grouplimit_full")],
             },
         ),
         migrations.CreateModel(

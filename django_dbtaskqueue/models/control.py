@@ -59,47 +59,35 @@ class Queue(models.Model):
         return dict(self.overrides) if isinstance(self.overrides, dict) else {}
 
 
-class QueueLimit(models.Model):
-    """What the limits of a queue need between two checkouts: the leases that count, and the tokens of the rate.
+class Limit(models.Model):
+    """What a limit needs between two checkouts: the leases that count, and the tokens of the rate.
 
-    A checkout of the queue locks the row. If it is deleted, the next checkout makes it from the task table.
+    ``group`` "" is the queue itself: a checkout locks its row, and makes it from the task table if it was deleted. The
+    other rows are groups of a queue with ``rate_per_group``. Without a row, a group has all of its tokens.
     """
 
-    queue = models.CharField(_("queue"), max_length=200, primary_key=True, db_column="queue_name")
-    running = JsonField(_("leases"), null=True, blank=True)  # as pollers write them that know no ``leases``
+    id = models.BigAutoField(primary_key=True)
+    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
+    group = models.CharField(_("group"), max_length=200, blank=True, db_default="", db_column="group_key")
     leases = models.TextField(_("leases"), blank=True, db_default="")  # id:total_attempt,… Some may have ended
     stamp = models.CharField(_("stamp"), max_length=32, blank=True, db_default="")  # of ``leases``; "": not known
     tokens = models.FloatField(_("tokens"), db_default=0.0)
     check_time = TimeField(_("last checkout"), db_default=Now())
     idle_seconds = models.FloatField(_("seconds between the last checkouts"), null=True, blank=True)
+    full_time = TimeField(_("full again"), null=True, blank=True)  # of a group: then the row can be deleted
 
     class Meta:
         verbose_name = _("limits of a queue")
         verbose_name_plural = _("limits of queues")
         default_permissions = ()
-
-    def __str__(self) -> str:
-        return self.queue
-
-
-class GroupLimit(models.Model):
-    """The tokens of one group in a queue with ``rate_per_group``. Without a row, a group has all of its tokens."""
-
-    id = models.BigAutoField(primary_key=True)
-    queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    group = models.CharField(_("group"), max_length=200, db_column="group_key")
-    tokens = models.FloatField(_("tokens"))
-    check_time = TimeField(_("last checkout"))
-    full_time = TimeField(_("full again"))  # then the row can be deleted
-
-    class Meta:
-        verbose_name = _("limit of a group")
-        verbose_name_plural = _("limits of groups")
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_grouplimit_unique")
+        constraints: ClassVar = [models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_limit_unique")]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["full_time"],
+                condition=models.Q(full_time__isnull=False),
+                name="dbtaskqueue_limit_full",
+            )
         ]
-        indexes: ClassVar = [models.Index(fields=["full_time"], name="dbtaskqueue_grouplimit_full")]
 
     def __str__(self) -> str:
         return f"{self.queue}/{self.group}"

@@ -22,7 +22,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
 from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
-from django_dbtaskqueue.models import GroupLimit, MinuteCount, Queue, QueueLimit, Task, UsedReference
+from django_dbtaskqueue.models import Limit, MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.models.control import CALL
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.pull import blocking
@@ -152,7 +152,7 @@ class QueueAdmin:
                 dropped += self._each(TaskQuerySet.purge, tuple(Status), (alias,))
                 Queue.objects.using(alias).filter(pk=self.name).delete()
                 MinuteCount.objects.using(alias).filter(kind=CALL, queue=self.name).delete()
-                for model in (UsedReference, QueueLimit, GroupLimit):
+                for model in (UsedReference, Limit):
                     model._default_manager.using(alias).filter(queue=self.name).delete()
                 transaction.on_commit(partial(usage.discard, alias, self.name), alias)
         return dropped

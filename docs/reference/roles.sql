@@ -71,8 +71,7 @@ GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueu
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
 -- Schedules: their tasks are enqueued by pollers, which need the producer's role, too.
 GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_schedule TO dbtaskqueue_poller;
-GRANT SELECT, INSERT, UPDATE ON dbtaskqueue_queuelimit TO dbtaskqueue_poller; -- queues with limits
-GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_grouplimit TO dbtaskqueue_poller; -- rates of groups
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_limit TO dbtaskqueue_poller; -- queues with limits
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_poller; -- it tells of ends
 GRANT SELECT, DELETE ON dbtaskqueue_batch TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_minutecount, dbtaskqueue_failuregroup

@@ -55,12 +55,13 @@ STATEMENTS = {
     "drop table": "DROP TABLE dbtaskqueue_task CASCADE",
 }
 ALLOWED = {
-    "producer": {"enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue", "count call"},
+    "producer": {
+        "enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue", "count call",
+    },
     "poller": {
-        "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "heartbeat",
-        "count call",
-        "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks", "see failure groups",
-        "take a tick", "see schedules", "read a schedule's payload",
+        "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "count call",
+        "heartbeat", "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks",
+        "see failure groups", "take a tick", "see schedules", "read a schedule's payload",
     },
     "archiver": {
         "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",

@@ -9,7 +9,7 @@ import pytest
 
 from django_dbtaskqueue import enqueue_many, processor
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.models import QueueLimit, Task
+from django_dbtaskqueue.models import Limit, Task
 from tests.poller.processes import SELDOM, let_others_start, polling
 from tests.support import PATIENCE, until
 
@@ -79,4 +79,4 @@ def test_a_smaller_number_counts_for_the_tasks_that_wait(alias: str, settings: A
 
 def test_what_waits_for_the_rate_does_not_wait_for_the_next_poll(alias: str) -> None:
     most_of("paced", alias, [{}] * TASKS, may_run=1)
-    assert QueueLimit.objects.using(alias).filter(pk="paced").exists()
+    assert Limit.objects.using(alias).filter(queue="paced").exists()

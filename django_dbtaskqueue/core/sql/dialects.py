@@ -168,12 +168,11 @@ class Tables:
     counts: str = COUNTS_TABLE
     queue: str = '"dbtaskqueue_queue"'
     ledger: str = '"dbtaskqueue_usedreference"'
-    limit: str = '"dbtaskqueue_queuelimit"'
+    limit: str = '"dbtaskqueue_limit"'
     dependency: str = '"dbtaskqueue_dependency"'
     hold: str = '"dbtaskqueue_hold"'
     step: str = '"dbtaskqueue_step"'
     signal: str = '"dbtaskqueue_signal"'
-    group_limit: str = '"dbtaskqueue_grouplimit"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:

@@ -1,6 +1,6 @@
 """Statements of limits: how many tasks of a queue run at a time, and how many start in a time.
 
-One row for each limited queue. A checkout locks it, so that checkouts of the queue take turns.
+One row for each limited queue, with the group "". A checkout locks it, so that checkouts of the queue take turns.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from functools import cached_property
 
 from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
+
+OF_QUEUE = "queue_name = %(queue_name)s AND group_key = ''"
 
 
 class LimitStatements(Group):
@@ -23,9 +25,8 @@ class LimitStatements(Group):
         """
         return (
             f"INSERT INTO {self.tables.limit} AS l (queue_name, tokens) VALUES (%(queue_name)s, %(burst)s)"
-            f" ON CONFLICT (queue_name) DO UPDATE SET tokens = {self._tokens}, {self._watched}"
-            " RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END,"
-            " CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
+            f" ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens = {self._tokens}, {self._watched}"
+            " RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
         )
 
     @property
@@ -34,10 +35,8 @@ class LimitStatements(Group):
 
     @property
     def _tokens(self) -> str:
-        # Below 0 are only those of a row from before 0.1, where a queue without a rate took tokens, too.
-        tokens = f"{self.dialect.greatest}(coalesce(l.tokens, %(burst)s), 0.0)"
         refill = f"{self.dialect.greatest}({self._idle}, 0.0) * %(rate)s"
-        return f"{self.dialect.least}(%(burst)s, {tokens} + {refill})"
+        return f"{self.dialect.least}(%(burst)s, l.tokens + {refill})"
 
     @property
     def _watched(self) -> str:
@@ -53,29 +52,27 @@ class LimitStatements(Group):
         """
         return (
             f"UPDATE {self.tables.limit} AS l SET tokens = {self._tokens} - %(taken)s, {self._watched},"
-            " leases = %(leases)s, stamp = %(stamp)s WHERE queue_name = %(queue_name)s AND running IS NULL"
-            f" AND stamp = %(known)s AND {self._idle} <= %(watched)s"
-            f" AND (%(rate)s = 0 OR {self._tokens} >= %(taken)s) RETURNING tokens"
+            f" leases = %(leases)s, stamp = %(stamp)s WHERE {OF_QUEUE} AND stamp = %(known)s"
+            f" AND {self._idle} <= %(watched)s AND (%(rate)s = 0 OR {self._tokens} >= %(taken)s) RETURNING tokens"
         )
 
     @cached_property
     def store_limit(self) -> str:
         """Store which leases count, and take ``taken`` tokens."""
         return (
-            f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s, running = NULL,"
-            " tokens = tokens - %(taken)s WHERE queue_name = %(queue_name)s"
+            f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s,"
+            f" tokens = tokens - %(taken)s WHERE {OF_QUEUE}"
         )
 
     @cached_property
     def lock_group_limits(self) -> str:
         """Lock the rows of groups in one order, and refill their tokens as ``lock_limit`` does: (group, tokens)."""
-        now, least, greatest = self.dialect.now, self.dialect.least, self.dialect.greatest
-        refill = f"l.tokens + {greatest}({self.dialect.seconds_between('l.check_time', now)}, 0.0) * %(rate)s"
+        now, greatest = self.dialect.now, self.dialect.greatest
         return (
-            f"INSERT INTO {self.tables.group_limit} AS l (queue_name, group_key, tokens, check_time, full_time)"
+            f"INSERT INTO {self.tables.limit} AS l (queue_name, group_key, tokens, check_time, full_time)"
             f" SELECT %(queue_name)s, g.g, %(burst)s, {now}, {now} FROM {self.dialect.texts('groups', 'g')}"
             f" WHERE true ORDER BY g.g ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens ="
-            f" {least}(%(burst)s, {refill}), check_time = {greatest}(l.check_time, {now}) RETURNING group_key, tokens"
+            f" {self._tokens}, check_time = {greatest}(l.check_time, {now}) RETURNING group_key, tokens"
         )
 
     @cached_property
@@ -83,7 +80,7 @@ class LimitStatements(Group):
         rows = self.dialect.rows({"group_name": "text", "taken": "float8"})
         missing = "(%(burst)s - l.tokens + u.taken) / %(rate)s"
         return (
-            f"UPDATE {self.tables.group_limit} AS l SET tokens = l.tokens - u.taken,"
+            f"UPDATE {self.tables.limit} AS l SET tokens = l.tokens - u.taken,"
             f" full_time = {self.dialect.later(missing)} FROM {rows}"
             " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
         )
@@ -111,7 +108,7 @@ class LimitStatements(Group):
         return (
             "SELECT leases, tokens,"
             f" {self.dialect.seconds_between('check_time', self.dialect.now)}"
-            f" FROM {self.tables.limit} WHERE queue_name = %(queue_name)s"
+            f" FROM {self.tables.limit} WHERE {OF_QUEUE}"
         )
 
     @statement

@@ -113,7 +113,7 @@ CROSS JOIN LATERAL (
 LIMIT %(limit)s;
 
 -- Statements.charge_groups
-UPDATE "dbtaskqueue_grouplimit" AS l
+UPDATE "dbtaskqueue_limit" AS l
 SET tokens = l.tokens - u.taken, full_time = statement_timestamp() + (%(burst)s - l.tokens + u.taken) /
     %(rate)s * interval '1 second'
 FROM (
@@ -390,17 +390,17 @@ AND t.task_id = u.child
 RETURNING task_id, remaining;
 
 -- Statements.count_in_limit
-UPDATE "dbtaskqueue_queuelimit" AS l
-SET tokens = least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch FROM
-    statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s) - %(taken)s, check_time =
-    greatest(l.check_time, statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() -
-    l.check_time)::float8, leases = %(leases)s, stamp = %(stamp)s
+UPDATE "dbtaskqueue_limit" AS l
+SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_timestamp() -
+    l.check_time)::float8, 0.0) * %(rate)s) - %(taken)s, check_time = greatest(l.check_time,
+    statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8,
+    leases = %(leases)s, stamp = %(stamp)s
 WHERE queue_name = %(queue_name)s
-AND running IS NULL
+AND group_key = ''
 AND stamp = %(known)s
 AND extract(epoch FROM statement_timestamp() - l.check_time)::float8 <= %(watched)s
-AND (%(rate)s = 0 OR least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch
-    FROM statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s) >= %(taken)s)
+AND (%(rate)s = 0 OR least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_timestamp() -
+    l.check_time)::float8, 0.0) * %(rate)s) >= %(taken)s)
 RETURNING tokens;
 
 -- Statements.count_signal
@@ -1390,8 +1390,9 @@ RETURNING id, queue_name, group_key;
 
 -- Statements.limit_state
 SELECT leases, tokens, extract(epoch FROM statement_timestamp() - check_time)::float8
-FROM "dbtaskqueue_queuelimit"
-WHERE queue_name = %(queue_name)s;
+FROM "dbtaskqueue_limit"
+WHERE queue_name = %(queue_name)s
+AND group_key = '';
 
 -- Statements.live
 SELECT count(*)
@@ -1437,7 +1438,7 @@ ORDER BY t.id
 FOR NO KEY UPDATE OF t;
 
 -- Statements.lock_group_limits
-INSERT INTO "dbtaskqueue_grouplimit" AS l (queue_name, group_key, tokens, check_time, full_time)
+INSERT INTO "dbtaskqueue_limit" AS l (queue_name, group_key, tokens, check_time, full_time)
 SELECT %(queue_name)s, g.g, %(burst)s, statement_timestamp(), statement_timestamp()
 FROM unnest(%(groups)s::text[]) AS g(g)
 WHERE true
@@ -1466,14 +1467,13 @@ ORDER BY t.task_id
 FOR NO KEY UPDATE OF t;
 
 -- Statements.lock_limit
-INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
+INSERT INTO "dbtaskqueue_limit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
-ON CONFLICT (queue_name) DO UPDATE
-SET tokens = least(%(burst)s, greatest(coalesce(l.tokens, %(burst)s), 0.0) + greatest(extract(epoch FROM
-    statement_timestamp() - l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time,
-    statement_timestamp()), idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
-RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,
-    tokens, idle_seconds;
+ON CONFLICT (queue_name, group_key) DO UPDATE
+SET tokens = least(%(burst)s, l.tokens + greatest(extract(epoch FROM statement_timestamp() -
+    l.check_time)::float8, 0.0) * %(rate)s), check_time = greatest(l.check_time, statement_timestamp()),
+    idle_seconds = extract(epoch FROM statement_timestamp() - l.check_time)::float8
+RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds;
 
 -- Statements.lock_parents
 SELECT t.id, t.status
@@ -1959,9 +1959,10 @@ WHERE step.location = %(location)s
 AND step.task_id = %(task_id)s;
 
 -- Statements.store_limit
-UPDATE "dbtaskqueue_queuelimit"
-SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
-WHERE queue_name = %(queue_name)s;
+UPDATE "dbtaskqueue_limit"
+SET leases = %(leases)s, stamp = %(stamp)s, tokens = tokens - %(taken)s
+WHERE queue_name = %(queue_name)s
+AND group_key = '';
 
 -- Statements.store_signal
 INSERT INTO "dbtaskqueue_signal" (location, task_id, task_time, name, data, actor)
@@ -3135,7 +3136,7 @@ AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
 -- Statements.charge_groups (one row)
-UPDATE "dbtaskqueue_grouplimit" AS l
+UPDATE "dbtaskqueue_limit" AS l
 SET tokens = l.tokens - u.taken, full_time = statement_timestamp() + (%(burst)s - l.tokens + u.taken) /
     %(rate)s * interval '1 second'
 FROM (

@@ -67,7 +67,7 @@ AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
 -- Statements.charge_groups
-UPDATE "dbtaskqueue_grouplimit" AS l
+UPDATE "dbtaskqueue_limit" AS l
 SET tokens = l.tokens - u.taken, full_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
     seconds', (%(burst)s - l.tokens + u.taken) / %(rate)s))
 FROM (
@@ -269,19 +269,17 @@ AND t.task_id = u.child
 RETURNING task_id, remaining;
 
 -- Statements.count_in_limit
-UPDATE "dbtaskqueue_queuelimit" AS l
-SET tokens = min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) + max((julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s) - %(taken)s, check_time =
-    max(l.check_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds =
-    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, leases =
-    %(leases)s, stamp = %(stamp)s
+UPDATE "dbtaskqueue_limit" AS l
+SET tokens = min(%(burst)s, l.tokens + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s) - %(taken)s, check_time = max(l.check_time,
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now')) - julianday(l.check_time)) * 86400.0, leases = %(leases)s, stamp = %(stamp)s
 WHERE queue_name = %(queue_name)s
-AND running IS NULL
+AND group_key = ''
 AND stamp = %(known)s
 AND (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0 <= %(watched)s
-AND (%(rate)s = 0 OR min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) +
-    max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) *
-    %(rate)s) >= %(taken)s)
+AND (%(rate)s = 0 OR min(%(burst)s, l.tokens + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s) >= %(taken)s)
 RETURNING tokens;
 
 -- Statements.count_signal
@@ -1069,8 +1067,9 @@ RETURNING id, queue_name, group_key;
 -- Statements.limit_state
 SELECT leases, tokens, (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(check_time)) *
     86400.0
-FROM "dbtaskqueue_queuelimit"
-WHERE queue_name = %(queue_name)s;
+FROM "dbtaskqueue_limit"
+WHERE queue_name = %(queue_name)s
+AND group_key = '';
 
 -- Statements.live
 SELECT count(*)
@@ -1118,7 +1117,7 @@ AND t.final_status IS NOT NULL
 ORDER BY t.id;
 
 -- Statements.lock_group_limits
-INSERT INTO "dbtaskqueue_grouplimit" AS l (queue_name, group_key, tokens, check_time, full_time)
+INSERT INTO "dbtaskqueue_limit" AS l (queue_name, group_key, tokens, check_time, full_time)
 SELECT %(queue_name)s, g.g, %(burst)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
     %%H:%%M:%%f', 'now')
 FROM (
@@ -1147,15 +1146,14 @@ AND t.task_id IN (
 ORDER BY t.task_id;
 
 -- Statements.lock_limit
-INSERT INTO "dbtaskqueue_queuelimit" AS l (queue_name, tokens)
+INSERT INTO "dbtaskqueue_limit" AS l (queue_name, tokens)
 VALUES (%(queue_name)s, %(burst)s)
-ON CONFLICT (queue_name) DO UPDATE
-SET tokens = min(%(burst)s, max(coalesce(l.tokens, %(burst)s), 0.0) + max((julianday(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time =
-    max(l.check_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')), idle_seconds =
-    (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(l.check_time)) * 86400.0
-RETURNING CASE WHEN running IS NULL THEN stamp ELSE '' END, CASE WHEN stamp <> %(stamp)s THEN leases END,
-    tokens, idle_seconds;
+ON CONFLICT (queue_name, group_key) DO UPDATE
+SET tokens = min(%(burst)s, l.tokens + max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(l.check_time)) * 86400.0, 0.0) * %(rate)s), check_time = max(l.check_time, strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now')), idle_seconds = (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
+    julianday(l.check_time)) * 86400.0
+RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds;
 
 -- Statements.lock_parents
 SELECT t.id, t.status
@@ -1536,9 +1534,10 @@ WHERE step.location = %(location)s
 AND step.task_id = %(task_id)s;
 
 -- Statements.store_limit
-UPDATE "dbtaskqueue_queuelimit"
-SET leases = %(leases)s, stamp = %(stamp)s, running = NULL, tokens = tokens - %(taken)s
-WHERE queue_name = %(queue_name)s;
+UPDATE "dbtaskqueue_limit"
+SET leases = %(leases)s, stamp = %(stamp)s, tokens = tokens - %(taken)s
+WHERE queue_name = %(queue_name)s
+AND group_key = '';
 
 -- Statements.store_signal
 INSERT INTO "dbtaskqueue_signal" (location, task_id, task_time, name, data, actor)
@@ -2465,7 +2464,7 @@ AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING id, queue_name, watched;
 
 -- Statements.charge_groups (one row)
-UPDATE "dbtaskqueue_grouplimit" AS l
+UPDATE "dbtaskqueue_limit" AS l
 SET tokens = l.tokens - u.taken, full_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f
     seconds', (%(burst)s - l.tokens + u.taken) / %(rate)s))
 FROM (
