@@ -41,7 +41,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_stored
-from django_dbtaskqueue.models import ReceivedTransfer, UsedReference
+from django_dbtaskqueue.models import UsedReference
 from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounded_reads import time_limit
 
@@ -298,8 +298,8 @@ def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, ob
     """Store the memory of a transfer and its task together, or find that both were stored before."""
     remember = conf.settings().bridge.remember
     expires = None if remember is None else timezone.now() + remember
-    transfers = ReceivedTransfer.objects.using(alias)
-    identity = {"queue": sent.queue, "source": source, "transfer": sent.key}
+    transfers = UsedReference.objects.using(alias)
+    identity = {"queue": f"bridge/{source}/{sent.queue}", "reference": sent.key}
     before = transfers.filter(**identity).first()
     if before is None:
         try:

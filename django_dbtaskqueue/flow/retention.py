@@ -30,7 +30,6 @@ ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
 PERIODS: tuple[tuple[type[Model], str], ...] = (
     (models.UsedReference, "expire_time"),
-    (models.ReceivedTransfer, "expire_time"),
     (models.Limit, "full_time"),
 )
 

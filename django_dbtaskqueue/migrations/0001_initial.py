@@ -327,8 +327,9 @@ class Migration(migrations.Migration):
             "UsedReference",
             [
                 *key(),
-                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("reference", models.CharField("reference", max_length=200, db_column="reference_number")),
+                ("queue", models.CharField("queue", max_length=300, db_column="queue_name")),
+                ("reference", models.CharField("reference", max_length=300, db_column="reference_number")),
+                ("digest", models.CharField("hash of the content", max_length=64, blank=True, db_default="")),
                 ("create_time", models.DateTimeField("created", db_default=Now())),
                 ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
             ],
@@ -348,37 +349,6 @@ class Migration(migrations.Migration):
                         fields=["expire_time"],
                         condition=Q(expire_time__isnull=False),
                         name="dbtaskqueue_usedref_expires",
-                    )
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            "ReceivedTransfer",
-            [
-                *key(),
-                ("queue", models.CharField("queue", max_length=200, db_column="queue_name")),
-                ("source", models.CharField("peer", max_length=50)),
-                ("transfer", models.CharField("transfer", max_length=210)),
-                ("digest", models.CharField("hash of the content", max_length=64)),
-                ("create_time", models.DateTimeField("created", db_default=Now())),
-                ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
-            ],
-            options={
-                "verbose_name": "received transfer",
-                "verbose_name_plural": "received transfers",
-                "default_permissions": (),
-                "constraints": [
-                    models.UniqueConstraint(fields=["queue", "source", "transfer"], name="dbtaskqueue_transfer_unique"),
-                    models.CheckConstraint(
-                        condition=Q(create_time__range=READABLE, expire_time__range=READABLE),
-                        name="dbtaskqueue_transfer_times",
-                    ),
-                ],
-                "indexes": [
-                    models.Index(
-                        fields=["expire_time"],
-                        condition=Q(expire_time__isnull=False),
-                        name="dbtaskqueue_transfer_expires",
                     )
                 ],
             },
@@ -844,23 +814,6 @@ class Migration(migrations.Migration):
                         condition=Q(state__in=["open", "deleted"]),
                         name="dbtaskqueue_archivebatch_one_open",
                     ),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            "StreamLedger",
-            [
-                *key(),
-                ("query", models.CharField("streaming query", max_length=200)),
-                ("batch", models.BigIntegerField("micro-batch")),
-                ("rows", models.BigIntegerField("rows", db_default=0)),
-                ("time", models.DateTimeField("time", db_default=Now())),
-            ],
-            options={
-                "verbose_name": "streamed batch",
-                "verbose_name_plural": "streamed batches",
-                "constraints": [
-                    models.UniqueConstraint(fields=["query", "batch"], name="dbtaskqueue_streamledger_batch")
                 ],
             },
         ),

@@ -2,7 +2,7 @@
 counted; ``operations``: what operators did and do; ``workflows``: what waits for what, and batches; ``archive``: what
 the data pipeline keeps."""
 
-from django_dbtaskqueue.models.archive import ArchiveBatch, FinishEvent, PipelineReport, StreamLedger, StreamPosition
+from django_dbtaskqueue.models.archive import ArchiveBatch, FinishEvent, PipelineReport, StreamPosition
 from django_dbtaskqueue.models.control import (
     Doctor,
     FailureGroup,
@@ -25,7 +25,6 @@ from django_dbtaskqueue.models.tasks import (
     AbstractTask,
     Attempt,
     PoisonTask,
-    ReceivedTransfer,
     Signal,
     Step,
     Task,
@@ -57,12 +56,10 @@ __all__ = [
     "PoisonTask",
     "Poller",
     "Queue",
-    "ReceivedTransfer",
     "SavedSearch",
     "Schedule",
     "Signal",
     "Step",
-    "StreamLedger",
     "StreamPosition",
     "Task",
     "TaskChange",

@@ -1,4 +1,4 @@
-"""What the data pipeline keeps in the database: its archive batches and what its streams have written."""
+"""What the data pipeline keeps in the database: its archive batches, and how far its streams have read."""
 
 from __future__ import annotations
 
@@ -59,26 +59,6 @@ class ArchiveBatch(models.Model):
 
     def __str__(self) -> str:
         return f"{self.location} {self.source} {self.first_id}-{self.last_id}: {self.state}"
-
-
-class StreamLedger(models.Model):
-    """Micro-batches a streaming write has committed, each in its rows' transaction: written again, none is added."""
-
-    id = models.BigAutoField(primary_key=True)
-    query = models.CharField(_("streaming query"), max_length=200)
-    batch = models.BigIntegerField(_("micro-batch"))
-    rows = models.BigIntegerField(_("rows"), db_default=0)
-    time = TimeField(_("time"), db_default=Now())
-
-    class Meta:
-        verbose_name = _("streamed batch")
-        verbose_name_plural = _("streamed batches")
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["query", "batch"], name="dbtaskqueue_streamledger_batch")
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.query} #{self.batch}: {self.rows}"
 
 
 class StreamPosition(models.Model):

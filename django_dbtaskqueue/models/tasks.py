@@ -233,14 +233,17 @@ class TaskHistory(TaskColumns):
 
 
 class UsedReference(models.Model):
-    """A reference that stays taken when its task has left the table.
+    """A reference that stays taken, also when its task has left the table.
 
-    For ever in a queue with ``unique_over="history"``; for its period where a rule of uniqueness has one.
+    For ever in a queue with ``unique_over="history"``; for its period where a rule of uniqueness has one. Under names
+    that no queue can have are other things that happen once: a message or a task that came over the bridge, a task that
+    came from another shard, a micro-batch of a stream.
     """
 
     id: Whole = models.BigAutoField(primary_key=True)
-    queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    reference: Text = models.CharField(_("reference"), max_length=200, db_column="reference_number")
+    queue: Text = models.CharField(_("queue"), max_length=300, db_column="queue_name")
+    reference: Text = models.CharField(_("reference"), max_length=300, db_column="reference_number")
+    digest: Text = models.CharField(_("hash of the content"), max_length=64, blank=True, db_default="")
     create_time: Time = TimeField(_("created"), db_default=Now())
     expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
@@ -263,41 +266,6 @@ class UsedReference(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue}/{self.reference}"
-
-
-class ReceivedTransfer(models.Model):
-    """A task that another system sent over the bridge. The row makes a resend harmless, also after the task has left.
-
-    It commits with the task. ``transfer`` is the task's identity at the sender: its reference, or a hash.
-    """
-
-    id: Whole = models.BigAutoField(primary_key=True)
-    queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
-    source: Text = models.CharField(_("peer"), max_length=50)
-    transfer: Text = models.CharField(_("transfer"), max_length=210)
-    digest: Text = models.CharField(_("hash of the content"), max_length=64)
-    create_time: Time = TimeField(_("created"), db_default=Now())
-    expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
-
-    class Meta:
-        verbose_name = _("received transfer")
-        verbose_name_plural = _("received transfers")
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["queue", "source", "transfer"], name="dbtaskqueue_transfer_unique"),
-            models.CheckConstraint(
-                condition=Q(create_time__range=READABLE_TIMES, expire_time__range=READABLE_TIMES),
-                name="dbtaskqueue_transfer_times",
-            ),
-        ]
-        indexes: ClassVar = [
-            models.Index(
-                fields=["expire_time"], condition=Q(expire_time__isnull=False), name="dbtaskqueue_transfer_expires"
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.source}: {self.queue}/{self.transfer}"
 
 
 class Attempt(models.Model):

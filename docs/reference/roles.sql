@@ -51,12 +51,10 @@ GRANT SELECT, DELETE ON dbtaskqueue_step TO dbtaskqueue_producer;
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
 -- and other producers obey (overrides, a pause) a producer cannot write.
 GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
--- References that stay taken (`unique_over="history"`), or for a period (rules of uniqueness).
+-- References that stay taken (`unique_over="history"`), or for a period (rules of uniqueness, the HTTP bridge).
 GRANT SELECT, INSERT, UPDATE (create_time, expire_time) ON dbtaskqueue_usedreference TO dbtaskqueue_producer;
-GRANT SELECT, DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller; -- an operator's bulk delete frees them
--- The view of the HTTP bridge; pollers delete what has expired.
-GRANT SELECT, INSERT ON dbtaskqueue_receivedtransfer TO dbtaskqueue_producer;
-GRANT SELECT, UPDATE (expire_time), DELETE ON dbtaskqueue_receivedtransfer TO dbtaskqueue_poller;
+-- An operator's bulk delete frees them, and pollers delete what has expired.
+GRANT SELECT, UPDATE (expire_time), DELETE ON dbtaskqueue_usedreference TO dbtaskqueue_poller;
 -- Tasks that wait for others, and batches.
 GRANT UPDATE (watched, batch) ON dbtaskqueue_task TO dbtaskqueue_producer;
 GRANT SELECT, INSERT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_producer;

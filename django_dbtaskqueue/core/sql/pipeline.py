@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.states import sql_sources
 STAGING_PREFIX = "dbtaskqueue_stg_"
 STAMP_DIGITS = 14  # of the time in a staging table's name, in UTC
 STAGED = {"queue_name": "text", **ENQUEUED_TYPES, **TIMING}
-LEDGER_TABLE = '"dbtaskqueue_streamledger"'
+STREAMS = "streams/"  # as the queue of a reference: of micro-batches, as "query batch"
 
 
 class StagingStatements(Group):
@@ -148,23 +148,19 @@ class StagingStatements(Group):
 
     @cached_property
     def enter(self) -> str:
-        """Add (``query``, ``batch``) to the ledger; no row is written if the ledger has it."""
+        """Add an entry to the ledger; no row is written if the ledger has it."""
         return (
-            f"INSERT INTO {LEDGER_TABLE} (query, batch, rows) VALUES (%(query)s, %(batch)s, 0)"
-            " ON CONFLICT (query, batch) DO NOTHING"
+            f"INSERT INTO {self.tables.ledger} (queue_name, reference_number) VALUES ('{STREAMS}', %(entry)s)"
+            " ON CONFLICT (queue_name, reference_number) DO NOTHING"
         )
 
     @cached_property
-    def entered(self) -> str:
-        """Store in the ledger how many rows were written."""
-        return f"UPDATE {LEDGER_TABLE} SET rows = %(rows)s WHERE query = %(query)s AND batch = %(batch)s"
-
-    @cached_property
     def entries(self) -> str:
-        """The entries of the ledger whose names begin with ``prefix``, as (query, batch), the oldest first."""
+        """The entries of the ledger that begin with ``prefix``, the oldest first."""
         prefix = "CAST(%(prefix)s AS text)"
         return (
-            f"SELECT query, batch FROM {LEDGER_TABLE} WHERE substr(query, 1, length({prefix})) = {prefix} ORDER BY id"
+            f"SELECT reference_number FROM {self.tables.ledger} WHERE queue_name = '{STREAMS}'"
+            f" AND substr(reference_number, 1, length({prefix})) = {prefix} ORDER BY id"
         )
 
 

@@ -36,7 +36,8 @@ ROW_KEYS = "_keys"
 WRITE_OPTIONS = ("queue", "on_duplicate", "require_reference", "max_attempts", "priority", "ttl")  # of ``write_tasks``
 DEFAULT_CHUNK_ROWS = 50_000  # of a load with a rate or a name
 MAX_BURST_S = 10  # of the rate, in one chunk
-LEDGER_ENTRY = re.compile(r"(\d+)(?: (\d+) (-?\d+) of (\d+))?")  # chunks; rows of one, their sum, rows of the input
+# Chunks; rows of one, their sum, rows of the input; which chunk.
+LEDGER_ENTRY = re.compile(r"(\d+)(?: (\d+) (-?\d+) of (\d+))? (\d+)")
 MAX_LOAD_NAME_CHARS = 80  # the ledger's name holds content, too
 
 
@@ -293,7 +294,8 @@ class Load:
         database = context.need_database()
         with database.open() as link:
             entries = link.run(StagingStatements(database.tables, database.dialect).entries, {"prefix": prefix})
-        found = [(match, batch) for query, batch in entries if (match := LEDGER_ENTRY.fullmatch(query[len(prefix) :]))]
+        matches = [LEDGER_ENTRY.fullmatch(entry[len(prefix) :]) for (entry,) in entries]
+        found = [(match, int(match[5])) for match in matches if match]
         chunks, size = (int(found[-1][0][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
         context.progress("comparing rows", 0, 0)
         contents = _contents(tasks, chunks, context.options["queue"])

@@ -178,7 +178,7 @@ def _foreseen(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     sql = StagingStatements(plan.database.tables, plan.database.dialect)
     params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
     staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
-    if plan.once and plan.once in link.run(sql.entries, {"prefix": plan.once[0]}):
+    if plan.once and (" ".join(map(str, plan.once)),) in link.run(sql.entries, {"prefix": plan.once[0]}):
         return WriteReport(rejects=rejects, repeated=True)
     new = int(link.run(sql.new(plan.table), params)[0][0]) if staged else 0
     if new < staged and not plan.ignore:
@@ -202,12 +202,12 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     staged = sum(part.rows for part in parts)
     rejects = tuple(reject for part in parts for reject in part.rejects)
     grouped = any(part.grouped for part in parts)
-    ledger = {"query": plan.once[0], "batch": plan.once[1]} if plan.once else None
+    query, batch = plan.once or ("", 0)
     try:
         with link.transaction():
             if link.postgresql:
                 link.run(f"SET LOCAL work_mem = '{SORT_MEMORY}'")
-            if ledger and not link.change(sql.enter, ledger):
+            if plan.once and not link.change(sql.enter, {"entry": f"{query} {batch}"}):
                 return WriteReport(rejects=rejects, repeated=True)
             if grouped and link.postgresql:  # SQLite has a single writer
                 many = link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS
@@ -218,10 +218,8 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
                 raise PipelineError("The database has lost staged rows, as after a crash. Write them again.")
             if grouped:
                 _regroup(plan, link, sql, params)
-            if ledger:
-                link.change(sql.entered, {**ledger, "rows": enqueued})
-                if plan.content:
-                    link.change(sql.enter, {**ledger, "query": f"{ledger['query']} {plan.content}"})
+            if plan.once and plan.content:
+                link.change(sql.enter, {"entry": f"{query} {plan.content} {batch}"})
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
         raise _duplicate(plan, link, sql, params) from error
     return WriteReport(enqueued, staged - enqueued, rejects)

@@ -1970,20 +1970,15 @@ CREATE TABLE "dbtaskqueue_stg_20260131000000_x" (_attempt bigint, queue_name tex
     text, lease_seconds float8, delay float8, run_at timestamptz, ttl float8);
 
 -- StagingStatements.enter
-INSERT INTO "dbtaskqueue_streamledger" (query, batch, rows)
-VALUES (%(query)s, %(batch)s, 0)
-ON CONFLICT (query, batch) DO NOTHING;
-
--- StagingStatements.entered
-UPDATE "dbtaskqueue_streamledger"
-SET rows = %(rows)s
-WHERE query = %(query)s
-AND batch = %(batch)s;
+INSERT INTO "dbtaskqueue_usedreference" (queue_name, reference_number)
+VALUES ('streams/', %(entry)s)
+ON CONFLICT (queue_name, reference_number) DO NOTHING;
 
 -- StagingStatements.entries
-SELECT query, batch
-FROM "dbtaskqueue_streamledger"
-WHERE substr(query, 1, length(CAST(%(prefix)s AS text))) = CAST(%(prefix)s AS text)
+SELECT reference_number
+FROM "dbtaskqueue_usedreference"
+WHERE queue_name = 'streams/'
+AND substr(reference_number, 1, length(CAST(%(prefix)s AS text))) = CAST(%(prefix)s AS text)
 ORDER BY id;
 
 -- StagingStatements.existing
