@@ -119,13 +119,13 @@ def housekeep_batch(session: Session, cursor: RetentionCursor, *, older_than: ti
 # -- steps and signals whose task has left the table by a settle or a job ----------------------------------------------
 
 
-def delete_left_steps(session: Session, rows: type[models.Step | models.Signal], after: int) -> int:
+def delete_left_steps(session: Session, after: int) -> int:
     """Delete those of the next rows behind an id whose task is no longer in its table.
 
     Return the id of the last row that was read; 0 at the end. A window reads no more than a batch of rows.
     """
     alias = session.connection.alias
-    behind = rows._base_manager.using(alias).filter(location=session.location, pk__gt=after)
+    behind = models.Step._base_manager.using(alias).filter(location=session.location, pk__gt=after)
     window = list(behind.order_by("pk").values_list("pk", "task_id")[:ROWS_PER_BATCH])
     if not window:
         return 0

@@ -8,9 +8,9 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Count, QuerySet
 
-from django_dbtaskqueue.models import AbstractTask, MinuteCount, Signal, Step, UsedReference
+from django_dbtaskqueue.models import AbstractTask, MinuteCount, Step, UsedReference
 from django_dbtaskqueue.models.control import DELETION
-from django_dbtaskqueue.models.tasks import RECEIVED
+from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 Tasks = QuerySet[AbstractTask]
 MAX_REFERENCES_PER_STATEMENT = 5000
@@ -78,15 +78,16 @@ def delete_and_count(tasks: Tasks) -> int:
 
 def delete_steps(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> None:
     """Delete the steps and signals of tasks that leave the table."""
-    for rows in (Step._base_manager, Signal._base_manager):
-        rows.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)._raw_delete(alias)
+    _steps_of(model, alias, ids)._raw_delete(alias)
 
 
 def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> None:
     """Take the signals back that tasks have got: what was approved has changed, so they wait again."""
-    of = {"location": model._meta.label_lower, "task_id__in": ids}
-    Step._base_manager.using(alias).filter(kind=RECEIVED, **of)._raw_delete(alias)
-    Signal._base_manager.using(alias).filter(**of)._raw_delete(alias)
+    _steps_of(model, alias, ids).filter(kind__in=(RECEIVED, SENT))._raw_delete(alias)
+
+
+def _steps_of(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> QuerySet[Step]:
+    return Step._base_manager.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)
 
 
 def free_references(alias: str, queue: str, references: Iterable[str]) -> int:

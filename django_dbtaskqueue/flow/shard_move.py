@@ -33,7 +33,8 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import groups
 from django_dbtaskqueue.flow.placement import route
 from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
-from django_dbtaskqueue.models import AbstractTask, Attempt, Dependency, Hold, Signal, Step, UsedReference
+from django_dbtaskqueue.models import AbstractTask, Attempt, Dependency, Hold, Step, UsedReference
+from django_dbtaskqueue.models.tasks import SENT
 
 TASKS_PER_SHARD_BATCH = 500
 INSERT_ROUNDS = 3  # a producer may enqueue one of the references between the look and the insert
@@ -177,12 +178,13 @@ class ShardMove:
     def _related(self, alias: str, ids: Collection[int]) -> dict[int, str]:
         """Return why tasks cannot move that have rows in other tables of their database."""
         location, found = self.model._meta.label_lower, dict[int, str]()
+        steps = Step.objects.filter(location=location, task_id__in=ids)
         words = _("it waits, or waited, for other tasks of this database")
         for rows, reason in (
             (Dependency.objects.filter(child_location=location, child_id__in=ids).values_list("child_id"), words),
             (Hold.objects.filter(location=location, task_id__in=ids).values_list("task_id"), words),
-            (Step.objects.filter(location=location, task_id__in=ids).values_list("task_id"), _("it has steps")),
-            (Signal.objects.filter(location=location, task_id__in=ids).values_list("task_id"), _("it has signals")),
+            (steps.exclude(kind=SENT).values_list("task_id"), _("it has steps")),
+            (steps.filter(kind=SENT).values_list("task_id"), _("it has signals")),
         ):
             found |= dict.fromkeys((pk for (pk,) in rows.using(alias)), reason)
         return found

@@ -36,7 +36,7 @@ class Stored(NamedTuple):
     name: str
     result: str | None  # JSON
     seconds_left: float | None
-    actor: str | None  # who sent the signal that a wait received
+    actor: str  # who sent the signal that a wait received
 
 
 class Journal:
@@ -162,11 +162,17 @@ class Journal:
         return {position: Stored(*step) for position, *step, _ in rows}
 
     def _store(
-        self, position: int, name: str, kind: str, result: str | None = None, seconds: float | None = None
+        self,
+        position: int,
+        name: str,
+        kind: str,
+        result: str | None = None,
+        seconds: float | None = None,
+        actor: str = "",
     ) -> None:
         session = self._session
-        params = {"position": position, "name": name, "kind": kind, "result": result, "seconds": seconds}
-        if not session.run(session.sql.store_step, {**self._params, **params}):
+        step = {"position": position, "name": name, "kind": kind, "result": result, "seconds": seconds, "actor": actor}
+        if not session.run(session.sql.store_step, {**self._params, **step}):
             raise self._lease.gone(_description(kind, name))
 
     def _next_signal(self, name: str) -> tuple[int, int | None]:
@@ -180,12 +186,12 @@ class Journal:
     def _receive(self, name: str, signal: int) -> object:
         session, position = self._session, self._position
         with session.atomic():
-            [(data, actor)] = session.run(session.sql.receive_signal, {"signal": signal, "position": position})
-            self._store(position, name, RECEIVED, data)
+            [(data, actor)] = session.run(session.sql.receive_signal, {"signal": signal})
+            self._store(position, name, RECEIVED, data, actor=actor)
         return self._received(name, data, actor)
 
-    def _received(self, name: str, text: str | None, actor: str | None) -> object:
-        self.signal = ReceivedSignal(name, _loaded(text), actor or "")
+    def _received(self, name: str, text: str | None, actor: str) -> object:
+        self.signal = ReceivedSignal(name, _loaded(text), actor)
         return self.signal.data
 
     def _suspend(self, outcome: Suspend) -> NoReturn:

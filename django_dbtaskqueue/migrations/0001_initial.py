@@ -144,16 +144,6 @@ def task_table(name: str, **options: Any) -> migrations.CreateModel:
     )
 
 
-def row_of_task() -> Fields:
-    """Return the columns that name a task."""
-    return [
-        *key(),
-        ("location", models.CharField("location", max_length=200, db_default="dbtaskqueue.task")),
-        ("task_id", models.BigIntegerField("task")),
-        ("task_time", models.DateTimeField("task created")),
-    ]
-
-
 def task_named(prefix: str, name: str) -> Fields:
     """Return the columns that name a task."""
     return [
@@ -270,25 +260,30 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             "Step",
             [
-                *row_of_task(),
-                ("position", models.IntegerField("position")),
+                *key(),
+                ("location", models.CharField("location", max_length=200, db_default="dbtaskqueue.task")),
+                ("task_id", models.BigIntegerField("task")),
+                ("task_time", models.DateTimeField("task created")),
+                ("position", models.IntegerField("position", null=True, blank=True)),
                 ("name", models.CharField("name", max_length=200)),
                 (
                     "kind",
                     models.CharField(
                         "kind",
                         max_length=30,
-                        db_default="step",
+                        db_default="sent",
                         choices=[
                             ("step", "step"),
                             ("sleep", "sleep"),
                             ("wait", "waits for a signal"),
                             ("signal", "signal"),
                             ("timeout", "no signal in time"),
+                            ("sent", "signal"),
                         ],
                     ),
                 ),
                 ("result", models.JSONField("result", null=True, blank=True)),
+                ("actor", models.CharField("actor", max_length=200, db_default="", blank=True)),
                 ("until_time", models.DateTimeField("until", null=True, blank=True)),
                 ("create_time", models.DateTimeField("stored", db_default=Now())),
             ],
@@ -304,23 +299,6 @@ class Migration(migrations.Migration):
                         fields=["location", "task_id", "position"], name="dbtaskqueue_step_position"
                     )
                 ],
-            },
-        ),
-        migrations.CreateModel(
-            "Signal",
-            [
-                *row_of_task(),
-                ("name", models.CharField("name", max_length=200)),
-                ("data", models.JSONField("data", null=True, blank=True)),
-                ("actor", models.CharField("actor", max_length=200, db_default="", blank=True)),
-                ("position", models.IntegerField("position", null=True, blank=True)),
-                ("create_time", models.DateTimeField("sent", db_default=Now())),
-            ],
-            options={
-                "verbose_name": "signal",
-                "verbose_name_plural": "signals",
-                "default_permissions": (),
-                "indexes": [models.Index(fields=["location", "task_id", "id"], name="dbtaskqueue_signal_task")],
             },
         ),
         migrations.CreateModel(

@@ -300,26 +300,32 @@ class Attempt(models.Model):
 MAX_NAME_CHARS = 200  # of a step or a signal
 # Kinds of steps. A wait is open until its signal came or its time was over.
 STEP, SLEEP, WAIT, RECEIVED, TIMED_OUT = "step", "sleep", "wait", "signal", "timeout"
+SENT = "sent"  # a signal that no wait has received
 STEP_KINDS = (
     (STEP, _("step")),
     (SLEEP, _("sleep")),
     (WAIT, _("waits for a signal")),
     (RECEIVED, _("signal")),
     (TIMED_OUT, _("no signal in time")),
+    (SENT, _("signal")),
 )
 
 
 class Step(models.Model):
-    """A step that a task has taken: its result, a sleep, or a wait for a signal. Later attempts pass it."""
+    """A step that a task has taken: its result, a sleep, or a wait for a signal. Later attempts pass it.
+
+    A signal that was sent is a row without a position, until the wait that receives it takes over its data and actor.
+    """
 
     id: Whole = models.BigAutoField(primary_key=True)
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
     task_time: Time = TimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
-    position: Whole = models.IntegerField(_("position"))
+    position: OptionalWhole = models.IntegerField(_("position"), null=True, blank=True)
     name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
-    kind: Text = models.CharField(_("kind"), max_length=30, choices=STEP_KINDS, db_default=STEP)
+    kind: Text = models.CharField(_("kind"), max_length=30, choices=STEP_KINDS, db_default=SENT)
     result: Json = JsonField(_("result"), null=True, blank=True)
+    actor: Text = models.CharField(_("actor"), max_length=200, db_default="", blank=True)  # who sent the signal
     until_time: OptionalTime = TimeField(_("until"), null=True, blank=True)
     create_time: Time = TimeField(_("stored"), db_default=Now())
 
@@ -334,26 +340,3 @@ class Step(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task_id}: {self.position} {self.name}"
-
-
-class Signal(models.Model):
-    """A signal that was sent to a task. ``position`` is the wait that received it; NULL until then."""
-
-    id: Whole = models.BigAutoField(primary_key=True)
-    location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
-    task_id: Whole = models.BigIntegerField(_("task"))
-    task_time: Time = TimeField(_("task created"))
-    name: Text = models.CharField(_("name"), max_length=MAX_NAME_CHARS)
-    data: Json = JsonField(_("data"), null=True, blank=True)
-    actor: Text = models.CharField(_("actor"), max_length=200, db_default="", blank=True)
-    position: OptionalWhole = models.IntegerField(_("position"), null=True, blank=True)
-    create_time: Time = TimeField(_("sent"), db_default=Now())
-
-    class Meta:
-        verbose_name = _("signal")
-        verbose_name_plural = _("signals")
-        default_permissions = ()
-        indexes: ClassVar = [models.Index(fields=["location", "task_id", "id"], name="dbtaskqueue_signal_task")]
-
-    def __str__(self) -> str:
-        return f"{self.task_id}: {self.name}"

@@ -27,14 +27,14 @@ from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.retention import RetentionCursor
-from django_dbtaskqueue.models import Signal, Step, TaskHistory
+from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
 from django_dbtaskqueue.operations.queue_counts import queue_names
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 HISTORY_TABLE = TaskHistory._meta.db_table
-MAX_STEP_WINDOWS = 20  # of 1,000 rows, of steps and of signals, in one turn
+MAX_STEP_WINDOWS = 40  # of 1,000 rows, of steps and signals, in one turn
 MAX_TURN = timedelta(seconds=30)  # of a poller; its next turn continues there
 FAILED_PART_S = 60.0, 3600.0  # how long what raised rests: at first, and at most
 
@@ -95,7 +95,7 @@ class Housekeeper:
 
     def __init__(self) -> None:
         self._cursors: dict[tuple[Location, str, str], RetentionCursor] = {}
-        self._steps_read: dict[tuple[Location, type[Step | Signal]], int] = {}  # the last id
+        self._steps_read: dict[Location, int] = {}  # the last id
         self._pauses = Pauses[tuple[str, str]](*FAILED_PART_S, beyond=OperationalError)
         self.upkeep_due: dict[str, float] = {}  # by alias: clock.monotonic() of a poller's next turn without retention
 
@@ -136,14 +136,13 @@ class Housekeeper:
 
     def _steps(self, place: Location, clock: _TurnTime) -> None:
         """Delete steps and signals of tasks that have left the table. The next turn goes on behind the rows read."""
-        for rows in (Step, Signal):
-            for _window in range(MAX_STEP_WINDOWS):
-                if not clock.is_left():
-                    return
-                after = self._steps_read.get((place, rows), 0)
-                self._steps_read[place, rows] = retention.delete_left_steps(Session.on(*place), rows, after)
-                if not self._steps_read[place, rows]:
-                    break
+        for _window in range(MAX_STEP_WINDOWS):
+            if not clock.is_left():
+                return
+            after = self._steps_read.get(place, 0)
+            self._steps_read[place] = retention.delete_left_steps(Session.on(*place), after)
+            if not self._steps_read[place]:
+                return
 
     def _tasks(
         self, place: Location, queue: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime, to: str

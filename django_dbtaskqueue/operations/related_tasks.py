@@ -18,7 +18,7 @@ from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.parents import rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
-from django_dbtaskqueue.models.tasks import SLEEP, WAIT
+from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.permissions import Actor
 
 MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
@@ -122,8 +122,7 @@ def _read(edges: QuerySet[Dependency], alias: str, there: str, actor: Actor | No
 
 def steps_of(task: AbstractTask) -> list[Step]:
     """Return the last steps of a task, in their order."""
-    rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
-    return list(rows.order_by("-position")[:MAX_STEPS_SHOWN])[::-1]
+    return list(_newest_first(task)[:MAX_STEPS_SHOWN])[::-1]
 
 
 def awaited(task: AbstractTask) -> Step | None:
@@ -155,9 +154,13 @@ def suspension(task: AbstractTask, now: datetime) -> tuple[str, str, dict[str, o
 def _last(task: AbstractTask) -> Step | None:
     if task.status not in (Status.CREATED, Status.PROCESSING):
         return None
-    rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
-    last = rows.order_by("-position").first()
+    last = _newest_first(task).first()
     return last if last is not None and last.kind in (SLEEP, WAIT) and _lasts(task, last) else None
+
+
+def _newest_first(task: AbstractTask) -> QuerySet[Step]:
+    rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
+    return rows.exclude(kind=SENT).order_by("-position")
 
 
 def _lasts(task: AbstractTask, step: Step) -> bool:

@@ -14,7 +14,7 @@ from asgiref.sync import async_to_sync
 from django.db import connections, transaction
 from django.db.models import QuerySet
 
-from django_dbtaskqueue import models, registry, signals
+from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
@@ -260,7 +260,7 @@ class QueueRunner:
     def delete_traces(self, task: AbstractTask) -> None:
         """Take back all that the queue itself wrote for ``task``."""
         self.tasks.filter(pk=task.pk)._raw_delete(self.alias)
-        for model in (TaskHistory, Attempt, Step, models.Signal):
+        for model in (TaskHistory, Attempt, Step):
             traces = model._base_manager.using(self.alias).filter(location=self.session.location, task_id=task.pk)
             traces._raw_delete(self.alias)
 

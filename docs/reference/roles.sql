@@ -46,8 +46,8 @@ GRANT UPDATE (reference_number, payload, payload_type, priority, tag, context, m
               parked_by, next_process_time, expire_time, last_update_time, signals)
     ON dbtaskqueue_task TO dbtaskqueue_producer;
 -- Signals to tasks (with any text as their actor: a processor that asks who approved must trust producers); a task that is replaced loses its steps.
-GRANT SELECT, INSERT, DELETE ON dbtaskqueue_signal TO dbtaskqueue_producer;
-GRANT SELECT, DELETE ON dbtaskqueue_step TO dbtaskqueue_producer;
+-- Without the columns of a kind and a position, what it inserts is a signal and no step.
+GRANT SELECT, INSERT (location, task_id, task_time, name, result, actor), DELETE ON dbtaskqueue_step TO dbtaskqueue_producer;
 -- The lock of a queue with a capacity: PostgreSQL lets a role lock a row that may update one of its columns. What pollers
 -- and other producers obey (overrides, a pause) a producer cannot write.
 GRANT SELECT, INSERT (name), UPDATE (create_time) ON dbtaskqueue_queue TO dbtaskqueue_producer;
@@ -63,7 +63,7 @@ GRANT SELECT, INSERT, UPDATE (callback_location, callback_id) ON dbtaskqueue_bat
 -- A poller takes and settles. It makes no task: a processor that enqueues needs the producer's role, too.
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_poller;
 GRANT SELECT, INSERT ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_poller;
-GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_poller;
+GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_step TO dbtaskqueue_poller;
 -- INSERT: a queue that starts paused.
 GRANT SELECT, INSERT (name, paused_time, paused_by, paused_reason) ON dbtaskqueue_queue TO dbtaskqueue_poller;
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_poller TO dbtaskqueue_poller;
@@ -80,7 +80,7 @@ GRANT USAGE ON SEQUENCE dbtaskqueue_taskhistory_id_seq TO dbtaskqueue_poller, db
 GRANT SELECT, UPDATE, DELETE ON dbtaskqueue_task TO dbtaskqueue_archiver; -- UPDATE: to lock the rows it moves
 GRANT SELECT, INSERT, DELETE ON dbtaskqueue_attempt, dbtaskqueue_taskhistory TO dbtaskqueue_archiver;
 GRANT SELECT, INSERT ON dbtaskqueue_minutecount TO dbtaskqueue_archiver; -- it counts deletions
-GRANT SELECT, DELETE ON dbtaskqueue_step, dbtaskqueue_signal TO dbtaskqueue_archiver; -- they leave with their task
+GRANT SELECT, DELETE ON dbtaskqueue_step TO dbtaskqueue_archiver; -- they leave with their task
 GRANT SELECT ON dbtaskqueue_dependency, dbtaskqueue_hold TO dbtaskqueue_archiver; -- a parent stays while a task waits
 -- Streams of finished tasks and their events. The owner of the tables registers the first stream.
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_streamposition TO dbtaskqueue_archiver;

@@ -23,7 +23,7 @@ from django.test import Client
 from django.utils import timezone
 
 from django_dbtaskqueue.core.states import BY_VERB, Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, Signal, Task, TaskHistory
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, Step, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
@@ -91,7 +91,7 @@ CHANGED: dict[str, Callable[[Task], bool]] = {
     "snooze": lambda row: row.ready_time is not None and row.ready_time > timezone.now() + 1.5 * DAY,
     "change_priority": lambda row: row.priority == 7,
     "move": lambda row: row.queue == "letters",
-    "signal": lambda row: Signal.objects.using(row._state.db).filter(task_id=row.pk, name="go").count() == 1,
+    "signal": lambda row: Step.objects.using(row._state.db).filter(task_id=row.pk, name="go").count() == 1,
     "edit": lambda row: due_with_a_new_budget(row) and row.payload == {"name": "Bob"},
     "release": lambda row: due(row) and row.poller_instance is None,
 }
@@ -444,7 +444,7 @@ def answer_of(road: Road, user: User, verb: str, tasks: list[Task]) -> str:
 
 
 def state() -> list[Any]:
-    return [list(model._default_manager.order_by("pk").values()) for model in (Task, Queue, Signal, Poller)]
+    return [list(model._default_manager.order_by("pk").values()) for model in (Task, Queue, Step, Poller)]
 
 
 @pytest.mark.parametrize("verb", [*TARGETS, *EFFECTS])

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission
+from django.db.models import QuerySet
 from django.test import Client
 
 from django_dbtaskqueue import enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.models import AuditEntry, Signal, Task
+from django_dbtaskqueue.models import AuditEntry, Step, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain
 from tests.factories import QUEUE
@@ -33,6 +34,11 @@ def task() -> Task:
     return found
 
 
+def sent() -> QuerySet[Step]:
+    """Return the signals that no task has received."""
+    return Step.objects.filter(kind="sent")
+
+
 def fields_of(page: str) -> dict[str, str]:
     """Return what the browser posts for a click on the button of the form."""
     form = re.search(r'<form[^>]*id="dbtq-signal".*?</form>', page, re.S)
@@ -47,12 +53,12 @@ def test_an_approval_waits_three_days_and_goes_on_after_one_click(op: Client, ta
     page = text(op.get(f"{TASKS}{task.pk}/change/"))
     assert "This task waits for the signal approved" in page and "has waited for the signal approved for 3d" in page
     assert "12A" in page and "hunter2" not in page
-    assert "not JSON" in text(op.post(TASKS, {**fields_of(page), "data": "{"})) and not Signal.objects.exists()
+    assert "not JSON" in text(op.post(TASKS, {**fields_of(page), "data": "{"})) and not sent().exists()
     answer = op.post(TASKS, {**fields_of(page), "data": '{"limit": 500}', "reason": "the report is in"}, follow=True)
     assert "1 task got the signal" in text(answer)
     assert drain(QUEUE).completed == 1
     assert Task.objects.get(pk=task.pk).result == {"limit": 500}
-    assert Signal.objects.get().actor == "admin"
+    assert Step.objects.get(kind="signal").actor == "admin"
     entry = AuditEntry.objects.get()
     assert (entry.verb, entry.reason, entry.changed) == ("signal", "the report is in", 1)
     after = text(op.get(f"{TASKS}{task.pk}/change/"))
@@ -66,7 +72,7 @@ def test_who_may_not_send_signals_sees_no_form_and_is_refused(task: Task) -> Non
     assert "has waited for the signal approved" in page and "dbtq-signal" not in page and "12A" not in page
     posted = {"action": "signal", "_selected_action": str(task.pk), "confirm": "yes", "signal": "approved"}
     assert client.post(TASKS, posted).status_code == 403
-    assert not Signal.objects.exists()
+    assert not sent().exists()
     ana.user_permissions.add(Permission.objects.get(codename="signal_task"))
     assert "dbtq-signal" in text(client.get(f"{TASKS}{task.pk}/change/"))
 
@@ -76,8 +82,8 @@ def test_the_command_and_the_api_send_signals(op: Client, task: Task) -> None:
     assert "1 task got the signal." in said
     body = {"ids": [task.pk], "signal": "approved", "data": {"ok": True}, "reason": "why"}
     assert post(op, "tasks/signal/ids", **body).json()["changed"] == 1
-    sent = list(Signal.objects.order_by("pk").values_list("name", "data"))
-    assert sent == [("other", [1]), ("approved", {"ok": True})]
+    found = list(sent().order_by("pk").values_list("name", "result"))
+    assert found == [("other", [1]), ("approved", {"ok": True})]
     drain(QUEUE)
     assert Task.objects.get(pk=task.pk).result == {"ok": True}
     again = post(op, "tasks/signal/ids", **body).json()

@@ -13,7 +13,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from django_dbtaskqueue import enqueue, models
-from django_dbtaskqueue.models import Attempt, Signal, Step, Task, TaskChange, TaskHistory, UsedReference
+from django_dbtaskqueue.models import Attempt, Step, Task, TaskChange, TaskHistory, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
@@ -29,7 +29,7 @@ from tests.support import minute_counts
 from tests.testapp.models import Parcel
 
 PLACES = (
-    "tasks", "history", "attempts", "steps", "signals", "changes by operators", "used references",
+    "tasks", "history", "attempts", "steps and signals", "changes by operators", "used references",
     "lake: attempts", "lake: finished", "lake: tasks",
 )  # fmt: skip
 
@@ -46,8 +46,8 @@ def fill(database: Database, folder: Path) -> None:
         to_history(make_task("COMPLETED", reference=name, queue="refunds", **ended(2)))
         task = failed(name, "claims", days=1, payload={"email": f"{name}@example.org"})
         about = {"task_id": task.pk, "task_time": task.create_time}
-        Step.objects.create(position=1, name="charge", result={"email": name}, **about)
-        Signal.objects.create(name="paid", data={"email": name}, **about)
+        Step.objects.create(kind="step", position=1, name="charge", result={"email": name}, **about)
+        Step.objects.create(kind="sent", name="paid", result={"email": name}, **about)
         UsedReference.objects.create(queue="claims", reference=name)
     entry = models.AuditEntry.objects.create(actor="operator", verb="edit")
     ids = [*Task.objects.order_by("pk").values_list("pk", flat=True)]
@@ -98,7 +98,7 @@ def names_in(folder: Path) -> set[str]:
 
 def names_in_tables() -> set[str]:
     references = [model.objects.values_list("reference", flat=True) for model in (Task, TaskHistory, UsedReference)]
-    mails = [Step.objects.values_list("result__email", flat=True), Signal.objects.values_list("data__email", flat=True)]
+    mails = [Step.objects.values_list("result__email", flat=True)]
     messages = Attempt.objects.values_list("message", flat=True)
     return {str(name).removeprefix("no ") for names in (*references, *mails, messages) for name in names}
 
@@ -205,4 +205,4 @@ def test_after_a_kill_the_next_run_removes_what_is_left(sqlite: Database, folder
         Erase().run(Erase.context(database=sqlite, lake=folder, reference="ada", progress=kill))
     erase("--reference", "ada", "--lake", folder)
     assert names_in(folder) == names_in_tables() == {"bob"}
-    assert Step.objects.count() == Signal.objects.count() == 1
+    assert sorted(Step.objects.values_list("kind", flat=True)) == ["sent", "step"]

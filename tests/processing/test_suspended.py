@@ -12,7 +12,7 @@ from django.db import connection, transaction
 from django_dbtaskqueue import PayloadError, SignalRefused, SignalTimeout, enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.retry import Fixed
-from django_dbtaskqueue.models import Signal, Step, Task
+from django_dbtaskqueue.models import Step, Task
 from django_dbtaskqueue.testing import advance, drain
 from tests.conftest import ProcessDatabase
 from tests.processing import named
@@ -110,8 +110,8 @@ def test_a_signal_is_received_whenever_it_is_sent(site: Site, sent: str, group: 
         assert signal(task, "approved", 2) is True
     site.drain()
     assert site.values("result") == [[1, 2]]
-    received = Signal.objects.using(site.alias).filter(name="approved").order_by("pk")
-    assert list(received.values_list("data", "position")) == [(1, 1), (2, 2)]
+    received = Step.objects.using(site.alias).filter(name="approved").order_by("position")
+    assert list(received.values_list("kind", "result", "position")) == [("signal", 1, 1), ("signal", 2, 2)]
 
 
 @on_both
@@ -169,7 +169,7 @@ def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site
         signal(site.enqueue(), "approved", object())
     with pytest.raises(TypeError, match="1 to 200 characters"):
         signal(task, "")
-    assert not Signal.objects.using(site.alias).exists()
+    assert not Step.objects.using(site.alias).exists()
 
 
 @on_both
@@ -178,7 +178,7 @@ def test_a_signal_is_sent_with_the_caller_s_transaction(site: Site) -> None:
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=site.alias):
         signal(task, "approved")
         _ = 1 / 0
-    assert not Signal.objects.using(site.alias).exists()
+    assert not Step.objects.using(site.alias).exists()
     assert site.task(task).signals is None
 
 

@@ -150,7 +150,7 @@ OWN_SESSION_SQL = "SELECT " + ", ".join(
 
 # Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
 PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
-OTHER_COLUMNS = r"\b(?:step|sent)\.\w+"  # columns of the tables of steps and signals, which have these aliases
+OTHER_COLUMNS = r"\bstep\.\w+"  # columns of the table of steps, which has this alias
 GROUP = "group"  # the parking reason of a task behind the head of its group
 MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database
 PARENTS = "parents"  # the parking reason of a task that waits for others
@@ -172,14 +172,13 @@ class Tables:
     dependency: str = '"dbtaskqueue_dependency"'
     hold: str = '"dbtaskqueue_hold"'
     step: str = '"dbtaskqueue_step"'
-    signal: str = '"dbtaskqueue_signal"'
     columns: Mapping[str, str] = field(default_factory=dict)  # name in the default table -> quoted name
 
     def rename(self, sql: str) -> str:
         """Return ``sql`` with this table's column names; parameters and other tables' columns stay as they are."""
         if not self.columns:
             return sql
-        others = "|".join(map(re.escape, (self.history, self.attempt, self.counts, self.step, self.signal)))
+        others = "|".join(map(re.escape, (self.history, self.attempt, self.counts, self.step)))
         kept = rf"{PARAMETERS}|{OTHER_COLUMNS}|INSERT INTO (?:{others})(?: AS \w+)? \(.*?\)"
         names = "|".join(self.columns)
         return re.sub(rf"({kept})|\b({names})\b", lambda match: match[1] or self.columns[match[2]], sql)

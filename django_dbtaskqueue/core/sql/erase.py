@@ -92,7 +92,7 @@ class EraseStatements(Group):
     @property
     def about(self) -> dict[str, tuple[str, str]]:
         """By place: the count of the rows about tasks, and the statement that removes them."""
-        own = {"attempts": self.tables.attempt, "steps": self.tables.step, "signals": self.tables.signal}
+        own = {"attempts": self.tables.attempt, "steps and signals": self.tables.step}
         found = {
             place: (self.count_about.format(table=table), self.delete_about.format(table=table))
             for place, table in own.items()
@@ -127,4 +127,4 @@ class EraseStatements(Group):
     def tables_of_people(self) -> tuple[str, ...]:
         """The tables that lose rows."""
         own = self.tables
-        return own.task, own.history, own.attempt, own.step, own.signal, own.ledger, CHANGES_TABLE
+        return own.task, own.history, own.attempt, own.step, own.ledger, CHANGES_TABLE

@@ -1,4 +1,7 @@
-"""Statements of steps and signals. What writes a step locks the task's row while its lease holds."""
+"""Statements of steps and signals. What writes a step locks the task's row while its lease holds.
+
+A signal that was sent is a row of kind ``sent``, without a position.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ OWN_LEASE = "t.id = %(task_id)s AND t.total_attempt = %(token)s"
 
 
 class StepStatements(Group):
-    """The steps of one task, and its signals. The aliases ``step`` and ``sent`` keep the names of their columns."""
+    """The steps of one task, and its signals. The alias ``step`` keeps the names of its columns."""
 
     @statement
     def steps(self) -> str:
@@ -21,14 +24,11 @@ class StepStatements(Group):
         As (position, kind, name, result, seconds until the time, who sent the signal, whether of this task).
         """
         left = self.dialect.seconds_between(self.dialect.now, "step.until_time")
-        actor = (
-            f"SELECT max(sent.actor) FROM {self.tables.signal} AS sent WHERE sent.location = step.location"
-            " AND sent.task_id = step.task_id AND sent.position = step.position"
-        )
         return (
             f"SELECT step.position, step.kind, step.name, {self.dialect.text('step.result')}, {left},"
-            f" ({actor}), step.task_time = t.create_time FROM {self.tables.step} AS step JOIN {self.tables.task} AS t"
+            f" step.actor, step.task_time = t.create_time FROM {self.tables.step} AS step JOIN {self.tables.task} AS t"
             " ON t.id = step.task_id WHERE step.location = %(location)s AND step.task_id = %(task_id)s"
+            " AND step.kind <> 'sent'"
         )
 
     @statement
@@ -38,13 +38,13 @@ class StepStatements(Group):
         seconds = "CAST(%(seconds)s AS float8)"
         return (
             f"INSERT INTO {self.tables.step} AS step (location, task_id, task_time, position, name, kind, result,"
-            " until_time)"
-            f" SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s{json},"
+            " actor, until_time)"
+            f" SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s{json}, %(actor)s,"
             f" {self.dialect.maybe_later(seconds, start=self.dialect.now)}"
             f" FROM {self.tables.task} AS t WHERE {OWN_LEASE} AND t.status IN ({sql_sources('suspend')})"
             f" {self.dialect.lock}"
             f" ON CONFLICT (location, task_id, position) DO UPDATE SET kind = excluded.kind, result = excluded.result,"
-            f" create_time = {self.dialect.now} WHERE step.kind = 'wait' RETURNING 1"
+            f" actor = excluded.actor, create_time = {self.dialect.now} WHERE step.kind = 'wait' RETURNING 1"
         )
 
     @statement
@@ -54,9 +54,9 @@ class StepStatements(Group):
         One statement: it sees both the count and the signal of each transaction, or neither.
         """
         first = (
-            f"SELECT min(sent.id) FROM {self.tables.signal} AS sent WHERE sent.location = %(location)s"
-            " AND sent.task_id = t.id AND sent.task_time = t.create_time AND sent.name = %(name)s"
-            " AND sent.position IS NULL"
+            f"SELECT min(step.id) FROM {self.tables.step} AS step WHERE step.location = %(location)s"
+            " AND step.task_id = t.id AND step.task_time = t.create_time AND step.name = %(name)s"
+            " AND step.kind = 'sent'"
         )
         return (
             f"SELECT coalesce(t.signals, 0), ({first}) FROM {self.tables.task} AS t"
@@ -65,11 +65,8 @@ class StepStatements(Group):
 
     @cached_property
     def receive_signal(self) -> str:
-        """Mark a signal as received by the wait at a position; returns its data, and who sent it."""
-        return (
-            f"UPDATE {self.tables.signal} SET position = %(position)s WHERE id = %(signal)s AND position IS NULL"
-            f" RETURNING {self.dialect.text('data')}, actor"
-        )
+        """Take a signal, whose wait keeps its data from now on; returns the data, and who sent it."""
+        return f"DELETE FROM {self.tables.step} WHERE id = %(signal)s RETURNING {self.dialect.text('result')}, actor"
 
     @statement
     def count_signal(self) -> str:
@@ -81,10 +78,10 @@ class StepStatements(Group):
 
     @statement
     def store_signal(self) -> str:
-        """Store a signal of a task that ``count_signal`` has locked."""
+        """Store a signal of a task that ``count_signal`` has locked. Its kind is the column's default."""
         json = "::jsonb" if self.dialect.vendor == "postgresql" else ""
         return (
-            f"INSERT INTO {self.tables.signal} (location, task_id, task_time, name, data, actor)"
+            f"INSERT INTO {self.tables.step} (location, task_id, task_time, name, result, actor)"
             f" SELECT %(location)s, t.id, t.create_time, %(name)s, %(data)s{json}, %(actor)s"
             f" FROM {self.tables.task} AS t WHERE t.id = %(task_id)s"
         )

@@ -1564,13 +1564,13 @@ GROUP BY l.q;
 
 -- Statements.next_signal
 SELECT coalesce(t.signals, 0), (
-    SELECT min(sent.id)
-    FROM "dbtaskqueue_signal" AS sent
-    WHERE sent.location = %(location)s
-    AND sent.task_id = t.id
-    AND sent.task_time = t.create_time
-    AND sent.name = %(name)s
-    AND sent.position IS NULL
+    SELECT min(step.id)
+    FROM "dbtaskqueue_step" AS step
+    WHERE step.location = %(location)s
+    AND step.task_id = t.id
+    AND step.task_time = t.create_time
+    AND step.name = %(name)s
+    AND step.kind = 'sent'
 )
 FROM "dbtaskqueue_task" AS t
 WHERE t.id = %(task_id)s
@@ -1852,11 +1852,10 @@ AND t.status IN ('PROCESSING')
 RETURNING id;
 
 -- Statements.receive_signal
-UPDATE "dbtaskqueue_signal"
-SET position = %(position)s
+DELETE
+FROM "dbtaskqueue_step"
 WHERE id = %(signal)s
-AND position IS NULL
-RETURNING data::text, actor;
+RETURNING result::text, actor;
 
 -- Statements.renew
 UPDATE "dbtaskqueue_task"
@@ -1945,18 +1944,13 @@ ON CONFLICT (name) DO NOTHING;
 
 -- Statements.steps
 SELECT step.position, step.kind, step.name, step.result::text, extract(epoch FROM step.until_time -
-    statement_timestamp())::float8, (
-    SELECT max(sent.actor)
-    FROM "dbtaskqueue_signal" AS sent
-    WHERE sent.location = step.location
-    AND sent.task_id = step.task_id
-    AND sent.position = step.position
-), step.task_time = t.create_time
+    statement_timestamp())::float8, step.actor, step.task_time = t.create_time
 FROM "dbtaskqueue_step" AS step
 JOIN "dbtaskqueue_task" AS t
 ON t.id = step.task_id
 WHERE step.location = %(location)s
-AND step.task_id = %(task_id)s;
+AND step.task_id = %(task_id)s
+AND step.kind <> 'sent';
 
 -- Statements.store_limit
 UPDATE "dbtaskqueue_limit"
@@ -1965,15 +1959,15 @@ WHERE queue_name = %(queue_name)s
 AND group_key = '';
 
 -- Statements.store_signal
-INSERT INTO "dbtaskqueue_signal" (location, task_id, task_time, name, data, actor)
+INSERT INTO "dbtaskqueue_step" (location, task_id, task_time, name, result, actor)
 SELECT %(location)s, t.id, t.create_time, %(name)s, %(data)s::jsonb, %(actor)s
 FROM "dbtaskqueue_task" AS t
 WHERE t.id = %(task_id)s;
 
 -- Statements.store_step
-INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result,
+INSERT INTO "dbtaskqueue_step" AS step (location, task_id, task_time, position, name, kind, result, actor,
     until_time)
-SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s::jsonb,
+SELECT %(location)s, t.id, t.create_time, %(position)s, %(name)s, %(kind)s, %(result)s::jsonb, %(actor)s,
     statement_timestamp() + CAST(%(seconds)s AS float8) * interval '1 second'
 FROM "dbtaskqueue_task" AS t
 WHERE t.id = %(task_id)s
@@ -1981,7 +1975,8 @@ AND t.total_attempt = %(token)s
 AND t.status IN ('PROCESSING')
 FOR NO KEY UPDATE OF t
 ON CONFLICT (location, task_id, position) DO UPDATE
-SET kind = excluded.kind, result = excluded.result, create_time = statement_timestamp()
+SET kind = excluded.kind, result = excluded.result, actor = excluded.actor, create_time =
+    statement_timestamp()
 WHERE step.kind = 'wait'
 RETURNING 1;
 
