@@ -145,7 +145,7 @@ class BulkOperationAdmin(SearchedAdmin):
             "unfinished": may and row.state in UNFINISHED,
             "may_put_back": may and row.state not in UNFINISHED and not no_undo,
             "no_undo": no_undo,
-            "skips": row.skipped_tasks.order_by("pk")[:MAX_SHOWN_SKIPS],
+            "skips": row.changes.exclude(skip_reason="").order_by("pk")[:MAX_SHOWN_SKIPS],
             "task_url": self.url(Task, "changelist"),
         }
 

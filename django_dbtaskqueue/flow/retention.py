@@ -182,11 +182,10 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
     Return how many rows went. Entries of a running operation stay; an operation stays until its own rows are gone.
     """
     limit, ended = Now() - older_than, ~Q(operation__state__in=UNFINISHED)
-    empty = Q(skipped_tasks__isnull=True, audit__isnull=True) & ~Q(state__in=UNFINISHED)
+    empty = Q(audit__isnull=True) & ~Q(state__in=UNFINISHED)
     batches: list[tuple[type[Model], Q]] = [
         (models.AuditEntry, Q(time__lte=limit) & ended),
         (models.TaskChange, Q(time__lte=limit)),
-        (models.BulkSkip, Q(operation__update_time__lte=limit) & ended),
         (models.BulkOperation, Q(update_time__lte=limit) & empty),
     ]
     return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)

@@ -622,25 +622,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            "BulkSkip",
-            [
-                *key(),
-                (
-                    "operation",
-                    models.ForeignKey(
-                        "dbtaskqueue.bulkoperation",
-                        models.CASCADE,
-                        related_name="skipped_tasks",
-                        verbose_name="bulk operation",
-                    ),
-                ),
-                ("reason", models.CharField("reason", max_length=500)),
-                ("count", models.IntegerField("tasks")),
-                ("task_ids", models.JSONField("task ids")),
-            ],
-            options={"verbose_name": "skipped tasks", "verbose_name_plural": "skipped tasks"},
-        ),
-        migrations.CreateModel(
             "AuditEntry",
             [
                 *key(),
@@ -687,6 +668,7 @@ class Migration(migrations.Migration):
                 ("first_task_id", models.BigIntegerField("first task")),
                 ("last_task_id", models.BigIntegerField("last task")),
                 ("task_ids", models.JSONField("task ids")),
+                ("skip_reason", models.CharField("reason", max_length=500, blank=True, db_default="")),
                 ("before", models.JSONField("before", null=True, blank=True)),
                 ("after_time", models.DateTimeField("last update by the action", null=True, blank=True)),
                 ("difference", models.JSONField("difference", null=True, blank=True)),
@@ -694,7 +676,13 @@ class Migration(migrations.Migration):
             options={
                 "verbose_name": "changed tasks",
                 "verbose_name_plural": "changed tasks",
-                "indexes": [models.Index(fields=["location", "last_task_id"], name="dbtaskqueue_change_task")],
+                "indexes": [
+                    models.Index(
+                        fields=["location", "last_task_id"],
+                        condition=Q(skip_reason=""),
+                        name="dbtaskqueue_change_task",
+                    )
+                ],
             },
         ),
         migrations.CreateModel(

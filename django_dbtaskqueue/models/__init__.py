@@ -17,7 +17,6 @@ from django_dbtaskqueue.models.operations import (
     ApiToken,
     AuditEntry,
     BulkOperation,
-    BulkSkip,
     SavedSearch,
     TaskChange,
 )
@@ -42,7 +41,6 @@ __all__ = [
     "AuditEntry",
     "Batch",
     "BulkOperation",
-    "BulkSkip",
     "Dependency",
     "Doctor",
     "FailureGroup",

@@ -80,25 +80,6 @@ class BulkOperation(models.Model):
         return min(max((self.cursor - self.first_id) / length, 0.0), 1.0) if length > 0 else 0.0
 
 
-class BulkSkip(models.Model):
-    """Tasks that one step of a bulk operation matched and left as they were, and why: every one of them."""
-
-    id = models.BigAutoField(primary_key=True)
-    operation = models.ForeignKey(
-        BulkOperation, models.CASCADE, related_name="skipped_tasks", verbose_name=_("bulk operation")
-    )
-    reason = models.CharField(_("reason"), max_length=500)
-    count = models.IntegerField(_("tasks"))
-    task_ids = JsonField(_("task ids"), shape=list, of=int, db_default=models.NOT_PROVIDED)
-
-    class Meta:
-        verbose_name = _("skipped tasks")
-        verbose_name_plural = _("skipped tasks")
-
-    def __str__(self) -> str:
-        return f"{self.count}: {self.reason}"
-
-
 class AuditEntry(models.Model):
     """One act of an operator, written in the transaction of the act; a bulk operation's counts grow with its steps."""
 
@@ -138,8 +119,9 @@ class AuditEntry(models.Model):
 class TaskChange(models.Model):
     """Tasks that one action, or one step of a bulk operation, changed, and how they were before.
 
-    It answers who sent a task back, and "put back as it was" reads it. No foreign key in the database: retention
-    deletes each table by its own times.
+    It answers who sent a task back, and "put back as it was" reads it. With ``skip_reason`` these are tasks that a step
+    of a bulk operation left as they were, every one of them. No foreign key in the database: retention deletes each
+    table by its own times.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -160,6 +142,7 @@ class TaskChange(models.Model):
     first_task_id = models.BigIntegerField(_("first task"))
     last_task_id = models.BigIntegerField(_("last task"))
     task_ids = JsonField(_("task ids"), shape=list, of=int, db_default=models.NOT_PROVIDED)
+    skip_reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
     # By column, in the order of ``task_ids``; a column of equal values holds one. Null: it cannot be put back.
     before = JsonField(_("before"), shape=dict, null=True, blank=True)
     after_time = TimeField(_("last update by the action"), null=True, blank=True)
@@ -168,7 +151,13 @@ class TaskChange(models.Model):
     class Meta:
         verbose_name = _("changed tasks")
         verbose_name_plural = _("changed tasks")
-        indexes: ClassVar = [models.Index(fields=["location", "last_task_id"], name="dbtaskqueue_change_task")]
+        indexes: ClassVar = [
+            models.Index(
+                fields=["location", "last_task_id"],
+                condition=models.Q(skip_reason=""),
+                name="dbtaskqueue_change_task",
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.first_task_id}-{self.last_task_id}"

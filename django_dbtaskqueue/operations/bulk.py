@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
-from django_dbtaskqueue.models import BulkOperation, BulkSkip, TaskChange
+from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions
@@ -31,7 +31,7 @@ from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.task_changes import record_changes, restore
+from django_dbtaskqueue.operations.task_changes import record_changes, record_skips, restore
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, bulk_verb
 from django_dbtaskqueue.operations.visibility import check_cancel, check_queue, narrow, queues_of
@@ -149,7 +149,7 @@ def why_not_put_back(operation: BulkOperation) -> str:
     others = BulkOperation.objects.using(alias).filter(verb=PUT_BACK.name, options__operation=operation.pk)
     if (other := others.exclude(state__in=(CANCELLED, FAILED)).first()) is not None:
         return _("Bulk operation %(number)s puts its tasks back already.") % {"number": other.pk}
-    if not operation.changes.using(alias).exists():
+    if not operation.changes.using(alias).filter(skip_reason="").exists():
         return _("There is no record of tasks that it changed: it changed none, or the record was deleted with age.")
     return ""
 
@@ -167,7 +167,7 @@ def put_back(
     check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
-    ids = operation.changes.using(alias).aggregate(first=Min("pk"), last=Max("pk"))
+    ids = operation.changes.using(alias).filter(skip_reason="").aggregate(first=Min("pk"), last=Max("pk"))
     back = BulkOperation(
         verb=PUT_BACK.name,
         query=operation.query,
@@ -310,7 +310,7 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> st
     """Put back the tasks of the next recorded change; return the action in words."""
     tasks, of = narrow(_tasks(operation), actor), operation.options["operation"]
     rest = TaskChange.objects.using(tasks.db).filter(
-        operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id
+        operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id, skip_reason=""
     )
     change, report = rest.order_by("pk").first(), Report()
     operation.cursor = operation.last_id if change is None else change.pk
@@ -367,15 +367,12 @@ def _count_in(operation: BulkOperation, report: Report, verb: TaskVerb) -> None:
     for reason, ids in report.skips.items():
         skips[reason] = skips.get(reason, 0) + len(ids)
     operation.skips = skips
-    BulkSkip.objects.using(alias).bulk_create(
-        BulkSkip(operation=operation, reason=reason[:500], count=len(ids), task_ids=ids)
-        for reason, ids in report.skips.items()
-    )
     entry = operation.audit.using(alias).order_by("pk").first()
     if entry is not None:
         counts = {"changed": F("changed") + report.changed, "skipped": F("skipped") + report.skipped}
         operation.audit.using(alias).filter(pk=entry.pk).update(**counts)
         record_changes(entry, verb, report.tasks)
+        record_skips(entry, operation.location, report.skips)
 
 
 def end(operation: BulkOperation, state: str, words: str = "") -> None:

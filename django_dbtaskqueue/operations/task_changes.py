@@ -59,6 +59,22 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
     )
 
 
+def record_skips(entry: AuditEntry, location: str, skips: Mapping[str, list[int]]) -> None:
+    """Record the tasks that a step of a bulk operation left as they were, by reason."""
+    TaskChange.objects.using(entry._state.db).bulk_create(
+        TaskChange(
+            audit=entry,
+            operation_id=entry.operation_id,
+            location=location,
+            task_ids=ids,
+            first_task_id=min(ids),
+            last_task_id=max(ids),
+            skip_reason=reason[:500],
+        )
+        for reason, ids in skips.items()
+    )
+
+
 def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
     """Return what differs between two JSON values, both masked: the path, before, after."""
     if isinstance(before, dict) and isinstance(after, dict):
@@ -86,7 +102,7 @@ def actions_on(task: AbstractTask) -> list[TaskChange]:
     """Return what operators did to a task, the newest first, each with its audit entry."""
     near: QuerySet[TaskChange] = (
         TaskChange.objects.using(task._state.db)
-        .filter(location=task._meta.label_lower, first_task_id__lte=task.pk, last_task_id__gte=task.pk)
+        .filter(location=task._meta.label_lower, first_task_id__lte=task.pk, last_task_id__gte=task.pk, skip_reason="")
         .select_related("audit")
         .defer("before")
         .order_by("-pk")

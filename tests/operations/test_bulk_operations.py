@@ -14,7 +14,7 @@ from django.core.exceptions import PermissionDenied
 from django.db import OperationalError, transaction
 
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, BulkSkip, Task
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task, TaskChange
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from tests.conftest import REPOSITORY, ProcessDatabase
@@ -99,8 +99,8 @@ def test_all_that_match_are_changed_in_chunks_and_each_skipped_task_has_its_reas
     assert set(Task.objects.filter(status="CREATED").values_list("pk", flat=True)) == set(wanted)
     assert set(Task.objects.filter(status="ERROR").values_list("pk", flat=True)) == {other, *late}
     assert operation.skips == {"in COMPLETED, not in ERROR": 1}
-    (skip,) = BulkSkip.objects.all()
-    assert (skip.task_ids, skip.reason, skip.count) == ([done], "in COMPLETED, not in ERROR", 1)
+    skip = TaskChange.objects.exclude(skip_reason="").get()
+    assert (skip.task_ids, skip.skip_reason) == ([done], "in COMPLETED, not in ERROR")
     entry = AuditEntry.objects.get()
     assert (entry.verb, entry.query, entry.reason, entry.queue) == ("reprocess", f"queue:{QUEUE}", "fixed", QUEUE)
     assert (entry.changed, entry.skipped, entry.operation) == (5, 1, operation)
@@ -189,7 +189,7 @@ def test_what_another_transaction_holds_is_left_alone_and_nobody_waits() -> None
     with held(lambda: Task.objects.select_for_update().get(pk=first)):
         run()
     assert of(operation).skips == {"another transaction is changing it": 1}
-    assert BulkSkip.objects.get().task_ids == [first]
+    assert TaskChange.objects.exclude(skip_reason="").get().task_ids == [first]
     assert Task.objects.get(pk=second).status == Status.CREATED
 
 

@@ -25,7 +25,7 @@ from django_dbtaskqueue import enqueue, processor
 from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.api.prometheus import metrics
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AbstractTask, BulkOperation, Poller, Queue, Schedule, Task
+from django_dbtaskqueue.models import AbstractTask, BulkOperation, Limit, Poller, Queue, Schedule, Task
 from django_dbtaskqueue.models.tasks import TaskColumns
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.testing import run_poller
@@ -90,6 +90,8 @@ def plain_row(model: type[models.Model]) -> models.Model:
             given[field.name] = texts.get(kind_of(field), number)
     if issubclass(model, TaskColumns):
         given |= {"status": "ERROR"}
+    if issubclass(model, Limit):  # one row for each queue and group
+        given |= {"group": f"group {number}"}
     if issubclass(model, AbstractTask):
         given |= {"final_status": "ERROR", "ready_time": None, "watched": True}
     return model._default_manager.create(**given)

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import partitions
-from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, BulkSkip, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Task, TaskChange, TaskHistory
 from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
@@ -87,15 +87,17 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     for operation, days in ((running, 401), (ended, 400), (None, 400), (None, 400), (young, 1), (None, 1)):
         time = timezone.now() - days * DAY
         AuditEntry.objects.using(alias).create(actor="ada", verb="pause", operation=operation, time=time)
-    for operation in (ended, ended, ended, young):
-        BulkSkip.objects.using(alias).create(operation=operation, reason="too young", count=1, task_ids=[1])
+    entry, span = AuditEntry.objects.using(alias).latest("pk"), {"first_task_id": 1, "last_task_id": 1, "task_ids": [1]}
+    for operation, days in ((ended, 400), (ended, 400), (ended, 400), (young, 1)):
+        facts = {"time": timezone.now() - days * DAY, "skip_reason": "too young", **span}
+        TaskChange.objects.using(alias).create(audit=entry, operation=operation, **facts)
     report = Housekeeper().turn(RetentionPolicy(audit=365 * DAY), using=alias)
     assert report.audit == 3 + 3 + 1
     assert "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
     assert list(left) == ["running", "young", None]
     assert set(operations.values_list("query", flat=True)) == {"running", "young"}
-    assert [skip.operation_id for skip in BulkSkip.objects.using(alias).all()] == [young.pk]
+    assert [skip.operation_id for skip in TaskChange.objects.using(alias).all()] == [young.pk]
     assert Housekeeper().turn(RetentionPolicy(), using=alias).audit == 0
     assert RetentionPolicy.of_settings().audit == 365 * DAY
 
