@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
@@ -22,11 +22,9 @@ from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import crowded_sql
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureGroup, MinuteCount
 from django_dbtaskqueue.models.control import CALL, DELETION, FAILURE, OUTCOME
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -36,34 +34,35 @@ FAILED_SPAN_S = 300.0, 3600.0  # before a span whose rows cannot be rolled up is
 STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
 
-class CountKey(Protocol):
-    """What is counted; hashable."""
+class CountKey(NamedTuple):
+    """What is counted. The database's name tells one alias from another database under the same alias, as in tests."""
 
-    @property
-    def alias(self) -> str:
-        """The database that the count is appended to."""
+    alias: str
+    kind: str
+    queue: str
+    name: str
+    database: str = ""  # any
 
 
-K = TypeVar("K", bound=CountKey)
 V = TypeVar("V")
 
 
-class MinuteCounter(Generic[K, V]):
+class MinuteCounter(Generic[V]):
     """Counts of this process that are not stored yet. Any thread may add.
 
-    ``add_up`` returns the sum of two counts, ``append`` writes a batch. With ``max_keys`` a further key is not counted.
+    ``add_up`` returns the sum of two counts, ``columns`` those of a row. With ``max_keys`` no further key is counted.
     """
 
     def __init__(
-        self, add_up: Callable[[V, V], V], append: Callable[[str, Mapping[K, V]], None], max_keys: int | None = None
+        self, add_up: Callable[[V, V], V], columns: Callable[[V], dict[str, Any]], max_keys: int | None = None
     ) -> None:
-        self._add_up, self._append, self._max_keys = add_up, append, max_keys
-        self._pending: dict[K, V] = {}
+        self._add_up, self._columns, self._max_keys = add_up, columns, max_keys
+        self._pending: dict[CountKey, V] = {}
         self._lock = threading.RLock()  # taken for each count: without the two calls of a condition in Python
         self._changed = threading.Condition(self._lock)
         self._storing = threading.Lock()  # held from taking counts out of memory until they are committed
 
-    def add(self, key: K, value: V) -> None:
+    def add(self, key: CountKey, value: V) -> None:
         """Count. Returns at once."""
         with self._lock:
             known = self._pending.get(key)
@@ -77,11 +76,11 @@ class MinuteCounter(Generic[K, V]):
         with self._changed:
             return {key.alias for key in self._pending}
 
-    def pending(self) -> dict[K, V]:
+    def pending(self) -> dict[CountKey, V]:
         with self._changed:
             return dict(self._pending)
 
-    def discard(self, unwanted: Callable[[K], bool]) -> None:
+    def discard(self, unwanted: Callable[[CountKey], bool]) -> None:
         """Forget counts that are not to be stored."""
         with self._changed:
             self._pending = {key: value for key, value in self._pending.items() if not unwanted(key)}
@@ -102,6 +101,18 @@ class MinuteCounter(Generic[K, V]):
                         self.add(key, value)
                 raise
 
+    def _append(self, alias: str, counts: Mapping[CountKey, V]) -> datetime:
+        """Append rows of the present minute by the database's clock; return the minute."""
+        session = Session.on(alias)
+        here = ("", str(session.connection.settings_dict["NAME"]))
+        minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
+        MinuteCount.objects.using(alias).bulk_create(
+            MinuteCount(kind=key.kind, queue=key.queue, name=key.name, minute=minute, **self._columns(value))
+            for key, value in counts.items()
+            if key.database in here
+        )
+        return minute
+
     @contextmanager
     def not_storing(self) -> Iterator[None]:
         """Wait a moment for a batch that another thread is storing: it is neither in memory nor committed."""
@@ -111,16 +122,6 @@ class MinuteCounter(Generic[K, V]):
         finally:
             if waited:
                 self._storing.release()
-
-
-def append(session: Session, counts: Iterable[MinuteCount]) -> datetime:
-    """Append rows of the present minute by the database's clock; return the minute."""
-    minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
-    rows = list(counts)
-    for row in rows:
-        row.minute = minute
-    MinuteCount.objects.using(session.connection.alias).bulk_create(rows)
-    return minute
 
 
 # -- roll-up -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import add
-from typing import NamedTuple
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -25,7 +24,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.core.threads import after_fork
-from django_dbtaskqueue.db.minute_counts import MinuteCounter, append, roll_up
+from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
@@ -39,15 +38,6 @@ ROLL_UP_INTERVAL_S = 600.0  # between two roll-ups of a process
 
 # The ids of tasks by (queue, call); only how many where their ids are not known.
 TasksByCall = Mapping[tuple[str, str], Sequence[int] | int]
-
-
-class UsageKey(NamedTuple):
-    """What is counted. The database's name tells one alias from another database under the same alias, as in tests."""
-
-    alias: str
-    database: str
-    queue: str
-    call: str
 
 
 def after_commit(
@@ -68,7 +58,7 @@ def after_commit(
                     wake(alias, vendor, queue)
             finally:
                 number, ids = (ids, ()) if isinstance(ids, int) else (len(ids), ids)
-                counter.add(UsageKey(alias, database, queue, call), number)
+                counter.add(CountKey(alias, CALL, queue, call, database), number)
                 if signals.task_changed.receivers:
                     signals.task_changed.send_robust(queue, call=call, task_ids=tuple(ids), using=alias)
 
@@ -104,16 +94,16 @@ def discard(alias: str, queue: str) -> None:
     counter.discard(lambda key: key.alias == alias and key.queue == queue)
 
 
-class UsageCounter(MinuteCounter[UsageKey, int]):
+class UsageCounter(MinuteCounter[int]):
     """Usage counts, stored by a thread of their own. The thread starts with the first count and ends when idle."""
 
     def __init__(self) -> None:
-        super().__init__(add, _append)
+        super().__init__(add, lambda number: {"count": number})
         self._thread: threading.Thread | None = None
         self._ending = False
         self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
 
-    def add(self, key: UsageKey, value: int) -> None:
+    def add(self, key: CountKey, value: int) -> None:
         """Count. Returns at once; never raises."""
         with self._lock:
             self._pending[key] = self._pending.get(key, 0) + value
@@ -130,10 +120,10 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
         with self.not_storing():
             rows = MinuteCount.objects.using(alias).filter(kind=CALL, queue=queue).values_list("name").order_by("name")
             total = Counter({call: int(number) for call, number in rows.annotate(Sum("count"))})
-            here = (alias, _database(alias), queue)
+            here = str(connections[alias].settings_dict["NAME"])
             for key, number in self.pending().items():
-                if key[:3] == here:
-                    total[key.call] += number
+                if (key.alias, key.database, key.queue) == (alias, here, queue):
+                    total[key.name] += number
         return dict(total)
 
     def flush(self, timeout: float = FLUSH_AT_EXIT_S) -> None:
@@ -170,21 +160,6 @@ class UsageCounter(MinuteCounter[UsageKey, int]):
             with suppress(Exception):
                 connections[alias].close()
                 del connections[alias]
-
-
-def _append(alias: str, counts: Mapping[UsageKey, int]) -> None:
-    database = _database(alias)
-    there = [
-        MinuteCount(kind=CALL, queue=key.queue, name=key.call, count=number)
-        for key, number in counts.items()
-        if key.database == database
-    ]
-    if there:
-        append(Session(connections[alias]), there)
-
-
-def _database(alias: str) -> str:
-    return str(connections[alias].settings_dict["NAME"])
 
 
 counter = UsageCounter()

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from math import log10
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from django.db import transaction
 
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
-from django_dbtaskqueue.db.minute_counts import MinuteCounter, append
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import FailureGroup, MinuteCount
+from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter
+from django_dbtaskqueue.models import FailureGroup
 from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -49,14 +48,6 @@ class Ended(Protocol):
     @property
     def seconds(self) -> float:
         """How long it ran."""
-
-
-class OutcomeKey(NamedTuple):
-    """What attempts are counted by."""
-
-    alias: str
-    queue: str
-    outcome: str
 
 
 @dataclass(slots=True)
@@ -90,34 +81,51 @@ class Sums:
         self.waits.update(other.waits)
         return self
 
-
-SUMS = tuple(one.name for one in fields(Sums))  # columns of ``MinuteCount``, too
-
-
-class FailureKey(NamedTuple):
-    """What failed attempts are counted by."""
-
-    alias: str
-    fingerprint: str
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a row."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 class Failures(NamedTuple):
     """The failed attempts of one group."""
 
-    queue: str
-    kind: FailureSignature
+    signature: FailureSignature
     number: int
+
+
+class FailureCounter(MinuteCounter[Failures]):
+    """Failed attempts by group. Each batch makes its groups, or notes when they were seen last."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda one, more: one._replace(number=one.number + more.number),
+            lambda failures: {"count": failures.number},
+            MAX_FAILURE_GROUPS,
+        )
+
+    def _append(self, alias: str, counts: Mapping[CountKey, Failures]) -> datetime:
+        with transaction.atomic(using=alias):
+            minute = super()._append(alias, counts)
+            FailureGroup.objects.using(alias).bulk_create(
+                [
+                    FailureGroup(
+                        fingerprint=key.name, queue=key.queue, error_type=kind.error_type, frame=kind.frame,
+                        message=kind.message, first_seen=minute, last_seen=minute,
+                    )
+                    for key, (kind, _number) in sorted(counts.items())  # rows are locked in one order everywhere
+                ],
+                update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"],
+            )  # fmt: skip
+        return minute
 
 
 class Collector:
     """Counts of one poller that are not stored yet. Any thread may add."""
 
     def __init__(self) -> None:
-        self.also: Callable[[OutcomeKey, Sums], None] | None = None  # gets each count, too
-        self.outcomes: MinuteCounter[OutcomeKey, Sums] = MinuteCounter(Sums.update, _append_outcomes)
-        self.failures: MinuteCounter[FailureKey, Failures] = MinuteCounter(
-            lambda one, more: one._replace(number=one.number + more.number), _append_failures, MAX_FAILURE_GROUPS
-        )
+        self.also: Callable[[CountKey, Sums], None] | None = None  # gets each count, too
+        self.outcomes = MinuteCounter[Sums](Sums.update, Sums.columns)
+        self.failures = FailureCounter()
 
     def add(self, alias: str, queue: str, ended: Sequence[Ended]) -> None:
         """Count the attempts of a batch of one queue, once they are settled. Never raises."""
@@ -133,11 +141,12 @@ class Collector:
                 by_outcome.setdefault(known.counts_as, []).append(done)
                 if known.error is not None:
                     signature = signature_of(known.error, queue)
-                    self.failures.add(FailureKey(alias, signature.fingerprint), Failures(queue, signature, 1))
+                    key = CountKey(alias, FAILURE, queue, signature.fingerprint)
+                    self.failures.add(key, Failures(signature, 1))
             for name, batch in by_outcome.items():
                 sums = Sums()
                 sums.add(batch)
-                key = OutcomeKey(alias, queue, name)
+                key = CountKey(alias, OUTCOME, queue, name)
                 if self.also is not None:
                     self.also(key, sums)
                 self.outcomes.add(key, sums)  # the last to have the sums: it changes them
@@ -162,36 +171,6 @@ def _waited(lease: Lease) -> float:
 def _time(value: str | datetime) -> datetime:
     """Return a time as the database wrote it; SQLite's are read already."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
-
-
-def _append_outcomes(alias: str, counts: Mapping[OutcomeKey, Sums]) -> None:
-    rows = [
-        MinuteCount(kind=OUTCOME, queue=key.queue, name=key.outcome, **{name: getattr(sums, name) for name in SUMS})
-        for key, sums in counts.items()
-    ]
-    append(Session.on(alias), rows)
-
-
-def _append_failures(alias: str, counts: Mapping[FailureKey, Failures]) -> None:
-    ordered = [counts[key] for key in sorted(counts)]  # rows are locked in one order everywhere
-    with transaction.atomic(using=alias):
-        minute = append(
-            Session.on(alias),
-            [
-                MinuteCount(kind=FAILURE, queue=queue, name=kind.fingerprint, count=number)
-                for queue, kind, number in ordered
-            ],
-        )
-        groups = [
-            FailureGroup(
-                fingerprint=kind.fingerprint, queue=queue, error_type=kind.error_type, frame=kind.frame,
-                message=kind.message, first_seen=minute, last_seen=minute,
-            )
-            for queue, kind, _ in ordered
-        ]  # fmt: skip
-        FailureGroup.objects.using(alias).bulk_create(
-            groups, update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"]
-        )
 
 
 # -- histograms --------------------------------------------------------------------------------------------------------

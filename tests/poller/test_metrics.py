@@ -13,9 +13,9 @@ from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.core.failure_signature import normalised, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Failed
-from django_dbtaskqueue.db.minute_counts import roll_up
+from django_dbtaskqueue.db.minute_counts import CountKey, roll_up
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics import Collector, OutcomeKey, class_of, quantile, upper
+from django_dbtaskqueue.metrics import Collector, class_of, quantile, upper
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
@@ -93,7 +93,7 @@ def test_what_could_not_be_stored_is_kept() -> None:
     with pytest.raises(Exception, match="nowhere"):
         metrics.store("nowhere")
     assert metrics.aliases() == {"nowhere"}
-    assert metrics.outcomes.pending()[OutcomeKey("nowhere", "counted", "completed")].count == 1
+    assert metrics.outcomes.pending()[CountKey("nowhere", "outcome", "counted", "completed")].count == 1
 
 
 @both

@@ -24,7 +24,8 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
-from django_dbtaskqueue.metrics import OutcomeKey, Sums
+from django_dbtaskqueue.db.minute_counts import CountKey
+from django_dbtaskqueue.metrics import Sums
 from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS, Exposition, client, text_of
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
@@ -71,9 +72,9 @@ class PollerProbes:
         self._lock = threading.Lock()
         poller.settler.metrics.also = self._count
 
-    def _count(self, key: OutcomeKey, sums: Sums) -> None:
+    def _count(self, key: CountKey, sums: Sums) -> None:
         with self._lock:
-            self._totals.setdefault((key.queue, key.outcome), Sums()).update(sums)
+            self._totals.setdefault((key.queue, key.name), Sums()).update(sums)
 
     def startup(self) -> str:
         """Return why the process has not started yet."""
