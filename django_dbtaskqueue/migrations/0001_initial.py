@@ -750,7 +750,7 @@ class Migration(migrations.Migration):
                     models.CharField(
                         "state",
                         max_length=30,
-                        choices=[(s, s) for s in ("open", "deleted", "closed", "abandoned")],
+                        choices=[(s, s) for s in ("open", "closed", "abandoned")],
                         db_default="open",
                     ),
                 ),
@@ -772,12 +772,12 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "archive batches",
                 "constraints": [
                     models.CheckConstraint(
-                        condition=Q(state__in=["open", "deleted", "closed", "abandoned"]),
+                        condition=Q(state__in=["open", "closed", "abandoned"]),
                         name="dbtaskqueue_archivebatch_state",
                     ),
                     models.UniqueConstraint(
                         fields=["location", "source"],
-                        condition=Q(state__in=["open", "deleted"]),
+                        condition=Q(state="open"),
                         name="dbtaskqueue_archivebatch_one_open",
                     ),
                 ],

@@ -11,8 +11,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.models.readable import JsonField, TimeField
 
-BATCH_STATES = [("open", _("open")), ("deleted", _("deleted")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
-STILL_OPEN = ["open", "deleted"]
+BATCH_STATES = [("open", _("open")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
 
 
 class ArchiveBatch(models.Model):
@@ -20,7 +19,7 @@ class ArchiveBatch(models.Model):
 
     ``open``: the rows are in the database, and files of them may count in the lake. ``closed``: the rows left the
     database, in the transaction that wrote this state, and are in the lake; those in ``withdrawn`` had been changed and
-    stayed. ``abandoned``: nothing left the database, no file counts. (``deleted`` is not used any more.)
+    stayed. ``abandoned``: nothing left the database, no file counts.
     """
 
     id = models.BigAutoField(primary_key=True)
@@ -52,7 +51,7 @@ class ArchiveBatch(models.Model):
             # Two batches of one table under way at once could take the same rows into the lake twice.
             models.UniqueConstraint(
                 fields=["location", "source"],
-                condition=Q(state__in=STILL_OPEN),
+                condition=Q(state="open"),
                 name="dbtaskqueue_archivebatch_one_open",
             ),
         ]

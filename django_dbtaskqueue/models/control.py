@@ -127,7 +127,7 @@ def queue_names_in(reported: Iterable[object]) -> list[str]:
 
 
 def payload_types_in(reported: Iterable[object], queue: str) -> list[str]:
-    """Return the payload types of one queue in ``Poller.queues``; none where an older version reported."""
+    """Return the payload types of one queue in ``Poller.queues``; none where SQL wrote another value."""
     served = [one for one in reported if isinstance(one, dict) and one.get("queue") == queue]
     return [str(name) for one in served for name in as_list(one.get("types"))]
 

@@ -160,8 +160,8 @@ def report_context(figures: Figures) -> Mapping[str, object]:
     found = figures["over_time"]
     times = _times(found["times"])
     ended = [Line("completed", "--dbtq-good", found["completed"]), Line("failed", "--dbtq-bad", found["failed"])]
-    wait, run, backlog, failures = (_lines(found[name]) for name in ("wait_p95", "run_p95", "backlog", "failure_rate"))
-    budget = _lines(found.get("budget_spent", ()))  # a report of an earlier version has none
+    names = ("wait_p95", "run_p95", "backlog", "failure_rate", "budget_spent")
+    wait, run, backlog, failures, budget = (_lines(found[name]) for name in names)
     return {
         "charts": _drawn(
             Chart("ended", "Tasks ended", times, ended, number, bars=True),

@@ -30,7 +30,7 @@ OTHER_SERVER = (
     "stream with `runtaskpipeline stream --unregister NAME`, and start it with a new checkpoint. It reads all finished "
     "tasks again: rows of equal location, id and total_attempt are the same finish."
 )
-Offset = dict[str, int]  # transaction; server, which a position of an earlier version lacks
+Offset = dict[str, int]  # transaction; server, which the first position lacks
 
 
 @dataclass
