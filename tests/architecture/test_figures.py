@@ -7,6 +7,7 @@ import pytest
 from tests.architecture import figures
 from tests.architecture.limits import LIMITS
 from tests.architecture.source import Module
+from tests.architecture.words import is_old
 
 
 def module_of(folder: Path, code: str) -> Module:
@@ -56,3 +57,11 @@ def test_the_search_finds_names_that_files_and_constants_share(tmp_path: Path, m
     assert figures.file_names_twice() == []
     monkeypatch.setattr(figures, "WRITTEN", written)
     assert figures.file_names_twice() == ["module.py: flow, pull"]
+
+
+def test_old_words_are_found_and_ordinary_ones_are_not() -> None:
+    old = "lane HandDoor take_or_walk carrier_count WALK_SHARE BACK_IN_LINE _enter_line gate"
+    ordinary = "line FULL_SCAN_TIME_SHARE findings control Heartbeat plane selection"  # "line" is one of text
+    assert [name for name in old.split() if not is_old(name)] == []
+    assert [name for name in ordinary.split() if is_old(name)] == []
+    assert (is_old("gate", inside=False), is_old("lanes", inside=False)) == (False, True)  # that of an airport
