@@ -1,11 +1,13 @@
 """The documentation as a site: ``python -m sphinx -W --keep-going -n -b html docs build/docs``.
 
 The pages are plain Markdown, which the repository's host shows as well. What only the site needs is added here while
-it is built: the table of contents, the titles of files above code blocks, and addresses of files outside ``docs``.
+it is built: the table of contents, the titles of files above code blocks, addresses of files outside ``docs``, and the
+tables that the code already holds (``_ext/from_code.py``).
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import sys
@@ -48,16 +50,18 @@ CONTENTS = {
 TITLED_FENCE = re.compile(r'^```(\w+) title="([^"]+)"$', re.MULTILINE)
 OUTSIDE_LINK = re.compile(r"\]\((?:\.\./)+((?:tests|example_project|django_dbtaskqueue)/[^)\s]+|[A-Z]+\.md)\)")
 
-sys.path.insert(0, str(REPOSITORY))  # this checkout, whatever is installed
+sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "docs" / "_ext")]  # this checkout, whatever is installed
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings_static")
 django.setup()
+
+from_code = importlib.import_module("from_code")
 
 project = PROJECT["name"]
 release = version = PROJECT["version"]
 author = PROJECT["authors"][0]["name"]
 project_copyright = author
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid"]
-exclude_patterns = ["files", "images"]
+exclude_patterns = ["_ext", "files", "images"]
 nitpicky = True
 
 myst_fence_as_directive = ["mermaid"]
@@ -77,7 +81,7 @@ html_theme_options = {"source_repository": SOURCE_URL, "source_branch": "main", 
 
 def adapt(app: Sphinx, name: str, source: list[str]) -> None:
     """Add what only the site needs to the text of a page."""
-    text = TITLED_FENCE.sub(r"```{code-block} \1\n:caption: \2\n", source[0])
+    text = TITLED_FENCE.sub(r"```{code-block} \1\n:caption: \2\n", from_code.fill(source[0]))
     text = OUTSIDE_LINK.sub(rf"]({SOURCE_URL}/blob/main/\1)", text)
     source[0] = text + "".join(map(toctree, CONTENTS)) if name == "index" else text
 

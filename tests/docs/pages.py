@@ -13,6 +13,7 @@ import doctest
 import io
 import os
 import re
+import runpy
 import shlex
 import sys
 import tomllib
@@ -36,6 +37,8 @@ from tests.stranger.environments import execute
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
+FROM_TESTS = re.compile(r"(?<=<!-- from the tests -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
+FROM_CODE = runpy.run_path(str(REPOSITORY / "docs/_ext/from_code.py"))  # the tables that the site makes
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,12 @@ class Block:
     title: str | None
     text: str
     line: int
+
+
+def shown(page: Path) -> str:
+    """Return the text of a page as the site shows it."""
+    text: str = FROM_CODE["fill"](page.read_text())
+    return text
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -108,9 +117,6 @@ class Reader(Typist):
 
     def type_yaml(self, block: Block) -> None:
         yaml.safe_load(block.text)
-
-    def type_mermaid(self, block: Block) -> None:
-        """It is generated, and compared in test_reference.py."""
 
     def type_python(self, block: Block) -> None:
         """Write a file of the project, type into its shell, or run here."""

@@ -26,14 +26,7 @@ def expressions() -> list[str]:
     return [target["expr"] for one in panels for target in one["targets"]] + [rule["expr"] for rule in rules]
 
 
-def test_the_tables_of_metrics_and_of_log_fields_are_the_code_s() -> None:
-    of_queues, of_a_poller = "## Metrics of all queues", "## Metrics and probes of a poller"
-    for section, definitions in ((of_queues, DATABASE_METRICS), (of_a_poller, POLLER_METRICS)):
-        written = [row for row in table(page(PAGE), section) if row[0].startswith("`dbtaskqueue_")]
-        labels = [", ".join(f"`{label}`" for label in one.labels) or "-" for one in definitions]
-        metrics = zip(definitions, labels, strict=True)
-        expected = [[f"`{one.name}`", one.type, names, one.help] for one, names in metrics]
-        assert written == expected, "Write these rows:\n" + "\n".join(f"| {' | '.join(row)} |" for row in expected)
+def test_the_table_of_log_fields_is_the_code_s() -> None:
     assert [row[0] for row in table(page(PAGE), "## Log lines")] == [f"`{name}`" for name in logs.LOG_FIELDS]
 
 

@@ -18,7 +18,7 @@ from django_dbtaskqueue.pull.handle import QueueHandle
 from django_dbtaskqueue.signals import Listener
 from tests.architecture.source import PACKAGE
 from tests.docs import test_blocks
-from tests.docs.pages import FENCE, REPOSITORY, blocks
+from tests.docs.pages import FENCE, REPOSITORY, blocks, shown
 from tests.docs.test_site import public_names
 
 PAGES = [page for page in test_blocks.PAGES if page.name != "stability.md"]
@@ -66,7 +66,7 @@ def used_names(page: Path) -> set[str]:
 
 
 def explained_words(page: Path) -> set[str]:
-    return set(re.findall(r"\w+", " ".join(IN_BACKTICKS.findall(FENCE.sub("", page.read_text())))))
+    return set(re.findall(r"\w+", " ".join(IN_BACKTICKS.findall(FENCE.sub("", shown(page))))))
 
 
 def test_every_public_name_is_explained_and_used() -> None:
