@@ -51,6 +51,16 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
         until(lambda: queue.settings.lease == timedelta(minutes=1))
 
 
+def test_an_override_of_the_retry_policy_is_in_force_from_the_first_task() -> None:
+    registry.register("sized", lambda task: 1 / 0, retry="fixed:0s")
+    override(retry="fixed:1h")
+    enqueue("sized")
+    with polling({"sized": 1}):
+        until(Task.objects.filter(status="CREATED", attempt__gt=0).exists)
+    task = Task.objects.get()
+    assert task.total_attempt == 1 and task.next_process_time - task.create_time > timedelta(minutes=20)
+
+
 def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_running_task() -> None:
     started, go = list[int](), threading.Event()
 

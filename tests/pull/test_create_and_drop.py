@@ -7,7 +7,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue
+from django_dbtaskqueue import Fixed, QueueFull, TaskQueueError, UnknownQueue, enqueue, queue, registry
 from django_dbtaskqueue.conf.overrides import ROW_CACHE_S, queue_settings
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
@@ -124,6 +124,14 @@ def test_drop_is_refused_while_somebody_waits(process_database: ProcessDatabase)
         sites.put()
         sites.ack(future.result(PATIENCE))  # type: ignore[arg-type]
     assert sites.drop() == 1
+
+
+def test_a_runtime_override_of_retry_counts_for_consumers(mail: QueueHandle, taskqueue_registry: None) -> None:
+    registry.register("mail", lambda task: None, retry="fixed:1h,jitter=0")
+    Queue.objects.create(name="mail", overrides={"retry": "fixed:9m,jitter=0"})
+    taken(mail).fail("not yet")
+    found = Task.objects.get()
+    assert abs(found.next_process_time - found.last_update_time - timedelta(minutes=9)) < SECOND
 
 
 def test_a_change_by_others_counts_within_a_moment(mail: QueueHandle, clock: SteppedClock) -> None:
