@@ -105,13 +105,8 @@ def _counts(alias: str, names: list[str], kinds: list[Any], now: datetime) -> No
     ]  # fmt: skip
     FailureGroup.objects.using(alias).bulk_create(groups, ignore_conflicts=True)
     hours = [(group, minute - timedelta(hours=hour)) for group in groups for hour in range(168)]
-    counts.bulk_create(
-        [
-            MinuteCount(kind=FAILURE, queue=group.queue, name=group.fingerprint, minute=time, count=3)
-            for group, time in hours
-        ],
-        batch_size=5000,
-    )
+    failed = [MinuteCount(kind=FAILURE, queue=of.queue, name=of.fingerprint, minute=at, count=3) for of, at in hours]
+    counts.bulk_create(failed, batch_size=5000)
     Attempt.objects.using(alias).bulk_create(
         [
             Attempt(
