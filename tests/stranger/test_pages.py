@@ -22,7 +22,6 @@ pytestmark = pytest.mark.stranger
 
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
 DJANGO_TASKS = REPOSITORY / "docs/howto/django-tasks.md"
-OPERATIONS = REPOSITORY / "docs/reference/operations.md"
 MANAGE = ["python", "manage.py"]
 SHOP = """
 from django.db import models
@@ -105,7 +104,6 @@ def test_readme(python: Python, database: dict[str, Any] | None, environment: En
     newcomer.run([*MANAGE, "shell", "--command", SELL])
     work_through(newcomer)
     assert "invoiced: 1" in newcomer.run([*MANAGE, "shell", "--command", INVOICED])
-    newcomer.read(OPERATIONS, after="## The JSON API")
     newcomer.visit("filled")
     newcomer.run([*MANAGE, "makemigrations", "--check", "--dry-run"])
 
