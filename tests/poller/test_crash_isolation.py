@@ -1,5 +1,6 @@
 """Crash isolation: a task that may have killed its process runs alone, and soon."""
 
+import resource
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from django_dbtaskqueue.core.outcomes import Complete, Release
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job
-from django_dbtaskqueue.poller.executors.process import IsolatedExecutor
+from django_dbtaskqueue.poller.executors.process import RESTART_SECONDS, IsolatedExecutor
 from tests.clock import SteppedClock
 from tests.factories import make_task
 from tests.poller.processes import completed, keep_full, let_others_start, polling
@@ -119,6 +120,22 @@ def test_a_process_ends_when_it_has_had_no_task_for_a_while(
     until(lambda: not any(executor._workers))
     executor.submit(one_job(), fast=False)
     until(lambda: len(ended) == 2)
+
+
+def test_a_process_that_the_system_refuses_is_tried_again(
+    executor: IsolatedExecutor, ended: list[Done], clock: SteppedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    jobs = one_job()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # no pipe to it
+    try:
+        executor.submit(jobs, fast=False)
+        until(lambda: "A process for tasks does not start" in caplog.text)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    clock.advance(RESTART_SECONDS[0])
+    until(lambda: ended)
+    assert ended[0].settlement == Complete()
 
 
 def test_where_no_process_starts_tasks_are_released_for_the_poller_s_own(

@@ -127,22 +127,26 @@ class ProcessExecutor(ThreadExecutor):
         It is given a job only when it has loaded, and its connections live: a wire that stands still would delay the
         job beyond its lease.
         """
-        worker = self._workers[slot]
+        worker, reason = self._workers[slot], ""
         if worker is not None and not worker.is_alive():
             worker.end()
             worker = None
-        if worker is None:
-            worker = self._workers[slot] = _Worker()
-        elif not worker.asks_connections():
-            return True
-        deadline = clock.monotonic() + LOAD_SECONDS
-        with suppress(EOFError, OSError):
+        try:
+            if worker is None:
+                worker = self._workers[slot] = _Worker()
+            elif not worker.asks_connections():
+                return True
+            deadline = clock.monotonic() + LOAD_SECONDS
             while clock.monotonic() < deadline and not self._closed:
                 if worker.receive(ANSWER_POLL_SECONDS) is not None:
                     return True
-        code, self._workers[slot] = worker.end(seconds=DEATH_SECONDS), None
+        except (EOFError, OSError) as error:  # it has ended, or the system refuses a process
+            reason = str(error)
+        self._workers[slot] = None
+        if worker is not None:
+            reason = exit_text(worker.end(seconds=DEATH_SECONDS))
         if not self._closed:
-            logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", exit_text(code))
+            logger.error("A process for tasks does not start (%s). Its tasks wait for the next try", reason)
         return False
 
     def _start_failed(self) -> None:
@@ -246,8 +250,7 @@ class _Worker(Child):
         """Have it ask its connections whether they live, if they may have died; return whether it does."""
         doubtful = self._doubt.arises()
         if doubtful:
-            with suppress(OSError):
-                self.send(0, ASK)
+            self.send(0, ASK)
         return doubtful
 
     def call(self, job: Job) -> list[Answer]:
