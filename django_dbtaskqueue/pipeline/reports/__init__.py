@@ -10,11 +10,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,13 +26,11 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.database import Database, database_errors
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, Options, as_json, moment, plain
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_files
+from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Period
 from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.reports.parts import KeptDays
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]
@@ -49,7 +47,6 @@ FEW_ROWS_SETTINGS = {
 SOURCES = {"tasks": ("task", "history"), "attempts": ("attempt",)}  # of the lake's tables, in the database
 MAX_FEW_LAKE_BYTES, MAX_FEW_LAKE_ROWS = 4 * 2**20, 100_000  # of its compressed files
 REPORT_FILES = {"report.json", "forecast.json", "whatif.json"}
-ONE_HOUR = timedelta(hours=1)
 INSERT_REPORT = (
     "INSERT INTO dbtaskqueue_pipelinereport (kind, since, until, summary, data, location)"
     " VALUES (%(kind)s, %(since)s, %(until)s, %(summary)s, %(data)s, %(location)s) RETURNING id"
@@ -74,35 +71,6 @@ OUTPUT_ARGUMENTS = (
     Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
     Argument("store", "keep the figures in the database too, where the admin shows them", bool, True),
 )
-
-
-@dataclass(frozen=True)
-class Period:
-    """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
-
-    since: datetime | None
-    until: datetime
-
-    @classmethod
-    def of(cls, options: Options) -> Period:
-        """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
-        until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
-        since = options["since"]
-        since = until - since if isinstance(since, timedelta) else since and since.astimezone(UTC)
-        if since is not None and since >= until:
-            raise JobOptionError("--since", f"{since:%Y-%m-%d %H:%M} is not before the end, {until:%Y-%m-%d %H:%M}")
-        return cls(since and _start_of_hour(since), _start_of_hour(until + ONE_HOUR - timedelta(microseconds=1)))
-
-    def __str__(self) -> str:
-        return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
-
-    def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
-        """Return the rows of these hours; ``hour`` is a whole number of hours, or of other steps, since 1970."""
-        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // step_s)
-
-
-def _start_of_hour(time: datetime) -> datetime:
-    return time.replace(minute=0, second=0, microsecond=0)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, predict
-from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Rows
+from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
 __all__ = ["Forecast"]
 
@@ -75,7 +75,7 @@ class Forecast(reports.ReportJob):
         *reports.OUTPUT_ARGUMENTS,
     )
 
-    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
+    def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the forecast. Raises NoTasks when there is too little history."""
         options = context.options
         zone = options["timezone"]
@@ -84,7 +84,7 @@ class Forecast(reports.ReportJob):
         arrivals: Counter[datetime] = Counter()
         for row in rows:
             arrivals[row["hour"].astimezone(UTC)] += row["arrived"]
-        for edge in (period.since, options["until"] and period.until - reports.ONE_HOUR):
+        for edge in (period.since, options["until"] and period.until - ONE_HOUR):
             if edge is not None:
                 arrivals[edge] += 0  # the history begins and ends there, whether or not a task arrived
         coming = predict(arrivals, zone)
@@ -134,7 +134,7 @@ class Forecast(reports.ReportJob):
         )
 
 
-def observed(context: Context, period: reports.Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
+def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
     """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals.
 
     Raises NoTasks when nothing ran.
@@ -194,7 +194,7 @@ def fleet(context: Context) -> tuple[int, int]:
 
 def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinfo) -> Iterator[Anomaly]:
     own = {row["hour"].astimezone(UTC): row for row in rows if row["queue"] == queue}
-    hours = (min(own) + reports.ONE_HOUR * step for step in range((max(own) - min(own)) // reports.ONE_HOUR + 1))
+    hours = (min(own) + ONE_HOUR * step for step in range((max(own) - min(own)) // ONE_HOUR + 1))
 
     def chance(hour: datetime, usual: float) -> float:
         return math.sqrt(max(usual * (1 - usual), 0.01) / float(own[hour]["ended"]))

@@ -13,26 +13,52 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
-from typing import TYPE_CHECKING
 
 from pyspark.errors import PythonException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import MICROSECOND
-from django_dbtaskqueue.core.exceptions import LakeError
-from django_dbtaskqueue.pipeline.jobs import Context, Objective, by_queue
+from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError
+from django_dbtaskqueue.pipeline.jobs import Context, Objective, Options, by_queue
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, read_files
 from django_dbtaskqueue.pipeline.lake import export as lake_export
 from django_dbtaskqueue.pipeline.reports import failures
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
-if TYPE_CHECKING:
-    from django_dbtaskqueue.pipeline.reports import Period
-
 MAX_CHUNK_BYTES = 256 * 2**20  # of files whose days are summed up at once
 DAY_S = 86_400
+ONE_HOUR = timedelta(hours=1)
 Files = Mapping[str, Sequence[DataFile]]  # by day
+
+
+@dataclass(frozen=True)
+class Period:
+    """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
+
+    since: datetime | None
+    until: datetime
+
+    @classmethod
+    def of(cls, options: Options) -> Period:
+        """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
+        until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
+        since = options["since"]
+        since = until - since if isinstance(since, timedelta) else since and since.astimezone(UTC)
+        if since is not None and since >= until:
+            raise JobOptionError("--since", f"{since:%Y-%m-%d %H:%M} is not before the end, {until:%Y-%m-%d %H:%M}")
+        return cls(since and _start_of_hour(since), _start_of_hour(until + ONE_HOUR - timedelta(microseconds=1)))
+
+    def __str__(self) -> str:
+        return f"{f'{self.since:%Y-%m-%d %H:%M}' if self.since else 'the beginning'} to {self.until:%Y-%m-%d %H:%M} UTC"
+
+    def only(self, hours: DataFrame, *, step_s: int = 3600) -> DataFrame:
+        """Return the rows of these hours; ``hour`` is a whole number of hours, or of other steps, since 1970."""
+        return hours if self.since is None else hours.where(F.col("hour") >= int(self.since.timestamp()) // step_s)
+
+
+def _start_of_hour(time: datetime) -> datetime:
+    return time.replace(minute=0, second=0, microsecond=0)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
 from django_dbtaskqueue.pipeline.reports import failures
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Rows
+from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
 __all__ = ["Report"]
 
@@ -55,7 +55,7 @@ class Report(reports.ReportJob):
         *reports.OUTPUT_ARGUMENTS,
     )
 
-    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
+    def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         kept = KeptDays(context, period, context.options["objective"])
         with (
@@ -64,7 +64,7 @@ class Report(reports.ReportJob):
         ):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
-            step = reports.ONE_HOUR
+            step = ONE_HOUR
             if _is_short(tables["levels"]):
                 every = reports.read(context, "tasks", T.TIMED_COLUMNS, period) if kept.days else nullcontext(tasks)
                 with every as found:
@@ -84,7 +84,7 @@ class Report(reports.ReportJob):
 
 
 def _computed(
-    context: Context, period: reports.Period, kept: KeptDays, tasks: DataFrame, attempts: DataFrame
+    context: Context, period: Period, kept: KeptDays, tasks: DataFrame, attempts: DataFrame
 ) -> dict[str, pa.Table]:
     objectives = context.options["objective"]
     # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
@@ -137,7 +137,7 @@ def _is_short(levels: pa.Table) -> bool:
     return bool((max(times) - min(times)).total_seconds() < FINE_STEPS_S[-1] * MAX_CHART_STEPS)
 
 
-def _charts(context: Context, period: reports.Period, tasks: DataFrame) -> tuple[Mapping[str, pa.Table], timedelta]:
+def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping[str, pa.Table], timedelta]:
     """Return the tables of the charts by the shortest step that can show all tasks, and the step: none for hours."""
     ends = T.measured(tasks).select(F.explode(F.array("created", "ended")).alias("time"))
     if period.since is not None:
@@ -145,7 +145,7 @@ def _charts(context: Context, period: reports.Period, tasks: DataFrame) -> tuple
     first, last = ends.agg(F.min("time"), F.max("time")).collect()[0]
     step_s = next((one for one in FINE_STEPS_S if (last - first) / 1_000_000 < one * (MAX_CHART_STEPS - 1)), None)
     if step_s is None:
-        return {}, reports.ONE_HOUR
+        return {}, ONE_HOUR
     sums = T.hour_parts(tasks, context.options["objective"], step_s=step_s).persist()
     hours, times = T.hours_of(sums), T.percentiles_of(T.with_percentiles(sums), sums)
     levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
@@ -155,7 +155,7 @@ def _charts(context: Context, period: reports.Period, tasks: DataFrame) -> tuple
     return tables, timedelta(seconds=step_s)
 
 
-def report_of(tables: reports.Tables, period: reports.Period, top: int, shortest: timedelta) -> reports.Figures:
+def report_of(tables: reports.Tables, period: Period, top: int, shortest: timedelta) -> reports.Figures:
     """Return the report as JSON can hold it: the ``top`` of each list, and of the hours what the charts show."""
     shown = CHART_TABLES if CHART_TABLES[0] in tables else HOURLY_TABLES
     levels, backlog = (tables[name].to_pandas() for name in shown)
@@ -205,7 +205,7 @@ def over_time(
     backlog: pd.DataFrame,
     allowed: Mapping[str, float],
     *,
-    shortest: timedelta = reports.ONE_HOUR,
+    shortest: timedelta = ONE_HOUR,
 ) -> reports.Figures:
     """Return what the charts show, in equal steps of time: sums of the tasks that ended, lines of the busiest queues.
 

@@ -27,6 +27,7 @@ from django_dbtaskqueue.core.numbers import percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
 from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports.parts import Period
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
 __all__ = ["WhatIf"]
@@ -141,7 +142,7 @@ class WhatIf(reports.ReportJob):
             raise JobOptionError("--slots", "a forecast has its own slots: give --slots or --forecast")
         return super().run(context)
 
-    def figures(self, context: Context, period: reports.Period) -> tuple[reports.Figures, reports.Tables]:
+    def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
         options = context.options
         rows = tasks(context, period)
         now_slots = options["now_slots"] or most_at_once([(row["started"], row["ended"]) for row in rows])
@@ -180,7 +181,7 @@ class WhatIf(reports.ReportJob):
         )
 
 
-def tasks(context: Context, period: reports.Period) -> reports.Rows:
+def tasks(context: Context, period: Period) -> reports.Rows:
     """Return the tasks that ran and ended, in the order of their arrival; times are in seconds since 1970."""
 
     def moment(name: str) -> Column:
