@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.db import connections, transaction
 
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def teardown(case: TransactionTestCase) -> None:
 def empty(connection: BaseDatabaseWrapper) -> None:
     """Delete all rows of all tables but those that stay, and what this process counted but did not store yet."""
     usage.counter.discard(lambda _key: True)  # its thread would write it among the rows of a later test
-    usage.counter.store(connection.alias)  # waits for what it is writing
+    usage.counter.store(Session(connection))  # waits for what it is writing
     tables = connection.introspection.django_table_names(include_views=False)
     names = [connection.ops.quote_name(table) for table in tables if table not in STAY]
     size = "pg_relation_size('{0}')" if connection.vendor == "postgresql" else "1"

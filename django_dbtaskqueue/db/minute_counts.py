@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
@@ -22,9 +22,11 @@ from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import crowded_sql
-from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureGroup, MinuteCount
 from django_dbtaskqueue.models.control import CALL, DELETION, FAILURE, OUTCOME
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.db.session import Session
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -85,8 +87,9 @@ class MinuteCounter(Generic[V]):
         with self._changed:
             self._pending = {key: value for key, value in self._pending.items() if not unwanted(key)}
 
-    def store(self, alias: str) -> None:
+    def store(self, session: Session) -> None:
         """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
+        alias = session.connection.alias
         with self._storing:
             with self._changed:
                 batch = {key: value for key, value in self._pending.items() if key.alias == alias}
@@ -94,19 +97,18 @@ class MinuteCounter(Generic[V]):
                     del self._pending[key]
             try:
                 if batch:
-                    self._append(alias, batch)
+                    self._append(session, batch)
             except BaseException:
                 with self._changed:
                     for key, value in batch.items():
                         self.add(key, value)
                 raise
 
-    def _append(self, alias: str, counts: Mapping[CountKey, V]) -> datetime:
+    def _append(self, session: Session, counts: Mapping[CountKey, V]) -> datetime:
         """Append rows of the present minute by the database's clock; return the minute."""
-        session = Session.on(alias)
         here = ("", str(session.connection.settings_dict["NAME"]))
         minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
-        MinuteCount.objects.using(alias).bulk_create(
+        MinuteCount.objects.using(session.connection.alias).bulk_create(
             MinuteCount(kind=key.kind, queue=key.queue, name=key.name, minute=minute, **self._columns(value))
             for key, value in counts.items()
             if key.database in here

@@ -27,6 +27,7 @@ from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS, RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
 
 WAITS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
+STEP_DEFAULTS = {"result": None, "seconds": None, "actor": ""}  # of a step
 
 
 class Stored(NamedTuple):
@@ -66,7 +67,7 @@ class Journal:
         try:
             with transaction.atomic(using=self._alias):
                 text = _dumped(name, function(*args, **kwargs))
-                self._store(self._position, name, STEP, text)
+                self._store(self._position, name, STEP, result=text)
         finally:
             self._inside = ""
         return _loaded(text)
@@ -80,7 +81,7 @@ class Journal:
             return _loaded(found.result)
         position, result = self._position, await function(*args, **kwargs)
         text = _dumped(name, result)
-        await sync_to_async(self._store)(position, name, STEP, text)
+        await sync_to_async(self._store)(position, name, STEP, result=text)
         return _loaded(text)
 
     def sleep(self, delay: timedelta) -> None:
@@ -90,7 +91,7 @@ class Journal:
         found = self._next(SLEEP, SLEEP)
         left: float | None = seconds
         if found is None:
-            self._store(self._position, SLEEP, SLEEP, None, seconds)
+            self._store(self._position, SLEEP, SLEEP, seconds=seconds)
         else:
             left = found.seconds_left
         if left is not None and left > 0:
@@ -110,7 +111,7 @@ class Journal:
         if found is not None and found.kind == TIMED_OUT:
             raise SignalTimeout(self._lease.id, name)
         if found is None:
-            self._store(self._position, name, WAIT, None, left)
+            self._store(self._position, name, WAIT, seconds=left)
         else:
             left = found.seconds_left
         count, signal = self._next_signal(name)
@@ -161,17 +162,9 @@ class Journal:
             return {}
         return {position: Stored(*step) for position, *step, _ in rows}
 
-    def _store(
-        self,
-        position: int,
-        name: str,
-        kind: str,
-        result: str | None = None,
-        seconds: float | None = None,
-        actor: str = "",
-    ) -> None:
+    def _store(self, position: int, name: str, kind: str, **values: str | float | None) -> None:
         session = self._session
-        step = {"position": position, "name": name, "kind": kind, "result": result, "seconds": seconds, "actor": actor}
+        step = {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values}
         if not session.run(session.sql.store_step, {**self._params, **step}):
             raise self._lease.gone(_description(kind, name))
 
@@ -187,7 +180,7 @@ class Journal:
         session, position = self._session, self._position
         with session.atomic():
             [(data, actor)] = session.run(session.sql.receive_signal, {"signal": signal})
-            self._store(position, name, RECEIVED, data, actor=actor)
+            self._store(position, name, RECEIVED, result=data, actor=actor)
         return self._received(name, data, actor)
 
     def _received(self, name: str, text: str | None, actor: str) -> object:

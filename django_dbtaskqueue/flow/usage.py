@@ -116,7 +116,7 @@ class UsageCounter(MinuteCounter[int]):
     def counted(self, alias: str, queue: str) -> dict[str, int]:
         """Return all calls of a queue by name: those stored by any process, and those of this one not stored yet."""
         if not connections[alias].in_atomic_block:
-            self.store(alias)
+            self.store(Session.on(alias))
         with self.not_storing():
             rows = MinuteCount.objects.using(alias).filter(kind=CALL, queue=queue).values_list("name").order_by("name")
             total = Counter({call: int(number) for call, number in rows.annotate(Sum("count"))})
@@ -150,7 +150,7 @@ class UsageCounter(MinuteCounter[int]):
     def _try_to_store(self, alias: str) -> None:
         """Store on a connection that is not kept: a test database can be dropped only when no session is open."""
         try:
-            self.store(alias)
+            self.store(Session.on(alias))
             if clock.monotonic() >= self._next_roll_up:
                 self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
                 roll_up(Session.on(alias))

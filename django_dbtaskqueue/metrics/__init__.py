@@ -14,12 +14,11 @@ from datetime import datetime
 from math import log10
 from typing import Any, NamedTuple, Protocol
 
-from django.db import transaction
-
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
 from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureGroup
 from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
@@ -103,10 +102,10 @@ class FailureCounter(MinuteCounter[Failures]):
             MAX_FAILURE_GROUPS,
         )
 
-    def _append(self, alias: str, counts: Mapping[CountKey, Failures]) -> datetime:
-        with transaction.atomic(using=alias):
-            minute = super()._append(alias, counts)
-            FailureGroup.objects.using(alias).bulk_create(
+    def _append(self, session: Session, counts: Mapping[CountKey, Failures]) -> datetime:
+        with session.atomic():
+            minute = super()._append(session, counts)
+            FailureGroup.objects.using(session.connection.alias).bulk_create(
                 [
                     FailureGroup(
                         fingerprint=key.name, queue=key.queue, error_type=kind.error_type, frame=kind.frame,
@@ -159,8 +158,9 @@ class Collector:
 
     def store(self, alias: str) -> None:
         """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
-        self.outcomes.store(alias)
-        self.failures.store(alias)
+        session = Session.on(alias)
+        self.outcomes.store(session)
+        self.failures.store(session)
 
 
 def _waited(lease: Lease) -> float:

@@ -11,6 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
 from django_dbtaskqueue.operations import queue_counts
@@ -48,7 +49,8 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
 
 
 def test_ages_rates_pollers_and_pauses(alias: str) -> None:
-    usage.counter.store(alias)  # what earlier tests of this process did, which a thread would store at any moment
+    # What earlier tests of this process did, which a thread would store at any moment.
+    usage.counter.store(Session.on(alias))
     minute_counts("call", alias).delete()
     make_task(priority=0, using=alias)
     make_task(priority=5, ready_time=-HOUR, using=alias)

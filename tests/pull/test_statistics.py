@@ -207,7 +207,7 @@ def test_what_cannot_be_stored_is_stored_later(mail: QueueHandle, monkeypatch: p
     mail.put()
     rename("dbtaskqueue_minutecount", "away")
     with pytest.raises(Exception, match="dbtaskqueue_minutecount"):
-        counter.store("default")
+        counter.store(Session.on("default"))
     rename("away", "dbtaskqueue_minutecount")
     assert mail.statistics().by_call == {"put": 1}
     counter.flush()

@@ -10,7 +10,7 @@ from functools import cached_property
 from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-OF_QUEUE = "queue_name = %(queue_name)s AND group_key = ''"
+QUEUE_ROW = "queue_name = %(queue_name)s AND group_key = ''"
 
 
 class LimitStatements(Group):
@@ -52,7 +52,7 @@ class LimitStatements(Group):
         """
         return (
             f"UPDATE {self.tables.limit} AS l SET tokens = {self._tokens} - %(taken)s, {self._watched},"
-            f" leases = %(leases)s, stamp = %(stamp)s WHERE {OF_QUEUE} AND stamp = %(known)s"
+            f" leases = %(leases)s, stamp = %(stamp)s WHERE {QUEUE_ROW} AND stamp = %(known)s"
             f" AND {self._idle} <= %(watched)s AND (%(rate)s = 0 OR {self._tokens} >= %(taken)s) RETURNING tokens"
         )
 
@@ -61,7 +61,7 @@ class LimitStatements(Group):
         """Store which leases count, and take ``taken`` tokens."""
         return (
             f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s,"
-            f" tokens = tokens - %(taken)s WHERE {OF_QUEUE}"
+            f" tokens = tokens - %(taken)s WHERE {QUEUE_ROW}"
         )
 
     @cached_property
@@ -108,7 +108,7 @@ class LimitStatements(Group):
         return (
             "SELECT leases, tokens,"
             f" {self.dialect.seconds_between('check_time', self.dialect.now)}"
-            f" FROM {self.tables.limit} WHERE {OF_QUEUE}"
+            f" FROM {self.tables.limit} WHERE {QUEUE_ROW}"
         )
 
     @statement
