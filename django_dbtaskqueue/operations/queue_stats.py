@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any
 
 from django.db.models import QuerySet, Sum
 from django.db.models.functions import Now
@@ -28,7 +27,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
-from django_dbtaskqueue.models.control import CALL, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
+from django_dbtaskqueue.models.control import CALL, IN_EFFECT, MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
@@ -187,21 +186,20 @@ class _Context:
     def read(self, alias: str, names: Sequence[str]) -> None:
         """Add what one database says of these queues."""
         over = RATE_PERIOD.total_seconds()
-        counts = MinuteCount.objects.using(alias)
-        puts = counts.filter(kind=CALL, queue__in=names, minute__gte=Now() - RATE_PERIOD, name="put")
-        failed = counts.filter(kind=OUTCOME, minute__gte=Now() - timedelta(hours=1), name__in=FAILED_OUTCOMES)
-        for name, number in _sums_by_queue(puts):
+        counts = MinuteCount.objects.using(alias).filter(kind=CALL, name="put", minute__gte=Now() - RATE_PERIOD)
+        puts = counts.filter(queue__in=names).values_list("queue").annotate(Sum("count")).order_by()
+        for name, number in puts:
             self.rates_in[name] += number / over
-        for name, number in _sums_by_queue(failed):
-            self.failed[name] += number
         self.pauses |= pauses(Queue.objects.using(alias).all())
         session = Session.on(alias)
         sql = durations_sql(session.sql.dialect)
         start = session.time_text(self.as_of - DURATION_PERIOD)
-        params = {"start": start, "step": over, "outcomes": session.sql.dialect.array(FINAL_OUTCOMES)}
-        for name, steps_ago, number in session.run(ended_sql(session.sql.dialect), params):
-            if steps_ago < RATE_STEPS:
+        params = {"start": start, "step": over}
+        for name, outcome, steps_ago, number in session.run(ended_sql(session.sql.dialect), params):
+            if outcome in FINAL_OUTCOMES and steps_ago < RATE_STEPS:
                 self.rates[name][max(steps_ago, 0)] += number / over
+            if outcome in FAILED_OUTCOMES:
+                self.failed[name] += number
         for kind in HISTOGRAMS:
             for name, bucket, number in session.run(sql.format(times=kind), {"start": start}):
                 self.histograms[kind][name][int(bucket)] += int(number)
@@ -235,10 +233,6 @@ class _Context:
             run=self._quantiles("runs", name),
             wait=self._quantiles("waits", name),
         )
-
-
-def _sums_by_queue(rows: QuerySet[Any]) -> list[tuple[str, int]]:
-    return list(rows.values_list("queue").annotate(number=Sum("count")).order_by())
 
 
 def pauses(queues: QuerySet[Queue]) -> dict[str, Pause]:

@@ -163,14 +163,11 @@ def durations_sql(dialect: Dialect) -> str:
 
 
 def ended_sql(dialect: Dialect) -> str:
-    """Return the question for what ended in each queue since a time: (queue, how many steps ago, number)."""
+    """Return the question for what ended in each queue since a time: (queue, outcome, how many steps ago, number)."""
     ago = f"{dialect.seconds_between('minute', dialect.now)} / %(step)s"
     ago = f"floor({ago})::int" if dialect.vendor == "postgresql" else f"CAST({ago} AS integer)"
-    names = f"SELECT q.q FROM {dialect.texts('outcomes', 'q')}"
-    return (
-        f"SELECT queue_name, {ago}, {_total(dialect)} FROM {COUNTS_TABLE}"
-        f" WHERE {_recent(dialect)} AND name IN ({names}) GROUP BY 1, 2"
-    )
+    rows = f"{COUNTS_TABLE} WHERE {_recent(dialect)}"
+    return f"SELECT queue_name, name, {ago}, {_total(dialect)} FROM {rows} GROUP BY 1, 2, 3"
 
 
 def crowded_sql(dialect: Dialect) -> str:

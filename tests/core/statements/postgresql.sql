@@ -4046,17 +4046,13 @@ AND h.value ~ '^[0-9]{{1,15}}$'
 GROUP BY 1, 2;
 
 -- ended_sql
-SELECT queue_name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
+SELECT queue_name, name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
     least(sum(count), 1e18)::bigint
 FROM "dbtaskqueue_minutecount"
 WHERE kind = 'outcome'
 AND minute >= %(start)s::timestamptz
 AND minute <= statement_timestamp()
-AND name IN (
-    SELECT q.q
-    FROM unnest(%(outcomes)s::text[]) AS q(q)
-)
-GROUP BY 1, 2;
+GROUP BY 1, 2, 3;
 
 -- crowded_sql
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint

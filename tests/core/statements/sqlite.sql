@@ -3288,20 +3288,13 @@ AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
 GROUP BY 1, 2;
 
 -- ended_sql
-SELECT queue_name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) * 86400.0
-    / %(step)s AS integer), CAST(total(count) AS integer)
+SELECT queue_name, name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) *
+    86400.0 / %(step)s AS integer), CAST(total(count) AS integer)
 FROM "dbtaskqueue_minutecount"
 WHERE kind = 'outcome'
 AND minute >= %(start)s
 AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND name IN (
-    SELECT q.q
-    FROM (
-        SELECT value AS q
-        FROM json_each(%(outcomes)s)
-    ) AS q
-)
-GROUP BY 1, 2;
+GROUP BY 1, 2, 3;
 
 -- crowded_sql
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
