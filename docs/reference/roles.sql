@@ -102,7 +102,8 @@ GRANT SELECT ON dbtaskqueue_task_overview, dbtaskqueue_queue, dbtaskqueue_poller
     TO dbtaskqueue_reader;
 
 -- Statistics of the pull API: appended, and old rows merged. Without it nothing breaks; calls are then not counted.
--- A producer writes counts of calls, and none of what pollers did or deleted.
+-- A producer writes counts of calls, and none of what pollers did or deleted. A login that has rights on this table from
+-- elsewhere needs a policy, too.
 GRANT SELECT, INSERT, UPDATE, DELETE ON dbtaskqueue_minutecount TO dbtaskqueue_producer;
 ALTER TABLE dbtaskqueue_minutecount ENABLE ROW LEVEL SECURITY;
 DROP POLICY IF EXISTS dbtaskqueue_read ON dbtaskqueue_minutecount;
