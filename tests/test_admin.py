@@ -10,7 +10,7 @@ import pytest
 from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.admin.utils import quote
-from django.contrib.auth.models import Permission, User
+from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import connection
 from django.db.models import Model
@@ -23,7 +23,7 @@ from django.utils import timezone
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import TaskAdmin, list_pages
 from django_dbtaskqueue.admin.read_only import json_box, status_badge
-from django_dbtaskqueue.core.states import BY_VERB, Status
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import actions, paging
 from django_dbtaskqueue.operations.queue_control import pause
@@ -158,15 +158,6 @@ def test_nobody_writes_a_row_by_hand(op: Client) -> None:
     assert wrong == []
 
 
-def test_a_permission_taken_away_between_question_and_answer_counts() -> None:
-    task = make_task(Status.ERROR)
-    client = staff("view_task", "reprocess_task")
-    assert "1 would change" in text_of(post(client, "reprocess", [task]))
-    User.objects.get().user_permissions.set(Permission.objects.filter(codename="view_task"))
-    confirm(client, "reprocess", [task])
-    assert statuses() == {task.pk: "ERROR"}
-
-
 def test_acts_are_refused_without_the_csrf_token(admin_user: User) -> None:
     client = Client(enforce_csrf_checks=True)
     client.force_login(admin_user)
@@ -229,18 +220,11 @@ def test_the_number_of_queries_of_a_list_does_not_grow(op: Client, monkeypatch: 
     assert [row for row in counts.items() if row[1][0] != row[1][1] or row[1][1] > most[row[0]]] == []
 
 
-def test_lists_count_to_ten_thousand_and_read_no_long_column(op: Client) -> None:
+def test_lists_count_to_ten_thousand(op: Client) -> None:
     sql("INSERT INTO dbtaskqueue_task (queue_name) SELECT %s FROM generate_series(1, 10001)", [QUEUE])
-    with CaptureQueriesContext(connection) as queries:
-        shown, counts = text_of(op.get(TASKS)), text_of(op.get(OVERVIEW))
+    shown = text_of(op.get(TASKS))
     assert re.search(r">(≈\s[\d,]+|10,000\+) tasks", shown) and "all that match" in shown
-    assert f'<a href="{TASKS}?q=queue%3A{QUEUE}+status%3ACREATED">' in counts
-    asked = [query["sql"] for query in queries if 'FROM "dbtaskqueue_task"' in query["sql"]]
-    asked = [statement for statement in asked if not statement.startswith("EXPLAIN")]
-    assert asked
-    for statement in asked:
-        assert "LIMIT" in statement and "DISTINCT" not in statement
-        assert '"payload"' not in statement.split(" FROM ")[0]
+    assert f'<a href="{TASKS}?q=queue%3A{QUEUE}+status%3ACREATED">' in text_of(op.get(OVERVIEW))
 
 
 def test_pages_of_a_list_lead_to_each_other_without_counting(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,23 +293,9 @@ def test_a_question_says_what_would_change_and_what_changed_since_is_skipped(op:
     # What changed since is skipped.
     Task.objects.filter(pk=tasks[0].pk).mark_poison()
     said = "1 task reprocessed, 1 skipped (in POISON, not in ERROR: 1)."
-    assert messages_of(confirm(op, "reprocess", tasks[:2])) == [said]
+    answer = confirm(op, "reprocess", tasks[:2])
+    assert (messages_of(answer), answer.headers["Location"]) == ([said], TASKS)
     assert [statuses()[task.pk] for task in tasks[:2]] == ["POISON", "CREATED"]
-
-
-def test_an_answer_says_how_many_changed_and_how_many_were_skipped(op: Client) -> None:
-    for verb, answer in {
-        "reprocess": "1 task reprocessed",
-        "mark_poison": "1 task marked as poison",
-        "unpoison": "1 task taken back to ERROR",
-        "housekeep": "3 tasks housekept",
-    }.items():
-        response = confirm(op, verb, [make_task(status) for status in Status])
-        (said,) = messages_of(response)
-        assert said.startswith(f"{answer}, {5 - len(BY_VERB[verb].sources)} skipped (")
-        assert response.headers["Location"] == TASKS
-        op.get(TASKS)  # shows the message, which the next answer would repeat
-    assert messages_of(confirm(op, "reprocess", [make_task(Status.ERROR)])) == ["1 task reprocessed."]
 
 
 def test_all_that_match_become_a_bulk_operation(op: Client) -> None:

@@ -5,10 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.test import Client
 
 from django_dbtaskqueue.core.json import tail_bytes
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.management.commands.taskqueue import TOO_SLOW_CODE
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Queue, Task, TemporaryTask
 from django_dbtaskqueue.models.control import IN_EFFECT
 from tests.factories import QUEUE, make_task
@@ -148,13 +150,6 @@ def test_queues_and_their_pauses() -> None:
     assert post(ada, f"queues/{QUEUE}/pause", until="2099-01-01T00:00").json() == {"paused": 1}
 
 
-def test_ids_are_acted_on_at_once_and_each_that_is_not_has_its_reason() -> None:
-    failed, done = make_task(Status.ERROR), make_task(Status.COMPLETED)
-    answer = post(client("reprocess_task"), "tasks/reprocess/ids", ids=[failed.pk, done.pk, 987654321]).json()
-    skips = {"in COMPLETED, not in ERROR": [done.pk], "there is no such task": [987654321]}
-    assert answer == {"changed": 1, "skipped": 2, "skips": skips}
-
-
 def test_a_search_is_previewed_then_ordered_watched_and_cancelled() -> None:
     make_task(Status.ERROR)
     make_task(Status.COMPLETED)
@@ -235,8 +230,10 @@ def test_a_search_that_takes_too_long_says_how_to_narrow_it(settings: Any) -> No
     ada = client("view_task")
     with held(lambda: sql("LOCK TABLE dbtaskqueue_task")):
         answer = ada.get("/api/tasks")
+        with pytest.raises(CommandError, match="Narrow the search") as error:
+            command("list")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
-    assert "Narrow the search" in answer.json()["error"]
+    assert "Narrow the search" in answer.json()["error"] and error.value.returncode == TOO_SLOW_CODE
 
 
 def test_a_table_of_its_own_has_a_view_permission_of_its_own(settings: Any) -> None:

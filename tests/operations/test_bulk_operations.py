@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, held, refused, sql, user
 from tests.operations.site import work as run
-from tests.poller.processes import runtaskpoller
 from tests.support import PATIENCE, at_once, blocked, until
 
 
@@ -261,18 +260,6 @@ def test_a_killed_process_leaves_nothing_of_its_chunk(postgres_process_database:
     assert Task.objects.filter(status="ERROR").count() == 3
     run()
     assert (of(operation).changed, AuditEntry.objects.get().changed) == (3, 3)
-
-
-def test_real_pollers_carry_it_out_and_process_the_tasks(postgres_process_database: ProcessDatabase) -> None:
-    failures(5, queue="work", payload={"do": "ok"})
-    operation = bulk.start("reprocess", "status:ERROR queue:work", None, "mended")
-    with ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(runtaskpoller(postgres_process_database, "--queue", "work"))
-        until(lambda: Task.objects.filter(status="COMPLETED").count() == 5)
-        until(lambda: of(operation).state == FINISHED)
-    assert (operation.changed, operation.skipped) == (5, 0)
-    assert set(Task.objects.values_list("attempt", flat=True)) == {1}, "each with a new budget, taken once"
 
 
 def free() -> bool:

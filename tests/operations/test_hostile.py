@@ -24,7 +24,7 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, parse
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN, TASKS, failure_group, post, refused, sql, text
+from tests.operations.site import ADMIN, TASKS, failure_group, post, refused, text
 
 SOAK = [pytest.param(number, 1000, marks=pytest.mark.soak) for number in range(1, 21)]
 LISTS = [f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES]
@@ -172,14 +172,6 @@ def test_ids_are_those_of_the_queue_that_is_named(browser: Client) -> None:
     answer = post(browser, "tasks/delete/ids", ids=[task.pk], queue=QUEUE, reason="why")
     assert answer.json() == {"changed": 0, "skipped": 1, "skips": {"there is no such task": [task.pk]}}
     assert Task.objects.filter(pk=task.pk).exists()
-
-
-def test_a_row_that_python_cannot_read_still_has_a_page(browser: Client) -> None:
-    task = make_task(Status.ERROR, reference="unreadable")
-    for payload in ("[" * 2500 + "]" * 2500, "1" * 6000):
-        sql("UPDATE dbtaskqueue_task SET payload = %s::jsonb WHERE id = %s", [payload, task.pk])
-        for address in (f"{TASKS}{task.pk}/change/", f"/api/tasks/{task.pk}"):
-            assert "unreadable" in text(browser.get(address))
 
 
 def test_saved_searches_of_one_user_hide_none_of_anothers(browser: Client) -> None:

@@ -151,7 +151,7 @@ PAGES = [
 
 
 def test_no_page_reads_the_task_table_to_its_end(op: Client) -> None:
-    """Every count has a bound inside, nothing is skipped by OFFSET, no name is found by DISTINCT."""
+    """Every count has a bound inside, nothing is skipped by OFFSET or found by DISTINCT, no payload is read."""
     tasks(3)
     Queue.objects.create(name=QUEUE)
     unbound = re.compile(r"\bOFFSET\b|\bDISTINCT\b|\bcount\(\*\)(?:(?!\bLIMIT\b).)*$", re.IGNORECASE | re.DOTALL)
@@ -160,7 +160,7 @@ def test_no_page_reads_the_task_table_to_its_end(op: Client) -> None:
         with CaptureQueriesContext(connection) as queries:
             text(op.get(page))
         about = [query["sql"] for query in queries if Task._meta.db_table + '"' in query["sql"]]
-        wrong += [(page, statement) for statement in about if unbound.search(statement)]
+        wrong += [(page, one) for one in about if unbound.search(one) or '"payload"' in one.split(" FROM ")[0]]
         wrong += [(page, len(queries))] if len(queries) >= 90 else []
     assert wrong == []
 

@@ -191,11 +191,6 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
     assert len(staff("view_task", name="blind").get(TASKS, {"q": "payload.card:4242"}).context["slice"].rows) == 0
 
 
-def test_secrets_are_masked_for_everybody(op: Client, secret_pages: list[str]) -> None:
-    for page in (TASKS, *secret_pages):
-        assert "hunter2" not in text(op.get(page)), page
-
-
 def test_a_search_can_be_kept_under_a_name_and_shared_or_says_why_not(op: Client) -> None:
     url = f"{TASKS}?q=queue:letters"
     op.post(url, {"save_view": "1", "view_name": "Letters", "view_shared": "1"})
@@ -246,9 +241,11 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
     assert (rows["lease"].value, rows["lease"].source) == ("2m", "the project's settings")
     assert rows["batch_size"].source == "built in"
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"})
+    assert LogEntry.objects.count() == 1
     rows = {one.name: one for one in op.get(page).context["settings"]}
     assert (rows["lease"].value, rows["lease"].source) == ("5m", "changed here, while running")
-    assert AuditEntry.objects.get().reason == "slow partner"
+    entry = AuditEntry.objects.get()
+    assert (entry.reason, entry.details) == ("slow partner", {"before": {}, "after": {"lease": "PT5M"}})
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": ""})
     for name, value in (("lease", "soon"), ("batch_size", "0"), ("database", "other"), ("x", "1")):
         response = op.post(QUEUES, {"queue": QUEUE, "set": name, "value": value}, follow=True)

@@ -20,13 +20,12 @@ from django_dbtaskqueue.conf.settings import declare, declared, redeclare
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.management import changes, reading
 from django_dbtaskqueue.management.commands import taskqueue
-from django_dbtaskqueue.management.output import printable
 from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.search.query import select
 from tests.factories import QUEUE, age, make_task
-from tests.operations.site import attempt, command, data, failure_group, held, sql
+from tests.operations.site import attempt, command, data, failure_group, sql
 
 COMMANDS = Path(__file__).parents[2] / "docs/reference/commands.md"
 
@@ -326,13 +325,6 @@ def test_exit_codes(settings: Any) -> None:
     assert code_of("status") == taskqueue.SETTINGS_CODE
 
 
-@pytest.mark.django_db(transaction=True)
-def test_a_search_that_takes_too_long_is_given_up(settings: Any) -> None:
-    settings.DBTASKQUEUE |= {"OPERATIONS_TIMEOUT": timedelta(milliseconds=100)}
-    with held(lambda: sql("LOCK TABLE dbtaskqueue_task")):
-        assert code_of("list", "--filter", "status:ERROR") == taskqueue.TOO_SLOW_CODE
-
-
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
     def plan() -> str:
@@ -380,11 +372,6 @@ def test_every_subcommand_and_option_is_documented() -> None:
     assert [option for option in options - common if f"`{option}" not in text] == []
     ends = (taskqueue.REFUSED_CODE, taskqueue.USAGE_ERROR_CODE, taskqueue.SETTINGS_CODE, taskqueue.TOO_SLOW_CODE)
     assert [code for code in (0, *ends) if f"\n| {code} |" not in text] == []
-
-
-def test_control_signs_of_a_row_do_not_command_the_terminal() -> None:
-    assert printable("a\x1b[2Jb\nç") == "a\\x1b[2Jb\\nç"
-    assert printable("≈\u202f19,667") == "≈\u202f19,667"
 
 
 PAYLOAD = {"email": "zoe@exmaple.org", "card_token": "tok_4242", "tries": [1, {"password": "x"}]}

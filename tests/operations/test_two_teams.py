@@ -181,6 +181,7 @@ def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
     assert status["pollers"] == 3
     assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
     assert len(browser.get("/api/operations").json()["operations"]) == 2
+    assert [one["failed"]["7d"] for one in browser.get("/api/failures").json()["failures"]] == [3]
     seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{other(name)[0]}ref").json()
     assert (seen["selected"]["count"], seen["would_change"]["count"]) == (2, 1)
     # A wrong target and a stuck poller name no queue of others.

@@ -12,7 +12,7 @@ from django.test import Client
 
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task, TaskChange
+from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS
@@ -44,7 +44,8 @@ def rows(alias: str = "default") -> list[dict[str, Any]]:
 UNDOABLE = [name for name, verb in BULK_VERBS.items() if verb.undoable]
 
 
-def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: str) -> None:
+def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
     wrong: list[Any] = []
     for verb in UNDOABLE:
@@ -142,20 +143,6 @@ def test_it_is_undone_on_the_command_line_and_by_the_api_by_those_who_may(op: Cl
     run()
     assert Task.objects.get(pk=task.pk).status == "ERROR"
     refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
-
-
-def test_an_undo_that_was_killed_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 1)
-    for _ in range(3):
-        make_task(Status.ERROR)
-    operation = done("reprocess")
-    assert TaskChange.objects.count() == 3
-    back = bulk.put_back(operation.pk, None)
-    bulk.turn("default")
-    back.refresh_from_db()
-    assert back.changed == 1 and 0 < back.progress < 1
-    run()
-    assert set(Task.objects.values_list("status", flat=True)) == {"ERROR"}
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, IntegrityError, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
@@ -160,18 +159,6 @@ def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) ->
     make_task(Status.ERROR)
     refused("is a bulk operation", act, Task.objects.all(), ActionRequest(REPROCESS), Actor())
     assert not AuditEntry.objects.exists()
-
-
-def test_settings_are_changed_one_by_one_and_the_difference_is_recorded(ada: Actor) -> None:
-    changed = queue_control.change_settings(QUEUE, {"batch_size": 7, "lease": "2m"}, ada, reason="slow")
-    assert changed == {"batch_size": 7, "lease": "PT2M"}
-    assert overrides.queue_settings(QUEUE, "default").batch_size == 7
-    assert queue_control.change_settings(QUEUE, {}, ada, reset=["batch_size"]) == {"lease": "PT2M"}
-    first, second = AuditEntry.objects.order_by("pk")
-    assert (first.reason, first.details["before"], second.details["after"]) == ("slow", {}, {"lease": "PT2M"})
-    assert LogEntry.objects.count() == 2
-    queue_control.change_settings(QUEUE, {"concurrency": None}, ada)
-    assert Queue.objects.get().overrides == {"lease": "PT2M", "concurrency": None}, "none is a value, too"
 
 
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: Actor) -> None:
