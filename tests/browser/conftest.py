@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
 from tests.forks import Fork, ForkServer, fork_server
 from tests.patience import PATIENCE
+from tests.pgbouncer import answers
 from tests.support import until
 
 PATIENCE_MS = 1000 * PATIENCE  # the browser waits for anything
@@ -124,15 +124,9 @@ def expect(locator: Any) -> Any:
 
 
 def _served(run: Callable[..., Fork]) -> str:
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
+    address = f"127.0.0.1:{port}"
     server = run("runserver", "--noreload", "--insecure", address)
-    until(lambda: server.code is not None or _answers(address))
+    until(lambda: server.code is not None or answers(port))
     assert server.code is None, server.log
     return f"http://{address}"
-
-
-def _answers(address: str) -> bool:
-    with suppress(OSError), closing(http.client.HTTPConnection(address, timeout=PATIENCE)) as connection:
-        connection.request("GET", "/admin/login/")
-        return connection.getresponse().status == 200
-    return False
