@@ -46,33 +46,25 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
     edited = None
     if verb.name == "edit":
         edited = difference(masked(tasks[0].payload), masked(same_rows(tasks).values_list("payload", flat=True)[0]))
-    TaskChange.objects.using(entry._state.db).create(
-        audit=entry,
-        operation_id=entry.operation_id,
-        location=tasks[0]._meta.label_lower,
-        task_ids=[task.pk for task in tasks],
-        first_task_id=min(task.pk for task in tasks),
-        last_task_id=max(task.pk for task in tasks),
+    _about(
+        entry,
+        tasks[0]._meta.label_lower,
+        [task.pk for task in tasks],
         before={name: _packed(tasks, name) for name in RESTORED} if verb.undoable else None,
         after_time=same_rows(tasks).values_list("last_update_time", flat=True)[0],
         difference=edited,
-    )
+    ).save(using=entry._state.db)
 
 
 def record_skips(entry: AuditEntry, location: str, skips: Mapping[str, list[int]]) -> None:
     """Record the tasks that a step of a bulk operation left as they were, by reason."""
-    TaskChange.objects.using(entry._state.db).bulk_create(
-        TaskChange(
-            audit=entry,
-            operation_id=entry.operation_id,
-            location=location,
-            task_ids=ids,
-            first_task_id=min(ids),
-            last_task_id=max(ids),
-            skip_reason=reason[:500],
-        )
-        for reason, ids in skips.items()
-    )
+    rows = [_about(entry, location, ids, skip_reason=reason[:500]) for reason, ids in skips.items()]
+    TaskChange.objects.using(entry._state.db).bulk_create(rows)
+
+
+def _about(entry: AuditEntry, location: str, ids: list[int], **columns: Any) -> TaskChange:
+    span = {"first_task_id": min(ids), "last_task_id": max(ids), "task_ids": ids}
+    return TaskChange(audit=entry, operation_id=entry.operation_id, location=location, **span, **columns)
 
 
 def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
