@@ -86,7 +86,7 @@ def void_signals(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> N
     _steps_of(model, alias, ids).filter(kind__in=(RECEIVED, SENT))._raw_delete(alias)
 
 
-def _steps_of(model: type[AbstractTask], alias: str, ids: Iterable[Any]) -> QuerySet[Step]:
+def _steps_of(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> QuerySet[Step]:
     return Step._base_manager.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)
 
 

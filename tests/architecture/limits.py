@@ -6,9 +6,10 @@ A limit may only fall, but for new functions: then the commit that raises it say
 LIMITS: dict[str, int] = {
     # With COPY, settings from the command line, the index of groups, days that reports keep, cursors that are kept,
     # wake-ups that callers send, small lakes, a cancel while a call starts
-    "lines": 50_057,
+    "lines": 49_973,
     # One for arrivals, two for events of finished tasks, three for days that reports keep, one for kept cursors
     "files": 237,
+    "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 400,
     "file names twice": 0,
