@@ -1,4 +1,4 @@
-"""Migrations that a next release could bring: one that pollers do not notice, and some that stop them."""
+"""Migrations that a next release could bring: one that pollers do not notice, and one that stops them."""
 
 HEAD = """\
 from django.contrib.postgres.operations import AddConstraintNotValid, AddIndexConcurrently, ValidateConstraint
@@ -17,11 +17,6 @@ SAFE = f"""{HEAD}
         AddIndexConcurrently("task", models.Index(fields=["planted"], condition=Q(status="ERROR"), name="planted_ix")),
         AddConstraintNotValid("task", models.CheckConstraint(condition=Q(planted__gte=0), name="planted_positive")),
         ValidateConstraint("task", name="planted_positive"),
-    ]
-"""
-# An older producer does not know the column.
-STOPS_PRODUCERS = f"""{HEAD}
-        migrations.AddField("task", "planted", models.IntegerField(default=1)),
     ]
 """
 # An older poller does not fill the column when it settles.
