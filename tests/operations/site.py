@@ -21,6 +21,7 @@ from django.test import Client
 from django.urls import include, path
 
 from django_dbtaskqueue.admin import ADMIN_CLASSES
+from django_dbtaskqueue.api.prometheus import metrics
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations import bulk
@@ -28,6 +29,7 @@ from tests.factories import QUEUE
 from tests.support import PATIENCE, actors
 
 urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
+urlpatterns.append(path("metrics", metrics))
 ADMIN = "/admin/dbtaskqueue/"
 TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
 ADDRESSES_OF_A_SHAPE = 3  # that are followed: links of one form with other numbers, names and values

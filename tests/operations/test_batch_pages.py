@@ -8,7 +8,6 @@ from django.test import Client
 
 from django_dbtaskqueue import Workflow, batch, enqueue
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.states import ERROR
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.models import AuditEntry, Batch, Task
 from django_dbtaskqueue.operations import related_tasks
@@ -82,13 +81,10 @@ def test_a_batch_of_one_task_is_told_in_the_singular_and_an_empty_one_without_a_
 
 def test_retry_and_cancel_all(op: Client) -> None:
     with batch("import") as b:
-        parent = enqueue("parcels")
-        child = enqueue("letters", after=parent, on_parent_failure="cancel")
+        enqueue("letters", after=enqueue("parcels"), on_parent_failure="cancel")
     take().fail("broken")
-    assert Task.objects.get(pk=parent.pk).status == ERROR
     act(op, "retry_batch", b.id)
     assert {row.status for row in Task.objects.all()} == {"CREATED"}
-    assert Task.objects.get(pk=child.pk).parked_by == "parents"
     act(op, "cancel_batch", b.id)
     assert {row.status for row in Task.objects.all()} == {"POISON"}
     entries = list(AuditEntry.objects.order_by("pk").values_list("verb", "changed"))

@@ -16,10 +16,8 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
 from django.db.models.functions import Now
 from django.test import Client
-from django.urls import path
 
 from django_dbtaskqueue import batch, enqueue, processor, signal, signals
-from django_dbtaskqueue.api.prometheus import metrics
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.contrib import otel, sentry
 from django_dbtaskqueue.core.lease import Lease
@@ -31,10 +29,8 @@ from django_dbtaskqueue.testing import drain
 from tests.contrib.test_otel import Site
 from tests.contrib.test_sentry import Sent
 from tests.factories import QUEUE, make_task
-from tests.operations import site
 from tests.operations.site import TASKS, command, crawled, failure_group, logged_in, post, sql, work
 
-urlpatterns = [*site.urlpatterns, path("metrics", metrics)]
 SECRET = "c4n4ry"
 SAID = f"password={SECRET} was refused"
 HELD: dict[str, Any] = {
@@ -65,7 +61,6 @@ def process(task: Lease) -> Any:
 @pytest.fixture
 def sent(settings: Any, taskqueue_registry: None, caplog: Any) -> Iterator[Callable[[], str]]:
     """What leaves the process by itself: call it."""
-    settings.ROOT_URLCONF = __name__
     settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {"max_attempts": 1, "log_level": "INFO"}}}
     spans, events = Site(), Sent()
     otel.instrument(spans.traces, spans.meters)

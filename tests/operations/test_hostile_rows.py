@@ -7,7 +7,6 @@ import io
 import re
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -19,11 +18,9 @@ from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, models, transaction
 from django.db.models.functions import Now
 from django.test import Client
-from django.urls import path
 
 from django_dbtaskqueue import enqueue, processor
 from django_dbtaskqueue.admin import ADMIN_CLASSES
-from django_dbtaskqueue.api.prometheus import metrics
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, Limit, Poller, Queue, Schedule, Task
 from django_dbtaskqueue.models.tasks import TaskColumns
@@ -31,11 +28,9 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations import site
 from tests.operations.site import ADMIN
-from tests.support import until
+from tests.support import taken_back, until
 
-urlpatterns = [*site.urlpatterns, path("metrics", metrics)]
 Column = Any
 DEEP, LONG = "[" * 2500 + "]" * 2500, "1" * 6000
 VALUES: dict[type[Column], list[Any]] = {
@@ -181,7 +176,6 @@ def said(error: BaseException) -> str:
 
 @pytest.fixture
 def browser(process_database: ProcessDatabase, settings: Any) -> Client:
-    settings.ROOT_URLCONF = __name__
     settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}}, "OPERATIONS_TIMEOUT": "20s"}
     make_task(Status.ERROR, payload={"a": 1}, process_result="no", fingerprint="f" * 40, reference="honest")
     Queue.objects.create(name=QUEUE)
@@ -191,24 +185,17 @@ def browser(process_database: ProcessDatabase, settings: Any) -> Client:
     return client
 
 
-@contextmanager
-def taken_back(undo: bool) -> Iterator[None]:
-    with transaction.atomic():
-        yield
-        transaction.set_rollback(undo)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("each", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["together", "by column"])
 def test_no_row_breaks_a_page_an_answer_or_a_command(browser: Client, each: bool) -> None:
     faults: dict[str, str] = {}
     groups = hostile_rows(each)
     while True:
-        with taken_back(each):
+        with taken_back() if each else transaction.atomic():
             if (rows := next(groups, None)) is None:
                 break
             for question, where in questions(rows):
-                with taken_back(True):
+                with taken_back():
                     if fault := fault_of(browser, question):
                         faults.setdefault(re.sub(r"\d+|'[^']*'", "N", fault), f"{fault} <- {where or rows[0][1]}")
     assert not faults, "\n".join(faults.values())

@@ -8,7 +8,6 @@ wrong.
 import hashlib
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from html import unescape
@@ -18,7 +17,6 @@ import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import AnonymousUser, Permission, User
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
@@ -32,7 +30,7 @@ from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, work
-from tests.support import minute_counts
+from tests.support import minute_counts, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 TOKEN, WHY, DAY = "a-token", "why", timedelta(days=1)
@@ -276,14 +274,6 @@ def deny_the_denied(user: Any, verb: str, queue: str) -> bool:
     return not user.username.startswith("all, not on")
 
 
-@contextmanager
-def taken_back(alias: str = "default") -> Iterator[None]:
-    with transaction.atomic(), transaction.atomic(using=alias):
-        yield
-        for each in {"default", alias}:
-            transaction.set_rollback(True, using=each)
-
-
 def with_token(users: list[User], settings: Any) -> None:
     tokens = {user.username: hashlib.sha256(f"{TOKEN}{user.pk}".encode()).hexdigest() for user in users}
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API_TOKENS": tokens}
@@ -324,7 +314,7 @@ def test_a_verb_does_the_same_by_every_road(road: str, alias: str, settings: Any
         expected: dict[int, Any] = {task.pk: TARGETS[verb].get(task.status, NO_CHANGE) for task in tasks}
         number = sum(status is not NO_CHANGE for status in expected.values())
         one_by_one = [[task] for task in tasks] if verb == "edit" else [tasks]
-        with taken_back(alias):
+        with taken_back(), taken_back(alias):
             asked = [way.asked(user, verb, chosen) for chosen in one_by_one] if way.asked else [number]
             if dict(rows(tasks + others).values_list("pk", "status")) != {pk: before[pk]["status"] for pk in before}:
                 wrong.append((verb, "the question changes tasks"))

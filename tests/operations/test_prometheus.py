@@ -11,13 +11,12 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import path
 from django.utils import timezone
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from django_dbtaskqueue import enqueue_many, queue
-from django_dbtaskqueue.api.prometheus import exposition, metrics
+from django_dbtaskqueue.api.prometheus import exposition
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS, Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Schedule
@@ -26,7 +25,6 @@ from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, client, logged_in, text, user
 from tests.operations.test_api import BEARER, DIGEST
 
-urlpatterns = [path("metrics", metrics)]
 VIEWS = "view_queue", "view_schedule"
 LABELS = "schedule", "queue", "database", "limit", "status", "outcome", "percentile", "le"  # in the order of our keys
 Samples = dict[tuple[str, ...], float]
@@ -35,7 +33,6 @@ Samples = dict[tuple[str, ...], float]
 @pytest.fixture(autouse=True)
 def _queues(settings: Any) -> None:
     limits = {"max_running": 2, "rate": "9/h", "burst": 9}
-    settings.ROOT_URLCONF = __name__
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}, "calls": limits}, "API_TOKENS": {"robot": DIGEST}}
 
 

@@ -17,6 +17,7 @@ from django_dbtaskqueue.db.standby import STANDBY_RETRY_S
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
+from tests.operations import site
 from tests.operations.site import ADMIN, post, text
 
 NAMES = "task overview queue poller failuregroup auditentry batch schedule bulkoperation taskhistory doctor"
@@ -45,10 +46,7 @@ def client(postgres_process_database: ProcessDatabase) -> Client:
 
 
 def logged_in() -> Client:
-    User.objects.create_superuser("ada", password="secret")
-    found = Client()
-    assert found.login(username="ada", password="secret")
-    return found
+    return site.logged_in(User.objects.create_superuser("ada"))
 
 
 @contextmanager
