@@ -284,7 +284,7 @@ PAST = timedelta(minutes=-5)
 
 def acts(verb: TaskVerb) -> int:
     ids = list(Task.objects.values_list("pk", flat=True))
-    return actions.act_on_ids(Task, "default", ids, ActionRequest(verb, "test"), Operator()).changed
+    return actions.act_on_ids(Task.objects.all(), ids, ActionRequest(verb, "test"), Operator()).changed
 
 
 def lock_group() -> None:

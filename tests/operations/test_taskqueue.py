@@ -24,6 +24,7 @@ from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, Polle
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.search.query import select
+from tests.docs.pages import FROM_CODE
 from tests.factories import QUEUE, age, make_task
 from tests.operations.site import attempt, command, data, failure_group, sql
 
@@ -361,7 +362,7 @@ def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
 
 
 def test_every_subcommand_and_option_is_documented() -> None:
-    text = COMMANDS.read_text().split("\n## taskqueue\n", 1)[1].split("\n## ", 1)[0]
+    text = FROM_CODE["fill"](COMMANDS.read_text()).split("\n## taskqueue\n", 1)[1].split("\n## ", 1)[0]
     parser = taskqueue.Command().create_parser("manage.py", "taskqueue")
     (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     assert [name for name in commands.choices if f"`{name}" not in text] == []
