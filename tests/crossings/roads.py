@@ -20,7 +20,9 @@ def command(*options: str) -> Road:
 
     @contextmanager
     def road(database: ProcessDatabase) -> Iterator[None]:
-        with runtaskpoller(database, "--queue", ",".join(FEATURES), "--tag", "gpu", *options) as poller:
+        # One checkout takes no more than there are free threads; tasks of other queues may still have theirs.
+        threads = ("--threads", "64") if "--once" in options else ()
+        with runtaskpoller(database, "--queue", ",".join(FEATURES), "--tag", "gpu", *options, *threads) as poller:
             if "--once" in options:
                 poller.ended()
             yield
