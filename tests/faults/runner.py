@@ -392,9 +392,21 @@ class Run:
         shown = [values for tasks in left for values in tasks.order_by("pk").values_list(*names)[:SHOWN]]
         return [str(values) for values in (*shown, *Poller.objects.values_list("instance", "state", "heartbeat_time"))]
 
+    @staticmethod
+    def _holds(condition: Callable[[], bool]) -> bool:
+        """Whether a condition holds. It does not as long as the database is away, as after the last restart."""
+        from django.db import connections
+        from django.db.utils import Error
+
+        try:
+            return condition()
+        except Error:
+            connections.close_all()
+            return False
+
     def _until(self, condition: Callable[[], bool], seconds: float, what: str) -> bool:
         deadline = time.monotonic() + seconds
-        while not condition():
+        while not self._holds(condition):
             if time.monotonic() > deadline:
                 logs = "\n".join(f"--- {poller.name}\n{poller.tail(1500)}" for poller in self.pollers)
                 self.problems.append(f"{what} did not come within {seconds:.0f} s")
