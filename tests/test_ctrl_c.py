@@ -19,7 +19,7 @@ from tests.patience import PATIENCE
 from tests.support import eventually, until
 
 NAME = "DBTASKQUEUE_TEST_RUN"  # in the environment of all that the run starts
-SUITES = ["tests/chaos/test_stop.py", "tests/pipeline/spark", "tests/browser/test_road.py", "tests/poller"]
+SUITES = ["tests/chaos/test_kill.py", "tests/pipeline/spark", "tests/browser/test_road.py", "tests/poller"]
 STARTED = ["bin/postgres", "bin/java", "manage.py runtaskpoller"]
 
 
