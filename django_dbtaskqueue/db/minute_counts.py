@@ -147,14 +147,14 @@ LEVELS = {OUTCOME: UP_TO_HOURS, FAILURE: UP_TO_HOURS, CALL: UP_TO_DAYS, DELETION
 _pauses = Pauses[tuple[str, str, int, datetime]](*FAILED_SPAN_S, beyond=OperationalError)
 
 
-def roll_up(session: Session) -> int:
-    """Roll up what is due on one database; return how many rows went.
+def roll_up(session: Session, kinds: Iterable[str] = LEVELS) -> int:
+    """Roll up what is due of these kinds on one database; return how many rows went.
 
     Passes over rows that another process is rolling up, so it never waits, and nothing is counted twice.
     """
     gone = 0
-    for kind, levels in LEVELS.items():
-        for level in levels:
+    for kind in kinds:
+        for level in LEVELS[kind]:
             for start in _crowded(session, kind, level):
                 span = session.connection.alias, kind, level.seconds, start
                 if span not in _pauses.resting():

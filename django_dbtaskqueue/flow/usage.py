@@ -153,7 +153,7 @@ class UsageCounter(MinuteCounter[int]):
             self.store(Session.on(alias))
             if clock.monotonic() >= self._next_roll_up:
                 self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S
-                roll_up(Session.on(alias))
+                roll_up(Session.on(alias), [CALL])  # the others are those of pollers
         except Exception as error:
             logger.debug("Usage counts of %s not stored, trying again later: %s", alias, error)
         finally:
