@@ -148,6 +148,7 @@ def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "a,b\n": ({"seb": ";"}, r"csv has no option 'seb'\. Did you mean 'sep'"),
     "a,a\n": ({}, "two columns of one name: a, a"),
+    "a,_row\n": ({}, "a column _row, a name of the loader's own"),
     "_c0,b,\n": ({"header": "false", "sep": ";;"}, "must be a 1-character string"),
     "a\n": ({"encoding": "utf-9"}, "unknown encoding"),
     "": ({}, "is no csv that can be read"),

@@ -82,7 +82,8 @@ class Files:
         if json_payload.clean_text(text := "".join(names)) != text:
             raise JobOptionError("--input", f"{self.names[0]} {NOT_DECODED.format(self.options['encoding'])}")
         if len({*names} - {ROW}) < len(names):
-            raise JobOptionError("--input", f"{self.names[0]} has two columns of one name: {', '.join(names)}")
+            reason = f"a column {ROW}, a name of the loader's own" if ROW in names else "two columns of one name"
+            raise JobOptionError("--input", f"{self.names[0]} has {reason}: {', '.join(names)}")
         return names
 
     def _named(self, first: Sequence[str]) -> tuple[str, ...]:
@@ -157,11 +158,8 @@ class Files:
             for number, line in enumerate(lines, 1):
                 if text := line.strip():
                     try:
-                        reason = (
-                            ""
-                            if isinstance(json_payload.loads(text), dict)
-                            else "is not a JSON object. Write one in each line"
-                        )
+                        is_object = isinstance(json_payload.loads(text), dict)
+                        reason = "" if is_object else "is not a JSON object. Write one in each line"
                     except PayloadError as error:
                         reason = error.reason
                     yield number, text, text, reason
