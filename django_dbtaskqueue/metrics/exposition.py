@@ -17,7 +17,7 @@ from django_dbtaskqueue.metrics import upper
 
 if TYPE_CHECKING:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-    from prometheus_client.registry import Collector
+    from prometheus_client.registry import Collector as Foreign
 
     Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 
@@ -131,7 +131,7 @@ class Exposition:
         yield from self._families.values()
 
 
-def text_of(collectors: Iterable[Collector | Exposition], accept: str) -> tuple[bytes, str]:
+def text_of(collectors: Iterable[Foreign | Exposition], accept: str) -> tuple[bytes, str]:
     """Return the text of some collectors, and its content type: OpenMetrics for a client that asks for it."""
     client()
     from prometheus_client import CollectorRegistry

@@ -59,9 +59,9 @@ class Export:
     def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
         """Write the rows of each day into one file. Raises LakeError for a file that does not read the same back."""
         rows = rows.sort_by([(PARTITION, "ascending"), ("queue_name", "ascending"), ("id", "ascending")])
-        for day in pc.unique(rows[PARTITION]):
-            part = rows.filter(pc.equal(rows[PARTITION], day)).drop_columns(PARTITION)
-            yield self.write_day(table, day.as_py().isoformat(), part, name)
+        for date in pc.unique(rows[PARTITION]):
+            part = rows.filter(pc.equal(rows[PARTITION], date)).drop_columns(PARTITION)
+            yield self.write_day(table, date.as_py().isoformat(), part, name)
 
     def write_day(self, table: str, day: str, rows: pa.Table, name: str) -> DataFile:
         """Write rows of one day into one file, as ``write`` does."""
@@ -290,7 +290,7 @@ def write_summaries(lake: Lake, keys: Mapping[str, str], batches: Iterable[pa.Re
     if not held:
         return
     rows = pa.Table.from_batches(held)
-    for day in pc.unique(rows[PARTITION]):
-        part = rows.filter(pc.equal(rows[PARTITION], day)).drop_columns(PARTITION).sort_by(SORTED)
-        name = day.as_py().isoformat()
+    for date in pc.unique(rows[PARTITION]):
+        part = rows.filter(pc.equal(rows[PARTITION], date)).drop_columns(PARTITION).sort_by(SORTED)
+        name = date.as_py().isoformat()
         yield from described([Export(lake, keys[name]).write_day(SUMMARY_TABLE, name, part, "0")])
