@@ -11,7 +11,7 @@ LIMITS: dict[str, int] = {
     "files": 237,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
-    "lines of the longest file": 400,
+    "lines of the longest file": 600,
     "file names twice": 0,
     "constant names twice": 0,
     "old names": 0,

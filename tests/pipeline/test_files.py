@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pyarrow import orc, parquet
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
-from django_dbtaskqueue.pipeline.source.checked_rows import Reject, Rules, stage
 from django_dbtaskqueue.pipeline.source.files import ROW, Files, found
+from django_dbtaskqueue.pipeline.source.staging import Reject, Rules, stage
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 CELLS = st.one_of(

@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import checked_rows, staging
+from django_dbtaskqueue.pipeline.source import staging
 from django_dbtaskqueue.pipeline.source.files import ROW
 from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 
@@ -28,14 +28,14 @@ NESTED = (types.StructType, types.ArrayType, types.MapType)
 PART_DDL = "part string"
 # Column -> (the types it may have, how to make one)
 ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
-    **dict.fromkeys(checked_rows.STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
-    **dict.fromkeys(checked_rows.JSONS, ((types.StringType, *NESTED), "to_json(col)")),
+    **dict.fromkeys(staging.STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
+    **dict.fromkeys(staging.JSONS, ((types.StringType, *NESTED), "to_json(col)")),
     **dict.fromkeys(
-        checked_rows.STAGED_DURATIONS,
+        staging.STAGED_DURATIONS,
         ((types.DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
     ),
     **dict.fromkeys(
-        checked_rows.WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')
+        staging.WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')
     ),
     "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
 }
@@ -75,7 +75,7 @@ def write_tasks(
     write would do.
     """
     check_schema(df.schema, queue)
-    rules = checked_rows.Rules(
+    rules = staging.Rules(
         queue=queue,
         queues=None if queues is None else frozenset(queues),
         require_reference=require_reference,
@@ -96,7 +96,7 @@ def write_tasks(
 
 
 def _plan(
-    database: Database, columns: Iterable[str], rules: checked_rows.Rules, *,
+    database: Database, columns: Iterable[str], rules: staging.Rules, *,
     on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
 ) -> staging.Plan:  # fmt: skip
     """Return the plan of a write, and make its staging table."""
@@ -120,12 +120,12 @@ def _plan(
 def check_schema(schema: types.StructType, queue: str | None) -> None:
     """Refuse columns that are unknown or of a wrong type, and rows without a queue."""
     for field in (one for one in schema if one.name != ROW):
-        if field.name not in checked_rows.COLUMNS:
-            arguments = {column: name for name, column in checked_rows.COLUMNS.items()}
-            near = near_match(arguments.get(field.name, field.name), checked_rows.COLUMNS)
+        if field.name not in staging.COLUMNS:
+            arguments = {column: name for name, column in staging.COLUMNS.items()}
+            near = near_match(arguments.get(field.name, field.name), staging.COLUMNS)
             raise PipelineError(
                 f"The DataFrame has a column {field.name!r}, which is no argument of enqueue().{near} "
-                f"Known: {', '.join(checked_rows.COLUMNS)}. Put other values into the payload, "
+                f"Known: {', '.join(staging.COLUMNS)}. Put other values into the payload, "
                 f'as in struct("{field.name}").alias("payload"), or drop them.'
             )
         types, remedy = ACCEPTED[field.name]
@@ -145,7 +145,7 @@ def _fill_rows(plan: staging.Plan, batches: Iterable[pa.RecordBatch]) -> Iterato
 
 def _part(text: str) -> staging.Part:
     part = staging.Part(*json.loads(text))
-    return part._replace(rejects=[checked_rows.Reject(*values) for values in part.rejects])
+    return part._replace(rejects=[staging.Reject(*values) for values in part.rejects])
 
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> staging.Plan:
@@ -153,7 +153,7 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
     queue, once = options.get("queue"), options.get("once")
     check_schema(schema, queue)
     attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
-    rules = checked_rows.Rules(queue=queue, max_attempts=attempts, priority=priority)
+    rules = staging.Rules(queue=queue, max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
     return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
 
