@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow import dependencies
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
+from django_dbtaskqueue.pipeline.lake.export import Batches
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.kills import KILLED, killing

@@ -30,8 +30,15 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake
-from django_dbtaskqueue.pipeline.lake.archive_batches import Batch, Batches, TaskFilters
-from django_dbtaskqueue.pipeline.lake.export import MIN_SMALL_FILES, Export, SliceWriter, compact
+from django_dbtaskqueue.pipeline.lake.export import (
+    MIN_SMALL_FILES,
+    Batch,
+    Batches,
+    Export,
+    SliceWriter,
+    TaskFilters,
+    compact,
+)
 from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES

@@ -29,9 +29,8 @@ from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake
-from django_dbtaskqueue.pipeline.lake.archive_batches import Batches
 from django_dbtaskqueue.pipeline.lake.archive_job import Run, task_ids
-from django_dbtaskqueue.pipeline.lake.export import Export, remove_out_of_date
+from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
