@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 
-from django_dbtaskqueue.pipeline.reports.arrivals import HOURS_OF_WEEK, predict, wall_clock
+from django_dbtaskqueue.pipeline.reports.forecast import HOURS_OF_WEEK, predict, wall_clock
 
 MIN_WEEKS_BEFORE = 8  # the first weeks judged are the same with 4 and with 8 weeks of history
 

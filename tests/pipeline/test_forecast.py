@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline.reports import forecast as f
-from django_dbtaskqueue.pipeline.reports.arrivals import NAIVE, Prediction, models, predict
-from django_dbtaskqueue.pipeline.reports.forecast import Need, Service, Target, sentence
+from django_dbtaskqueue.pipeline.reports.forecast import (
+    NAIVE,
+    Need,
+    Prediction,
+    Service,
+    Target,
+    models,
+    predict,
+    sentence,
+)
 from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
 from tests.benchmarks.forecast import flights, judged
 from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
