@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.numbers import number, percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
-from django_dbtaskqueue.pipeline.reports import failures
+from django_dbtaskqueue.pipeline.reports import transforms
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
@@ -60,7 +60,7 @@ class Report(reports.ReportJob):
         kept = KeptDays(context, period, context.options["objective"])
         with (
             reports.read(context, "tasks", T.REPORT_COLUMNS, period, kept) as found,
-            reports.read(context, "attempts", failures.ATTEMPT_COLUMNS, period, kept) as failed,
+            reports.read(context, "attempts", transforms.ATTEMPT_COLUMNS, period, kept) as failed,
         ):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
@@ -103,9 +103,9 @@ def _computed(
             "backlog": T.backlog(hours),
             "budgets": T.error_budgets(by_queue, objectives),
             "noisy": T.noisy_queues(by_queue),
-            "retry_waste": failures.waste_of(kept.part("waste", rest), by_queue),
+            "retry_waste": transforms.waste_of(kept.part("waste", rest), by_queue),
             "failures": kept.part("failures", rest),
-            "never_succeeding": failures.never_succeeding_of(kept.part("kinds", rest)),
+            "never_succeeding": transforms.never_succeeding_of(kept.part("kinds", rest)),
         }
         found = _tables(context, plans)
         if not found["queues"].num_rows:

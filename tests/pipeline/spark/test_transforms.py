@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.pipeline.jobs import Objective
-from django_dbtaskqueue.pipeline.reports import failures
+from django_dbtaskqueue.pipeline.reports import transforms
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.schema import schema_of
 from tests.pipeline import histories
@@ -26,7 +26,7 @@ def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFra
         ("dbtaskqueue.task", 1, queue, MONDAY, MONDAY + timedelta(seconds=seconds), kind, message)
         for queue, seconds, kind, message in rows
     ]
-    return spark.createDataFrame(values, schema_of("attempt", failures.ATTEMPT_COLUMNS))
+    return spark.createDataFrame(values, schema_of("attempt", transforms.ATTEMPT_COLUMNS))
 
 
 OBJECTIVES = [Objective("*", 0.5), Objective("late", 0.9, timedelta(minutes=8)), Objective("spent", 1.0)]
@@ -169,7 +169,7 @@ SAME_KIND = [
 
 def test_what_differs_between_two_of_a_kind_is_left_out(spark: SparkSession) -> None:
     said = spark.createDataFrame(SAME_KIND, "one string, other string")
-    kinds = said.select(*(failures.normalised(said[name]).alias(name) for name in said.columns)).collect()
+    kinds = said.select(*(transforms.normalised(said[name]).alias(name) for name in said.columns)).collect()
     assert [row for row in kinds if row.one != row.other] == []
     assert len({row.one for row in kinds}) == len(SAME_KIND)
 
