@@ -115,7 +115,7 @@ except ImportError:
     pass
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
-    from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
+    from django_dbtaskqueue.pipeline.database import HISTORY, TASKS
     from django_dbtaskqueue.pipeline.source.task_reader import ACCEPTED
     from django_dbtaskqueue.pipeline.source.staging import COLUMNS
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.database import Database, schema_of
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from django_dbtaskqueue.pipeline.source.task_reader import Selection
 

@@ -22,8 +22,7 @@ from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
-from django_dbtaskqueue.pipeline.database import Database, Params
-from django_dbtaskqueue.pipeline.schema import arrow_schema
+from django_dbtaskqueue.pipeline.database import Database, Params, arrow_schema
 from django_dbtaskqueue.pipeline.source import staging
 from django_dbtaskqueue.pipeline.source.files import ROW
 
