@@ -22,10 +22,9 @@ from py4j import java_gateway
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
-from django_dbtaskqueue.pipeline import command_line, jobs
-from django_dbtaskqueue.pipeline.command_line import Face, perform
+from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Argument, Context
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Face, perform
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
 from tests.conftest import ProcessDatabase
@@ -72,7 +71,7 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     url = Argument("database_url", "the database", metavar="URL")
-    code = perform(words, Face("run", (url,), command_line.database_of_url, out, err))
+    code = perform(words, Face("run", (url,), jobs.database_of_url, out, err))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -122,12 +121,12 @@ def test_help_list_and_explain_do_nothing_else() -> None:
 
 def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame@db/shop")
-    found = command_line.database_of_url(None)
+    found = jobs.database_of_url(None)
     assert found is not None and found.conninfo["dbname"] == "shop"
     monkeypatch.delenv("DATABASE_URL")
-    assert command_line.database_of_url(None) is None
+    assert jobs.database_of_url(None) is None
     with pytest.raises(PipelineError, match="is not understood"):
-        command_line.database_of_url("mysql://db/x")
+        jobs.database_of_url("mysql://db/x")
 
 
 # -- manage.py ---------------------------------------------------------------------------------------------------------
