@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django.contrib.postgres.indexes import GinIndex
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError
+from django.core.management.base import CommandError, CommandParser
 from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
@@ -20,6 +20,7 @@ from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
+from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
 from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, BulkOperation, FailureGroup, Queue, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
@@ -31,6 +32,7 @@ from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
+from django_dbtaskqueue.operations.shards import MOVE_SHARD, move_shards, shard_documents
 from django_dbtaskqueue.operations.verb_inputs import VerbOptions
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS
 from django_dbtaskqueue.operations.visibility import check_there
@@ -320,3 +322,60 @@ def _given(options: Options) -> VerbOptions:
     """Return the options of the verb; ``argparse`` has read and checked each."""
     verb = ID_VERBS[options["verb"]]
     return replace(VerbOptions(), **{one.field: options[one.field] for one in verb.inputs})
+
+
+# -- shards ------------------------------------------------------------------------------------------------------------
+
+# ``taskqueue shards``: how a queue's tasks lie on its databases, and their move from one to another.
+
+MAX_IDS_PER_REASON = 10  # that the text names
+
+
+def add_arguments(one: CommandParser) -> None:
+    """Add the arguments of the subcommand."""
+    one.add_argument("what", choices=("show", "move"))
+    one.add_argument("queue")
+    text = "Move from this database, such as one that is not a shard any more. Repeat it for more. Default: all shards."
+    one.add_argument("--from", action="append", default=[], dest="sources", metavar="ALIAS", help=text)
+    text = "Move to this database. Default: to where an enqueue of the same task would put it now."
+    one.add_argument("--to", metavar="ALIAS", help=text)
+    text = "Move groups also to where they have tasks already. Those that come run after them."
+    one.add_argument("--behind", action="store_true", help=text)
+    one.add_argument("--reason", default="", help="Why, for the audit.")
+
+
+def run(output: Output, options: Options) -> int:
+    """Show the tasks of a queue on each of its databases, or move those that wait."""
+    queue, sources = options["queue"], options["sources"]
+    if options["what"] == "show":
+        return _shown(output, queue, sources)
+    move = ShardMove(queue, options["to"], behind=options["behind"])
+    if not output.ask(f"{MOVE_SHARD.effect} Move?"):
+        return 0
+    report = move_shards(move, Actor(), sources=sources, limit=options["limit"], reason=options["reason"])
+    number = sum(report.moved.values())
+    moved = [{"from": source, "to": target, "tasks": count} for (source, target), count in report.moved.items()]
+    output.data({"moved": moved, "refused": report.refused})
+    output.write(f"{MOVE_SHARD.done % {'number': number}}.")
+    _write_report(output, report)
+    return 0
+
+
+def _write_report(output: Output, report: Moved) -> None:
+    for (source, target), number in report.moved.items():
+        output.write(f"{number:,} from {source} to {target}")
+    for reason, names in report.refused.items():
+        more = ", …" if len(names) > MAX_IDS_PER_REASON else ""
+        output.write(f"{len(names):,} stay: {reason}: {', '.join(names[:MAX_IDS_PER_REASON])}{more}")
+
+
+def _shown(output: Output, queue: str, also: list[str]) -> int:
+    documents = shard_documents(queue, Actor(), also)
+    output.data(documents)
+    numbers = (*documents[0]["statuses"], "moving")
+    rows = [
+        (one["database"], "yes" if one["is_shard"] else "no", *one["statuses"].values(), one["moving"])
+        for one in documents
+    ]
+    output.table(("database", "polled", *numbers), rows, right=numbers)
+    return 0

@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, positive, reading, shard_commands, tokens
+from django_dbtaskqueue.management import changes, duration, positive, reading, tokens
 from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
@@ -68,8 +68,8 @@ class Command(BaseCommand):
         schedule = add("schedules", schedules_batches.run_schedules)
         schedules_batches.add_schedule_arguments(schedule)
         _add_yes(schedule)
-        shards = add("shards", shard_commands.run)
-        shard_commands.add_arguments(shards)
+        shards = add("shards", changes.run)
+        changes.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
         _add_yes(shards, "Do not ask. Required without a terminal.")
         batches = add("batches", schedules_batches.run_batches)
