@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import changes, duration, positive, reading, tokens
+from django_dbtaskqueue.management import changes, duration, positive, reading
 from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
@@ -177,14 +177,14 @@ def _add_change(parser: CommandParser) -> None:
 
 
 def _add_tokens(add: Callable[..., CommandParser]) -> None:
-    token = add("token", tokens.make)
+    token = add("token", changes.make)
     token.add_argument("user", help="Name of the user whose permissions the token has.")
     scopes = [name for name, _label in SCOPES]
     token.add_argument("--scope", choices=scopes, default=OPERATE_SCOPE, help="read: it changes nothing (operate).")
     token.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat for more.")
     token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
     token.add_argument("--note", default="", help="What it is for.")
-    ended = add("tokens", tokens.show)
+    ended = add("tokens", changes.show)
     for one in (token, ended):
         _add_yes(one)
     ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
