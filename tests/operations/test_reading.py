@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from django_dbtaskqueue.admin import list_pages, task_search
+from django_dbtaskqueue.admin import list_pages, task_pages
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Poller, Queue, Task
 from tests.architecture.source import REPOSITORY
@@ -86,7 +86,7 @@ def tabs_of(page: str) -> list[tuple[str, str, str, str]]:
 
 
 def test_the_tab_and_the_list_say_the_same_number(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_search, "MAX_ROWS_OF_TABS", 10)
+    monkeypatch.setattr(task_pages, "MAX_ROWS_OF_TABS", 10)
     Task.objects.bulk_create([Task(queue=QUEUE, reference=str(number)) for number in range(70)])
     sql("ANALYZE dbtaskqueue_task")
     for timeout in (timedelta(minutes=1), timedelta(milliseconds=1)):
