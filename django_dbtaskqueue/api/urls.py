@@ -9,7 +9,7 @@ from functools import wraps
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import path, re_path
 
-from django_dbtaskqueue.api import monitoring, views
+from django_dbtaskqueue.api import views
 from django_dbtaskqueue.api.auth import Entry, entry_of, not_found, opened, reply
 from django_dbtaskqueue.api.routing import (
     ANY_KIND,
@@ -77,10 +77,10 @@ STATE = Field("state", one_of(*(name for name, _label in STATES)), "a state", ""
 IDS = Field("ids", WHOLE_LIST_KIND, "ids of up to 1,000 tasks", required=True)
 
 ROUTES = (
-    Route("GET", "health", monitoring.health, needs="view_queue"),
-    Route("GET", "status", monitoring.status, query=(QUEUE,), needs="view_queue"),
-    Route("GET", "trends", monitoring.trend, query=(QUEUE, SINCE), needs="view_queue", key="points"),
-    Route("GET", "doctor", monitoring.doctor, needs="view_queue", key="findings"),
+    Route("GET", "health", views.health, needs="view_queue"),
+    Route("GET", "status", views.status, query=(QUEUE,), needs="view_queue"),
+    Route("GET", "trends", views.trend, query=(QUEUE, SINCE), needs="view_queue", key="points"),
+    Route("GET", "doctor", views.doctor, needs="view_queue", key="findings"),
     Route("GET", "tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
     Route("GET", "tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
     Route("GET", "tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
@@ -106,46 +106,46 @@ ROUTES = (
         "POST", "operations/<int:pk>/put_back", views.put_back_operation, body=(REASON,), status=202,
         needs="the permission of the operation's verb",
     ),
-    Route("GET", "queues", monitoring.queues, needs="view_queue"),
+    Route("GET", "queues", views.queues, needs="view_queue"),
     Route(
-        "POST", "queues/<path:queue>/pause", monitoring.pause_queue, body=PAUSE_FIELDS, needs="pause_queue",
+        "POST", "queues/<path:queue>/pause", views.pause_queue, body=PAUSE_FIELDS, needs="pause_queue",
         key="paused",
     ),
     Route(
-        "POST", "queues/<path:queue>/start", monitoring.start_queue, body=(REASON,), needs="pause_queue",
+        "POST", "queues/<path:queue>/start", views.start_queue, body=(REASON,), needs="pause_queue",
         key="started",
     ),
     Route(
-        "POST", "queues/<path:queue>/settings", monitoring.change_queue_settings, body=SETTING_FIELDS,
+        "POST", "queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
         needs="change_queue_settings", key="overrides",
     ),
     Route(
         "POST", "queues/<path:queue>/purge", views.purge_queue,
         body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
     ),
-    Route("GET", "queues/<path:queue>", monitoring.queue, needs="view_queue"),
-    Route("GET", "batches", monitoring.batches, needs="view_batch", key="batches"),
-    Route("GET", "schedules", monitoring.schedules, needs="view_schedule", key="schedules"),
-    Route("POST", "schedules/<path:schedule>/add", monitoring.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
+    Route("GET", "queues/<path:queue>", views.queue, needs="view_queue"),
+    Route("GET", "batches", views.batches, needs="view_batch", key="batches"),
+    Route("GET", "schedules", views.schedules, needs="view_schedule", key="schedules"),
+    Route("POST", "schedules/<path:schedule>/add", views.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
     Route(
-        "POST", "schedules/<path:schedule>/edit", monitoring.change_schedule, body=SCHEDULE_BODY,
+        "POST", "schedules/<path:schedule>/edit", views.change_schedule, body=SCHEDULE_BODY,
         needs="change_schedule; view_payload for the payload",
     ),
     Route(
-        "POST", "schedules/<path:schedule>/<str:action>", monitoring.act_on_schedule, body=(REASON,),
+        "POST", "schedules/<path:schedule>/<str:action>", views.act_on_schedule, body=(REASON,),
         needs="change_schedule; run_schedule for run, delete_schedule for delete",
     ),
-    Route("GET", "schedules/<path:schedule>", monitoring.schedule, needs="view_schedule"),
-    Route("GET", "pollers", monitoring.pollers, needs="view_poller", key="pollers"),
+    Route("GET", "schedules/<path:schedule>", views.schedule, needs="view_schedule"),
+    Route("GET", "pollers", views.pollers, needs="view_poller", key="pollers"),
     Route(
-        "POST", "pollers/<path:poller>/<str:command>", monitoring.command_poller, body=(REASON,),
+        "POST", "pollers/<path:poller>/<str:command>", views.command_poller, body=(REASON,),
         needs="control_poller on each queue it serves", key="commanded",
     ),
     Route(
-        "GET", "failures", monitoring.failures, query=(QUEUE, PAGE[0]), needs="view_failuregroup", key="failures",
+        "GET", "failures", views.failures, query=(QUEUE, PAGE[0]), needs="view_failuregroup", key="failures",
     ),
-    Route("GET", "failures/<str:fingerprint>", monitoring.failure, needs="view_failuregroup"),
-    Route("GET", "audit", monitoring.audit, query=AUDIT_FIELDS, needs="view_auditentry"),
+    Route("GET", "failures/<str:fingerprint>", views.failure, needs="view_failuregroup"),
+    Route("GET", "audit", views.audit, query=AUDIT_FIELDS, needs="view_auditentry"),
 )  # fmt: skip
 
 
