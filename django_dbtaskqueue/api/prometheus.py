@@ -16,7 +16,7 @@ from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
-from django_dbtaskqueue.api.auth import error, identified, unknown_caller
+from django_dbtaskqueue.api.routing import error, identified, unknown_caller
 from django_dbtaskqueue.api.views import may_view
 from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session

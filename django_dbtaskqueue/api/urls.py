@@ -10,7 +10,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import path, re_path
 
 from django_dbtaskqueue.api import views
-from django_dbtaskqueue.api.auth import Entry, entry_of, not_found, opened, reply
 from django_dbtaskqueue.api.routing import (
     ANY_KIND,
     LENGTH_KIND,
@@ -22,10 +21,15 @@ from django_dbtaskqueue.api.routing import (
     TEXT_KIND,
     TEXTS_KIND,
     WHOLE_LIST_KIND,
+    Entry,
     Field,
     Route,
     document,
+    entry_of,
+    not_found,
     one_of,
+    opened,
+    reply,
     up_to,
     verb_field,
 )
