@@ -20,7 +20,7 @@ from django_dbtaskqueue.api.routing import error, identified, unknown_caller
 from django_dbtaskqueue.api.views import may_view
 from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, Exposition, text_of
+from django_dbtaskqueue.metrics import DATABASE_METRICS, Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout

@@ -314,9 +314,9 @@ def public_module(file: Path) -> ModuleType:
 
 def metrics(which: str) -> tuple[Row, Iterator[Row]]:
     """Return the metrics of the database, or of a poller."""
-    from django_dbtaskqueue.metrics import exposition
+    from django_dbtaskqueue import metrics
 
-    shown = exposition.DATABASE_METRICS if which == "database" else exposition.POLLER_METRICS
+    shown = metrics.DATABASE_METRICS if which == "database" else metrics.POLLER_METRICS
     labels = [", ".join(map(code, one.labels)) or "-" for one in shown]
     rows = ([code(one.name), one.type, names, one.help] for one, names in zip(shown, labels, strict=True))
     return ["Metric", "Type", "Labels", "Says"], rows

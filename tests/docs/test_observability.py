@@ -8,7 +8,7 @@ import subprocess
 import pytest
 import yaml
 
-from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS
+from django_dbtaskqueue.metrics import DATABASE_METRICS, POLLER_METRICS
 from django_dbtaskqueue.poller.process import logs
 from tests.docs.test_reference import DOCS, page, table
 

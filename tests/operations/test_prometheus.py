@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 from django_dbtaskqueue import enqueue_many, queue
 from django_dbtaskqueue.api.prometheus import exposition
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.metrics.exposition import DATABASE_METRICS, POLLER_METRICS, Exposition, text_of
+from django_dbtaskqueue.metrics import DATABASE_METRICS, POLLER_METRICS, Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Schedule
 from django_dbtaskqueue.operations.permissions import Actor
 from tests.factories import QUEUE, make_task

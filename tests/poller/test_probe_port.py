@@ -14,7 +14,7 @@ from django.core.management import CommandError, call_command
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from django_dbtaskqueue import enqueue, signals
-from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS
+from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller

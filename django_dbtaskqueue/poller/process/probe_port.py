@@ -25,8 +25,7 @@ from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.minute_counts import CountKey
-from django_dbtaskqueue.metrics import Sums
-from django_dbtaskqueue.metrics.exposition import POLLER_METRICS, PROCESS_METRICS, Exposition, client, text_of
+from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS, Exposition, Sums, client, text_of
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 
