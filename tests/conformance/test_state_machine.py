@@ -1,7 +1,7 @@
 """Everything at once: a machine that does whatever may be done to a queue, in any order, and compares the database with
 the model after every step.
 
-``DBTASKQUEUE_MACHINE_RUNS`` sets how many runs of 30 steps there are on each database (25 by default; 300 on demand).
+``DBTASKQUEUE_MACHINE_RUNS`` sets how many runs of 30 steps there are on each database (15 by default; 300 on demand).
 A strategy that is not its database's own differs in the checkout alone: it gets a third of them.
 """
 
@@ -25,7 +25,7 @@ from tests.conformance.conftest import World, any_strategy
 from tests.support import Audit
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "25"))
+RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "15"))
 CALM = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 CAPACITY = 12
 MOMENT = timedelta(milliseconds=2)  # what is done later is later, also to SQLite's clock of milliseconds
