@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue import Workflow, batch, chain, enqueue, enqueue_many
-from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
+from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.models import Batch, Dependency, Task
@@ -66,18 +66,6 @@ def test_a_task_of_another_database_does_not_join(alias: str) -> None:
     other = "sqlite" if alias == "default" else "default"
     with pytest.raises(EnqueueError, match="one database"), batch("import", using=alias):
         enqueue("parcels", using=other)
-
-
-def test_tasks_of_one_block_wait_for_each_other_and_for_older_ones(alias: str) -> None:
-    older = enqueue("letters", using=alias)
-    with batch("import", using=alias):
-        first = enqueue("parcels", using=alias)
-        second = enqueue("parcels", after=[first], using=alias)
-        third = enqueue("parcels", after=[second, older], using=alias)
-    assert [finish(alias), finish(alias)] == [first.pk, second.pk]
-    assert take(alias) is None
-    finish(alias, "letters")
-    assert taken(alias).id == third.pk
 
 
 def test_cancel_all(alias: str) -> None:
@@ -146,12 +134,6 @@ def test_cycles_and_unknown_names_are_refused_before_anything_is_written(alias: 
     with pytest.raises(EnqueueError, match="two tasks"):
         unknown.add("load", "parcels")
     assert not Task.objects.using(alias).exists()
-
-
-def test_an_unknown_database_is_named() -> None:
-    for make in (batch("import", using="defalt").__enter__, lambda: chain({"queue": "parcels"}, using="defalt")):
-        with pytest.raises(TaskQueueError, match=r"no database 'defalt' in DATABASES.*default"):
-            make()
 
 
 def test_a_chain(alias: str) -> None:

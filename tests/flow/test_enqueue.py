@@ -17,7 +17,18 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import DuplicateTask, PayloadError, UnknownQueue, enqueue, enqueue_many, queue, registry, signal
+from django_dbtaskqueue import (
+    DuplicateTask,
+    PayloadError,
+    UnknownQueue,
+    batch,
+    chain,
+    enqueue,
+    enqueue_many,
+    queue,
+    registry,
+    signal,
+)
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
@@ -247,6 +258,8 @@ def test_an_unknown_database_is_named_with_its_nearest_match() -> None:
     calls: list[Callable[[str], object]] = [
         lambda name: enqueue("parcels", using=name),
         lambda name: enqueue_many("parcels", [{}], using=name),
+        lambda name: batch("import", using=name).__enter__(),
+        lambda name: chain({"queue": "parcels"}, using=name),
         lambda name: signal(1, "go", using=name),
         lambda name: queue("parcels", using=name).take(timeout=timedelta(0)),
         lambda name: search("parcels", using=name),

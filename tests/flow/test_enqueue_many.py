@@ -36,20 +36,6 @@ def references(alias: str) -> list[str | None]:
     return list(Task.objects.using(alias).due().values_list("reference", flat=True))
 
 
-def test_every_form_of_item(alias: str) -> None:
-    items: list[tuple[Any, Any]] = [
-        ({"reference": "a", "payload": {"n": 1}, "tag": "gpu", "context": {"t": 1}}, ("a", {"n": 1}, None, "gpu")),
-        (("pair", [2]), ("pair", [2], None, None)),
-        (Letter("you"), (None, {"to": "you"}, f"{Letter.__module__}.Letter", None)),
-        ({}, (None, None, None, None)),
-    ]
-    assert enqueue_many("parcels", [item for item, _ in items], using=alias) == EnqueueReport(enqueued=4)
-    rows = Task.objects.using(alias).order_by("id")
-    assert list(rows.values_list("reference", "payload", "payload_type", "tag")) == [row for _, row in items]
-    assert (rows[0].context, rows[0].max_attempts) == ({"t": 1}, 4)
-    assert rows.filter(payload__isnull=True).count() == 1
-
-
 def test_what_many_writes_is_what_one_writes(alias: str) -> None:
     options: dict[str, Any] = {
         "payload": {"é": [1.5, "\U0001f600", None, 2**70]}, "priority": -3, "tag": "gpu", "context": {"a": "'\"\\"},
@@ -236,7 +222,7 @@ UNIFORM: list[list[Any]] = [
 ]
 NOT_UNIFORM: list[list[Any]] = [
     [("a", 1), {"reference": "b"}],
-    [{"reference": "a", "priority": 1}],
+    [{"reference": "a", "priority": 1, "tag": "gpu", "context": {"n": 1}}],
     [("a", Letter("me")), ("b", Card("you"))],
 ]
 ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JSON writer that is installed

@@ -98,9 +98,7 @@ def seen_by_others(reference: str) -> bool:
         return bool(other.run(sql, {"reference": reference}))
 
 
-def test_a_connection_of_django_s_test_case_is_prepared_and_that_of_a_tool_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_connection_of_django_s_test_case_is_prepared_and_that_of_a_tool_not(monkeypatch: pytest.MonkeyPatch) -> None:
     own = connection.cursor
     monkeypatch.setattr(connections["default"], "cursor", own)  # SimpleTestCase leaves it so
     assert not Session.on("default").hooked

@@ -111,17 +111,6 @@ def test_ticks_grow_and_do_not_depend_on_where_one_begins(cron: str, change: tup
     assert found[-1] - begin < timedelta(days=31 * 13)
 
 
-def test_the_first_tick_after_the_night_of_a_skipped_hour_begins() -> None:
-    for cron, zone, first in [
-        ("30 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),  # 02:30 is skipped: at 03:00
-        ("30 * * * *", "Europe/Madrid", "2026-03-29T00:30:00+00:00"),
-        ("0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
-        ("0 0 7 * * mon-fri", "Europe/Madrid", "2026-03-30T05:00:00+00:00"),
-        ("*/20 2 * * *", "Europe/Madrid", "2026-03-29T01:00:00+00:00"),
-    ]:
-        assert next(ticks(cron, zone, datetime(2026, 3, 29, 0, 10, tzinfo=UTC))) == datetime.fromisoformat(first)
-
-
 def test_what_is_wrong_or_ambiguous_is_said() -> None:
     for cron, zone, words in [
         ("0 7 * *", "UTC", "has 4 fields. A cron text has 5 fields, minute hour"),
