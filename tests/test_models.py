@@ -156,18 +156,6 @@ def schema() -> dict[str, set[str]]:
         return {table: set(connection.introspection.get_constraints(cursor, table)) for table in tables}
 
 
-@pytest.mark.django_db
-def test_a_checkout_can_be_a_hot_update() -> None:
-    """Each page has room for a second version of its rows, and no index, by key or predicate, has a changed column."""
-    changed = "status|attempt|total_attempt|start_time|last_update_time|next_process_time|poller_instance"
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT reloptions FROM pg_class WHERE oid = 'dbtaskqueue_task'::regclass")
-        assert "fillfactor=50" in cursor.fetchone()[0]
-        cursor.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'dbtaskqueue_task'")
-        for name, definition in cursor.fetchall():
-            assert not re.findall(rf"\b({changed})\b", definition), name
-
-
 def updates() -> tuple[int, int]:
     """Return how many updates of the task table this connection has not reported yet, and how many were HOT."""
     with connection.cursor() as cursor:

@@ -55,12 +55,6 @@ class AsyncWriter:
         return "processed"
 
 
-def test_the_decorator_gives_the_function_back() -> None:
-    assert processor("letters")(write) is write
-    assert registry.queues().count("letters") == 1
-    assert conf.queue_settings("letters").max_attempts == 5
-
-
 @pytest.mark.parametrize(
     ("function", "is_async"),
     [(write, False), (write_later, True), (Writer, False), (CallableWriter, False), (AsyncWriter, True)],

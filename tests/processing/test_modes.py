@@ -86,15 +86,6 @@ def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None
 
 
 @both
-def test_atomic_writes_on_the_queues_own_database(site: Site) -> None:
-    aliases = ("default", "sqlite")
-    processor(QUEUE, mode="atomic")(lambda task: [connections[alias].in_atomic_block for alias in aliases])
-    site.enqueue()
-    site.run()
-    assert site.values("result") == [[site.alias == alias for alias in aliases]]
-
-
-@both
 def test_atomic_an_outcome_rolled_back_with_a_savepoint_is_settled_by_what_is_returned(site: Site) -> None:
     @processor(QUEUE, mode="atomic", **ONCE)
     def change_of_mind(task: Lease) -> str:

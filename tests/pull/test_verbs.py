@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 
 from django_dbtaskqueue import enqueue_many, processor, queue
-from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, QueueFull, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
@@ -18,21 +18,6 @@ from tests.factories import age, make_task
 from tests.processing.conftest import Letter
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, take, taken
 from tests.support import minute_counts
-
-
-def test_put_has_the_options_and_errors_of_enqueue(mail: QueueHandle, configure: Configure) -> None:
-    configure(capacity=3)
-    mail.put(1, "r", priority=5)
-    mail.put(2, "s", priority=1)
-    with pytest.raises(DuplicateTask):
-        mail.put(3, "r")
-    mail.put(4, "t", priority=9)
-    with pytest.raises(QueueFull):
-        mail.put(5)
-    tasks = [take(mail) for _ in range(3)]
-    assert [(task.reference, task.payload) for task in tasks] == [("s", 2), ("r", 1), ("t", 4)]
-    assert tasks[0].attempt == 1 and status(tasks[0]) == "PROCESSING"
-    assert mail.take() is None
 
 
 def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandle, configure: Configure) -> None:
@@ -208,6 +193,8 @@ def test_inside_a_transaction_everything_commits_or_rolls_back_with_it(mail: Que
 
 def test_peek_changes_nothing(mail: QueueHandle) -> None:
     task = mail.put({"a": 1}, "r")
+    with pytest.raises(DuplicateTask):
+        mail.put(2, "r")
     before = Task.objects.values().get()
     found = mail.peek(task.pk)
     assert found is not None and (found.reference, found.payload) == ("r", {"a": 1})
