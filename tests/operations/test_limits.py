@@ -48,18 +48,6 @@ def test_the_limit_is_a_setting_ends_with_the_block_and_hides_no_other_error(set
         raise OperationalError("somebody else")
 
 
-def test_a_wrong_setting_says_what_it_should_be(settings: Any) -> None:
-    for name, value, words in (
-        ("OPERATIONS_TIMEOUT", "0s", "a positive duration"),
-        ("MASK", "password", "a list of parts of keys"),
-        ("API", "yes", "True or False"),
-        ("API_TOKENS", {"ada": 1}, "a dict of user name to the hash"),
-        ("CAN_OPERATE", 1, "the dotted path of"),
-    ):
-        settings.DBTASKQUEUE = {name: value}
-        refused(words, conf.settings, error=ImproperlyConfigured)
-
-
 NO_RULE = "not callable"
 
 

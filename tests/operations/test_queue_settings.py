@@ -4,17 +4,15 @@ from itertools import product
 from typing import Any
 
 import pytest
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
-from django.db import DatabaseError, transaction
 from django.test import Client
 
 from django_dbtaskqueue import enqueue
-from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS
 from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.models import Queue
-from django_dbtaskqueue.poller.heartbeat import apply_overrides
-from django_dbtaskqueue.poller.loop import _queue_state
 from tests.factories import QUEUE
 from tests.operations.site import QUEUES, command, post
 
@@ -23,9 +21,14 @@ HOSTILE: list[Any] = [
 ]  # fmt: skip
 pytestmark = pytest.mark.slow
 CASES = [*product([name for name in QUEUE_KEYS if name not in FIXED_SETTINGS], HOSTILE)]
-PLACES = (QUEUES, f"{QUEUES}{QUEUE}/change/", f"/api/queues/{QUEUE}", "/api/status", "/api/doctor")
-# After each case one page is read. Of each setting, so of 11 values, each page is.
-LOOKS = [(name, value, PLACES[number % len(PLACES)]) for number, (name, value) in enumerate(CASES)]
+
+
+def test_a_setting_in_a_row_that_sql_wrote_is_applied_or_refused() -> None:
+    for name, value in CASES:
+        try:
+            conf.overlay(conf.QueueSettings(), {name: value})
+        except ImproperlyConfigured as error:
+            assert name in str(error)
 
 
 def test_a_setting_by_a_page_the_api_and_the_command_line(op: Client) -> None:
@@ -46,7 +49,7 @@ def test_a_setting_by_a_page_the_api_and_the_command_line(op: Client) -> None:
                 wrong.append(("command line", name, value, error))
         except Exception as error:
             wrong.append(("command line", name, value, repr(error)))
-        if op.get(PLACES[1]).status_code != 200:
+        if op.get(f"{QUEUES}{QUEUE}/change/").status_code != 200:
             wrong.append(("then", name, value, "the queue's page"))
         try:
             enqueue(QUEUE)
@@ -55,34 +58,4 @@ def test_a_setting_by_a_page_the_api_and_the_command_line(op: Client) -> None:
         except Exception as error:
             wrong.append(("then", name, value, repr(error)))
         Queue.objects.all().delete()
-    assert not wrong, "\n".join(f"{one!r:.300}" for one in wrong)
-
-
-def test_a_setting_in_a_row_that_sql_wrote(op: Client, alias: str, settings: Any) -> None:
-    """What was in force stays so for a poller; a producer has what the project says; pages show the row."""
-    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
-    op.raise_request_exception = False
-    states, wrong = [_queue_state(name, 1, alias) for name in (QUEUE, "letters")], []
-    for name, value, place in LOOKS:
-        try:
-            with transaction.atomic(using=alias):
-                row = {QUEUE: {name: value}, "letters": {"batch_size": 7}}
-                for queue, overrides in row.items():
-                    Queue.objects.using(alias).update_or_create(name=queue, defaults={"overrides": overrides})
-        except (DatabaseError, UnicodeEncodeError, ValueError):
-            continue
-        try:
-            apply_overrides(states, alias)
-            assert states[1].settings.batch_size == 7
-            queue_settings(QUEUE, alias)
-            enqueue(QUEUE)
-        except QueueFull:
-            pass
-        except Exception as error:
-            wrong.append((name, value, repr(error)))
-        if op.get(place).status_code != 200:
-            wrong.append((name, value, place))
-        apply_overrides(states, alias)
-        Queue.objects.using(alias).all().delete()
-        apply_overrides(states, alias)
     assert not wrong, "\n".join(f"{one!r:.300}" for one in wrong)

@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
-from django_dbtaskqueue.operations import actions, queue_control
+from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest, act, preview
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
@@ -151,14 +151,6 @@ def test_without_the_record_there_is_no_act() -> None:
     refused(None, act, Task.objects.all(), ActionRequest(REPROCESS), Actor(nobody), error=IntegrityError)
     assert Task.objects.get(pk=task.pk).status == Status.ERROR
     assert not AuditEntry.objects.exists() and not LogEntry.objects.exists()
-
-
-def test_too_many_tasks_are_a_bulk_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 1)
-    make_task(Status.ERROR)
-    make_task(Status.ERROR)
-    refused("is a bulk operation", act, Task.objects.all(), ActionRequest(REPROCESS), Actor())
-    assert not AuditEntry.objects.exists()
 
 
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: Actor) -> None:
