@@ -14,7 +14,7 @@ from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.queue_stats import overview
-from tests.test_admin import confirm, post
+from tests.operations.test_admin import confirm, post
 from tests.testapp.models import Parcel
 
 BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])

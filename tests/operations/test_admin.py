@@ -1,5 +1,6 @@
 """The admin: who may do what, what a confirmation promises, what an act really changes, and that nothing leaks."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
@@ -13,7 +14,7 @@ from django.contrib.admin.utils import quote
 from django.contrib.auth.models import User
 from django.contrib.messages import get_messages
 from django.db import connection
-from django.db.models import Model
+from django.db.models import CharField, JSONField, Model
 from django.test import Client
 from django.test.html import Element, parse_html
 from django.test.utils import CaptureQueriesContext
@@ -25,15 +26,14 @@ from django_dbtaskqueue.admin import TaskAdmin, list_pages
 from django_dbtaskqueue.admin.read_only import json_box, status_badge
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
-from django_dbtaskqueue.operations import actions, paging
+from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
-from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, failure_group, logged_in, sql, staff
+from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, sql, staff
 from tests.operations.site import text as text_of
-
-pytestmark = pytest.mark.django_db
+from tests.operations.test_hostile_rows import kind_of, plain_row, write
 
 MODELS: list[type[Model]] = [Task, Queue, Poller, Attempt, TaskHistory, BulkOperation, AuditEntry]
 MODELS += [models.FailureGroup, models.PipelineReport]
@@ -47,19 +47,6 @@ desk.rules.Late: no report yet
 site = admin.AdminSite(name="ops")
 site.register(Task, TaskAdmin)
 urlpatterns = [path("ops/", site.urls), path("admin/", admin.site.urls)]
-
-
-@pytest.fixture(autouse=True)
-def _site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}}
-    # A busy machine may take its time: what is counted or found late would be shown otherwise.
-    monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(minutes=1))
-    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(minutes=1))
-
-
-@pytest.fixture
-def op(admin_user: User) -> Client:
-    return logged_in(admin_user)
 
 
 def list_of(model: type[Model]) -> str:
@@ -95,46 +82,34 @@ def rows_of(response: Any) -> list[Any]:
 
 
 def one_of_everything(canary: str = "plain") -> list[Model]:
-    """Make a row in each table, with ``canary`` in every text column that takes it."""
-    short, now = canary[:90], timezone.now()
-    texts = {"queue": short, "poller_instance": short}
-    said = f'{canary}\n  File "x"\n{canary}'
-    results = {"result": canary, "context": {canary: canary}, "process_result": said, "reference": short}
-    held = make_task(Status.PROCESSING, reference=f"held {short}", poller_instance=short)
-    types = {"payload_type": short, "group_key": short, "tag": short, "payload": {canary: [canary, 2**70]}}
-    failed = make_task(Status.ERROR, **types, **results, **texts)
-    served = [{"queue": short, "weight": 2}, short]
-    running = [{"task_id": held.pk, "queue": short, "reference": canary}, canary, None]
-    facts = {"host": short, "version": short[:50], "state": short[:30], "applied_settings": canary}
-    poller = Poller.objects.create(instance=short, queues=served, running=running, **facts)
-    error = {"error_type": short, "message": canary, "traceback": canary, **texts}
-    attempts = [attempt(failed, location=short, **error), attempt(failed, total_attempt=2, **error)]
-    past = {"task_id": 1, "status": Status.ERROR, "payload": canary, "location": short}
-    gone = TaskHistory.objects.create(**past, **results, **texts)
-    pause = {"paused_time": now, "paused_by": short, "paused_reason": canary}
-    queue = Queue.objects.create(name=short, overrides={canary: canary}, **pause)
-    group = failure_group(f"{abs(hash(canary)):040}"[:40], queue=short, error_type=short, frame=canary, message=canary)
-    models.MinuteCount.objects.create(kind="failure", name=group.pk, minute=now, count=2)
-    who = {"actor": short, "verb": short[:50], "query": canary, "reason": canary, "source": short[:30]}
-    bulk = BulkOperation.objects.create(note=canary, skips={canary: 1}, skipped=1, **who)
-    entry = AuditEntry.objects.create(queue=short, details={canary: canary}, **who)
-    span = {"task_ids": [failed.pk, canary], "first_task_id": failed.pk, "last_task_id": failed.pk}
-    bulk.changes.create(audit=entry, skip_reason=canary, **span)
-    models.SavedSearch.objects.create(owner=short, name=canary[:100], query=canary, shared=True)
-    models.MinuteCount.objects.create(kind="outcome", queue=short, minute=now, name=short[:30], count=1)
-    figures = {"kind": short[:30], "summary": canary, "data": {canary: canary}, "location": canary}
-    report = models.PipelineReport.objects.create(**figures)
-    return [held, failed, make_task(parked_by=short), poller, *attempts, gone, queue, group, bulk, entry, report]
+    """Make a row in each table, with ``canary`` in every column that takes it, and tasks of some statuses."""
+    text, document = canary[:90], json.dumps({canary: [canary, 2**70]})
+    rows: list[Model] = [make_task(status, queue=text) for status in ("PROCESSING", "ERROR", "CREATED")]
+    rows += [plain_row(model) for model in MODELS[1:]]
+    rows += [plain_row(model) for model in (models.SavedSearch, models.TaskChange)]
+    for row in rows:
+        for field in row._meta.concrete_fields:
+            value = {CharField: text[: field.max_length], JSONField: document}.get(kind_of(field))
+            if value is not None and write(row, field, value) and field.primary_key:
+                row.pk = value
+    # What is shown only where it has its shape, or belongs to something that is shown
+    now, running = timezone.now(), [{"task_id": rows[0].pk, "queue": text, "reference": canary}, canary, None]
+    Queue.objects.update(paused_time=now)
+    Poller.objects.update(queues=[{"queue": text, "weight": 2}, text], running=running)
+    Attempt.objects.update(task_id=rows[1].pk, location="dbtaskqueue.task")
+    for kind, name in (("outcome", text[:30]), ("failure", text[:40])):
+        models.MinuteCount.objects.create(kind=kind, queue=text, minute=now, name=name, count=2)
+    return rows[: 2 + len(MODELS)]
 
 
 def all_pages(rows: Iterable[Model]) -> list[str]:
     """Return the addresses of every list, of their filters, and of the page and log of each row."""
     pages = [page_of(row) for row in rows]
     others = [OVERVIEW, *(f"{ADMIN}{name}/" for name in ("poisontask", "doctor"))]
+    lists = [*map(list_of, MODELS), *others]
     searches = [f"{TASKS}?{query}" for query in ("status=ERROR", f"queue={QUEUE}", "q=held")]
-    found = [*map(list_of, MODELS), *others, *searches, *pages]
     logs = [page.replace("/change/", "/history/") for page in pages]
-    return [*found, *logs, *(f"{url}{'&' if '?' in url else '?'}_live=1" for url in found)]
+    return [*lists, *searches, *pages, *logs, *(f"{url}?_live=1" for url in (*lists, pages[1]))]
 
 
 def test_strangers_are_sent_to_the_login() -> None:
@@ -498,8 +473,8 @@ def test_queues_on_another_database(op: Client, settings: Any) -> None:
     assert not Queue.objects.using("sqlite").filter(paused_time__isnull=False).exists()
 
 
-@pytest.mark.urls("tests.test_admin")
-def test_the_admin_works_on_a_site_of_ones_own(op: Client) -> None:
+def test_the_admin_works_on_a_site_of_ones_own(op: Client, settings: Any) -> None:
+    settings.ROOT_URLCONF = __name__
     task, tasks = make_task(Status.ERROR), "/ops/dbtaskqueue/task/"
     shown = text_of(op.get(tasks)) + text_of(op.get(f"{tasks}{task.pk}/change/"))
     question = text_of(post(op, "reprocess", [task], url=tasks, origin="page"))
