@@ -82,6 +82,20 @@ def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> N
     assert site.tasks(status="COMPLETED").count() == 50
 
 
+@both
+def test_several_limits_side_by_side(site: Site) -> None:
+    crates, letters, plain = Meter(), Meter(), Meter()
+    processor(QUEUE, payload=Crate, concurrency=1)(crates)
+    processor(QUEUE, payload=Letter, concurrency=2)(letters)
+    processor(QUEUE, concurrency=3)(plain)
+    items = [item for index in range(30) for item in (Crate(index), Letter("a"), {"payload": {"n": index}})]
+    enqueue_many(QUEUE, items, using=site.alias)
+    site.run(threads=8)
+    assert (crates.most, crates.total, letters.total, plain.total) == (1, 30, 30, 30)
+    assert letters.most <= 2 and plain.most <= 3
+    assert site.tasks(status="COMPLETED").count() == 90
+
+
 def test_the_next_one_starts_as_soon_as_one_ends(site: Site, settings: Any) -> None:
     """Nothing sleeps between the calls of a limited handler, though a poll that finds nothing comes each hour."""
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: SELDOM}, "NOTIFY": False}
