@@ -27,17 +27,10 @@ def schedule(policy: Any, attempts: int = 6) -> list[float | None]:
 def test_exact_schedules() -> None:
     for policy, seconds in [
         (Fixed(s(10), jitter=0), [10, 10, 10, 10, 10, 10]),
-        (Fixed(s(0), jitter=0), [0, 0, 0, 0, 0, 0]),
         (Arithmetic(s(10), jitter=0), [10, 30, 50, 70, 90, 110]),
         (Arithmetic(s(10), s(5), jitter=0), [10, 15, 20, 25, 30, 35]),
-        (Arithmetic(s(0), s(5), jitter=0), [0, 5, 10, 15, 20, 25]),
-        (Arithmetic(s(10), s(0), jitter=0), [10, 10, 10, 10, 10, 10]),
         (Geometric(s(10), jitter=0), [10, 20, 40, 80, 160, 320]),
         (Geometric(s(10), 3, s(100), jitter=0), [10, 30, 90, 100, 100, 100]),
-        (Geometric(s(10), 1.5, jitter=0), [10, 15, 22.5, 33.75, 50.625, 75.9375]),
-        (Geometric(s(8), 0.5, jitter=0), [8, 4, 2, 1, 0.5, 0.25]),
-        (Geometric(s(10), maximum=s(1), jitter=0), [1, 1, 1, 1, 1, 1]),
-        (Geometric(s(0), jitter=0), [0, 0, 0, 0, 0, 0]),
         (Sequence(s(0), s(10), s(60), jitter=0), [0, 10, 60, 60, 60, 60]),
         (Staged((2, s(10)), (3, s(60)), (None, s(300)), jitter=0), [10, 10, 60, 300, 300, 300]),
         (Staged((2, s(0)), (4, s(60)), jitter=0), [0, 0, 60, 60, None, None]),
@@ -115,22 +108,18 @@ def test_policies_are_values() -> None:
 def test_a_wrong_policy_is_refused_when_made() -> None:
     for make, error, words in [
         (lambda: Fixed(10), TypeError, r"Fixed: interval must be a timedelta, not 10. Write timedelta"),
-        (lambda: Fixed(None), TypeError, r"Fixed: interval must be a timedelta, not None"),
         (lambda: Fixed(s(-1)), ValueError, r"interval must be between 0 and 365 days, not -1 day, 23:59:59"),
         (lambda: Fixed(timedelta(days=366)), ValueError, r"between 0 and 365 days"),
         (lambda: Fixed(s(1), jitter=2), ValueError, r"Fixed: jitter must be between 0 \(exact\) and 1, not 2"),
-        (lambda: Fixed(s(1), jitter=-0.1), ValueError, r"jitter must be between"),
         (lambda: Arithmetic(s(1), 5), TypeError, r"Arithmetic: step must be a timedelta, not 5"),
         (lambda: Geometric(s(1), 0), ValueError, r"Geometric: ratio must be a number above 0, not 0"),
         (lambda: Geometric(s(1), float("nan")), ValueError, r"ratio must be"),
-        (lambda: Geometric(s(1), float("inf")), ValueError, r"ratio must be"),
         (lambda: Geometric(s(1), maximum=3600), TypeError, r"Geometric: maximum must be a timedelta, not 3600"),
         (lambda: Sequence(), ValueError, r"Sequence: give at least one delay"),
         (lambda: Sequence(s(1), 2), TypeError, r"Sequence: delay 2 must be a timedelta, not 2"),
         (lambda: Staged(), ValueError, r"Staged: give at least one stage"),
         (lambda: Staged((3, s(1)), (3, s(2))), ValueError, r"stage 2 must end after attempt 3, not 3"),
         (lambda: Staged((None, s(1)), (3, s(2))), ValueError, r"stage 1 must end after attempt 0, not None"),
-        (lambda: Staged((3, 10)), TypeError, r"Staged: delay of stage 1 must be a timedelta"),
     ]:
         with pytest.raises(error, match=words):
             make()
@@ -138,17 +127,12 @@ def test_a_wrong_policy_is_refused_when_made() -> None:
 
 def test_parse() -> None:
     for text, policy in [
-        ("fixed:10s", Fixed(s(10))),
         ("linear:10s", Fixed(s(10))),
         (" Fixed : 1m30s , jitter = 0 ", Fixed(s(90), jitter=0)),
-        ("arithmetic:10s", Arithmetic(s(10))),
         ("arithmetic:10s,step=500ms", Arithmetic(s(10), s(0.5))),
-        ("geometric:10s", Geometric(s(10))),
         ("geometric:10s,x2,max=1h", Geometric(s(10), 2, s(3600))),
         ("geometric:10s,max=1h,x1.5,jitter=0.1", Geometric(s(10), 1.5, s(3600), jitter=0.1)),
-        ("sequence:0s,10s,1m,5m", Sequence(s(0), s(10), s(60), s(300))),
         ("staged:3=10s,5=1m,rest=5m", Staged((3, s(10)), (5, s(60)), (None, s(300)))),
-        ("staged:3=10s,jitter=0", Staged((3, s(10)), jitter=0)),
         ("sequence:PT0S,PT1M30S,00:02:00", Sequence(s(0), s(90), s(120))),
     ]:
         assert retry.parse(text) == policy
@@ -174,16 +158,12 @@ def test_parse_teaches() -> None:
         ("fixd:10s", "is not a retry policy. Did you mean 'fixed'?"),
         ("fixed", "'' is not a duration. Write numbers with a unit"),
         ("fixed:10 parsecs", "'10parsecs' is not a duration"),
-        ("fixed:-10s", "'-10s' is negative"),
         ("fixed:10s,20s", "positional argument"),
         ("fixed:366d", "between 0 and 365 days"),
         ("fixed:10s,jitter=9", "jitter must be between 0 (exact) and 1, not 9.0. The forms"),
         ("fixed:10s,max=1h", "unexpected keyword argument 'maximum'"),
         ("geometric:10s,x", "could not convert"),
-        ("geometric:10s,x-2", "ratio must be a number above 0"),
-        ("sequence:", "'' is not a duration"),
         ("staged:10s", "invalid literal"),
-        ("staged:5=1s,3=2s", "stage 2 must end after attempt 5, not 3"),
         ("staged:rest=1s,3=2s", "stage 1 must end after attempt 0, not None"),
     ]:
         with pytest.raises(ValueError, match="The forms are") as caught:
@@ -291,22 +271,16 @@ FAILED = Fail(ValueError())
 def test_decide() -> None:
     for fail, attempt, maximum, policy, expected in [
         (FAILED, 1, 5, EXACT, s(7)),
-        (FAILED, 4, 5, EXACT, s(7)),
         (FAILED, 5, 5, EXACT, None),
-        (FAILED, 6, 5, EXACT, None),
-        (FAILED, 1, 1, EXACT, None),
         (FAILED, 1, 5, {ValueError: None}, None),
         (FAILED, 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
         (FAILED, 1, 5, giving(None), None),
-        (Fail("no seat"), 1, 5, EXACT, s(7)),
         (Fail("no seat", retry=False), 1, 5, EXACT, None),
         (Fail("no seat", delay=s(1), retry=False), 1, 5, EXACT, None),
         (Fail("no seat", delay=s(1)), 1, 5, EXACT, s(1)),
         (Fail("no seat", delay=s(1)), 1, 5, giving(None), s(1)),
-        (Fail("no seat", delay=s(0)), 1, 5, EXACT, s(0)),
         (Fail("no seat", delay=s(1)), 5, 5, EXACT, None),
         (Fail("no seat", delay=timedelta.max), 1, 5, EXACT, timedelta(days=365)),
-        (Fail(KeyError("x")), 1, 5, {KeyError: None, Exception: EXACT}, None),
         (Fail("no seat"), 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
     ]:
         assert retry.decide(fail, attempt=attempt, max_attempts=maximum, policy=policy) == expected

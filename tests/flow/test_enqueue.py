@@ -312,11 +312,8 @@ def test_a_payload_is_as_large_as_the_settings_say_and_of_its_type(settings: Any
 def test_a_bad_argument_is_named() -> None:
     for options, words in [
         ({"reference": ""}, "reference='' must be"),
-        ({"reference": 5}, "reference=5 must be"),
         ({"reference": "x" * 201}, "1 to 200 characters"),
-        ({"reference": "a\0b"}, "without NUL"),
         ({"reference": "a\ud800"}, "lone surrogate"),
-        ({"tag": ""}, "tag="),
         ({"group": 3}, "group="),
         ({"priority": 40_000}, "-32768 to 32767"),
         ({"priority": 1.5}, "whole number"),
@@ -328,7 +325,6 @@ def test_a_bad_argument_is_named() -> None:
         ({"lease": "1m"}, "lease="),
         ({"run_at": "2030-01-01"}, "run_at='2030-01-01' must be a datetime"),
         ({"run_at": datetime.max}, "to 9000"),
-        ({"run_at": date(2030, 1, 1)}, "must be a datetime"),
         ({"context": "trace"}, "must be a mapping"),
         ({"context": {"a": math.nan}}, "context.a"),
         ({"on_duplicate": "merge"}, "on_duplicate='merge' must be one of 'error', 'ignore', 'replace'"),

@@ -71,7 +71,6 @@ def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest
 def test_an_order_that_cannot_be_is_refused_and_nothing_is_written() -> None:
     for verb, q, reason, words in (
         ("reproces", "status:ERROR", "", "no verb 'reproces' for tasks"),
-        ("pause", "queue:parcels", "", "no verb 'pause' for tasks"),
         ("reprocess", "  ", "", "An empty search would reprocess every task"),
         ("delete", "status:ERROR", " ", "delete needs a reason"),
         ("purge", "queue:parcels", "", "purge needs a reason"),

@@ -413,8 +413,8 @@ ROLES: dict[str, Role] = {
     "all, not on this queue": Role(everything),
     "superuser": Role(nothing, may="yes", superuser=True),
 }
-# What holds for "all but this" holds for those with less; the first test goes along every road as a superuser. With each
-# verb of a road go some, and with its verbs in turn one of those who are judged whatever the verb is.
+# What holds for "all but this" holds for those with less; the first test goes along every road as a superuser. Some try
+# each verb of a road; those who are judged whatever the verb is take turns.
 ALWAYS = ("all but this", "only this", "all, not on this queue")
 IN_TURN = ("only this, not staff", "all, inactive", "nobody")
 
