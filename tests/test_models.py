@@ -209,9 +209,7 @@ LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)
 RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
 ZEROS = dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0)
 WRITE = {"new_status": "ERROR", "delay": None, "result_text": "x", "result_value": None, **ZEROS}
-WRITES = json.dumps([{**lease, **WRITE} for lease in LEASES])
 FAILURE = {"error_type": "t", "message": "m", "traceback": "b", "failure_key": "f"}
-FAILURES = json.dumps([{**lease, **FAILURE} for lease in LEASES])
 FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
@@ -244,8 +242,8 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "unpark": ({"types": ["city"], "untyped": True}, {"dbtaskqueue_task_nohd"}),
     "complete_plain": (ARRAYS, BY_KEY),
     "complete": ({"rows": RESULTS}, BY_KEY),
-    "write": ({"rows": WRITES}, BY_KEY),
-    "attempts": ({"rows": FAILURES, **PLACE}, BY_KEY),
+    "write": ({"rows": json.dumps([{**lease, **WRITE} for lease in LEASES])}, BY_KEY),
+    "attempts": ({"rows": json.dumps([{**lease, **FAILURE} for lease in LEASES]), **PLACE}, BY_KEY),
     "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),
     "count_deleted": (FENCED, BY_KEY),
     "delete_settled": (FENCED, BY_KEY),

@@ -129,7 +129,6 @@ def test_size_counts_bytes_of_utf8_up_to_the_limit(reader: str) -> None:
             Limits(**wrong)
 
 
-MOMENT = dt.datetime(2013, 1, 1, 5, 17)
 REFUSED = [
     ("a\0b", "NUL character U+0000 at index 1"),
     ("\ud800", "lone surrogate U+D800 at index 0"),
@@ -139,7 +138,7 @@ REFUSED = [
     ({(1, 2): "a"}, "has the key (1, 2) of type tuple"),
     ({"a\0": 1}, "has the key 'a\\x00', which holds the NUL character"),
     ({"\ud800": 1}, "has the key '\\ud800', which holds the lone surrogate U+D800"),
-    (MOMENT, "of type datetime, which JSON does not have. Use isoformat()"),
+    (dt.datetime(2013, 1, 1, 5, 17), "of type datetime, which JSON does not have. Use isoformat()"),
     (dt.timedelta(1), "Use total_seconds()"),
     (decimal.Decimal("1.5"), "of type Decimal, which JSON does not have. Use str()"),
     (uuid.UUID(int=1), "of type UUID, which JSON does not have. Use str()"),

@@ -132,8 +132,7 @@ def test_a_database_error_of_a_processor_does_not_break_the_tests_transaction(al
     processor("broken", max_attempts=1)(lambda task: bookings.create(reference="taken"))
     bookings.create(reference="taken")
     enqueue("broken", "a", using=alias)
-    report = drain("broken", using=alias)
-    assert isinstance(report.errors[0], IntegrityError)
+    assert isinstance(drain("broken", using=alias).errors[0], IntegrityError)
     assert status("a", alias) == "ERROR"
 
 

@@ -24,7 +24,6 @@ from django_dbtaskqueue.operations.verbs import REPROCESS
 from tests.factories import make_task
 
 PACKAGE = Path(django_dbtaskqueue.__file__).parent
-MARKS = {"gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
 PLACEHOLDER = re.compile(r"%\((\w+)\)([-#0 +.\d]*[a-z])|(%%)|(%[a-z])|\{(\w*)\}")
 CALL = re.compile(
     r"""\b(?:gettext|ngettext|_)\(u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')(?:,\s*u?("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'))?"""
@@ -40,7 +39,7 @@ def messages_of(source: str) -> Iterator[Message]:
         for node in imports
         if node.module == "django.utils.translation"
         for alias in node.names
-        if alias.name in MARKS
+        if alias.name in {"gettext", "gettext_lazy", "ngettext", "ngettext_lazy"}
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:

@@ -23,7 +23,6 @@ from tests.pgbouncer import answers
 from tests.templates import REPOSITORY
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-PATIENCE_MS = 60_000
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
@@ -93,7 +92,7 @@ def features() -> Iterator[str]:
 @contextmanager
 def logged_in(browser: Any, admin: str, password: str, width: int, theme: str) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=theme)
-    context.set_default_timeout(PATIENCE_MS)
+    context.set_default_timeout(60_000)
     page = context.new_page()
     until(lambda: answers(urlsplit(admin).port))  # the server is just about to listen
     page.goto(f"{admin}login/?next=/admin/")

@@ -72,8 +72,7 @@ class World:
     def take_over(self, lease: Lease, **options: Any) -> Lease:
         """Let ``lease`` run out, and another poller take the task."""
         self.age(factories.LEASE)
-        taken = self.checkout(50, poller=SECOND, **options)
-        return next(other for other in taken if other.id == lease.id)
+        return next(other for other in self.checkout(50, poller=SECOND, **options) if other.id == lease.id)
 
     def settle(self, lease: Lease, outcome: Outcome | Settlement, *, keep: str = "keep") -> bool:
         return lease.id in settle.settle(self.session, [(lease, decide(lease, outcome))], keep=keep)

@@ -29,8 +29,7 @@ class Shared:
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         limit = params["limit"]
-        cursors = [ScanCursor("other"), cursor, ScanCursor("nothing")]
-        scans = [Scan(one, limit) for one in cursors]
+        scans = [Scan(one, limit) for one in [ScanCursor("other"), cursor, ScanCursor("nothing")]]
         take_rows_of_many(session, scans, params, limit)
         assert not scans[0].rows and not scans[2].rows
         return scans[1].rows

@@ -43,8 +43,7 @@ PLANS = {
 
 @pytest.mark.parametrize(("step", "without"), PLANS.values(), ids=PLANS)
 def test_order_and_limit_hold_whatever_the_plan(world: World, step: int, without: str) -> None:
-    made = [world.make(ready_time=timedelta(minutes=step * number - 60)).id for number in range(12)]
-    ids = made[::step]
+    ids = [world.make(ready_time=timedelta(minutes=step * number - 60)).id for number in range(12)][::step]
     connection = connections[world.alias]
     with connection.cursor() as cursor:
         if connection.vendor == "postgresql":
@@ -56,8 +55,7 @@ def test_order_and_limit_hold_whatever_the_plan(world: World, step: int, without
             cursor.execute(f"SELECT name FROM sqlite_master WHERE type = 'index' AND {table}")
             for (name,) in cursor.fetchall():
                 cursor.execute(f'DROP INDEX "{name}"')
-    taken = [[lease.id for lease in world.checkout(5)] for _ in range(4)]
-    assert taken == [ids[:5], ids[5:10], ids[10:], []]
+    assert [[lease.id for lease in world.checkout(5)] for _ in range(4)] == [ids[:5], ids[5:10], ids[10:], []]
 
 
 def test_what_checkout_writes(world: World) -> None:

@@ -34,6 +34,5 @@ def test_the_audit_sees_a_forged_counter(world: World, audit: Audit) -> None:
         ("attempt = attempt + 1, total_attempt = total_attempt + 1", "a checkout came before the task was due"),
     ):
         with taken_back(world.alias), connections[world.alias].cursor() as cursor:
-            lease = world.take(attempt=2)
-            cursor.execute(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [lease.id])
+            cursor.execute(f"UPDATE dbtaskqueue_task SET {change} WHERE id = %s", [world.take(attempt=2).id])
             assert any(found.startswith(problem) for found in audit.problems()), change

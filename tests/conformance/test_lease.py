@@ -15,7 +15,6 @@ from tests.factories import LEASE
 from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-MILLISECOND = timedelta(milliseconds=1)
 
 
 def test_touch_by_nothing_does_nothing_and_backwards_is_refused(world: World) -> None:
@@ -122,6 +121,6 @@ def test_a_lease_of_the_task_s_own_length_wins(world: World) -> None:
     task = world.enqueue(lease=timedelta(hours=2))
     (lease,) = world.checkout()
     row = world.row(task)
-    assert abs(row["next_process_time"] - row["start_time"] - timedelta(hours=2)) <= MILLISECOND
+    assert abs(row["next_process_time"] - row["start_time"] - timedelta(hours=2)) <= timedelta(milliseconds=1)
     assert renew(world.session, [lease], 60.0) == []
     assert is_at(world.row(task)["next_process_time"], timedelta(hours=2))

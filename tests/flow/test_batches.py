@@ -70,8 +70,7 @@ def test_a_task_of_another_database_does_not_join(alias: str) -> None:
 
 def test_cancel_all(alias: str) -> None:
     with batch("import", on_complete="letters", using=alias) as b:
-        tasks = [enqueue("parcels", using=alias) for _ in range(3)]
-        enqueue("parcels", after=tasks, using=alias)
+        enqueue("parcels", after=[enqueue("parcels", using=alias) for _ in range(3)], using=alias)
     taken(alias)
     assert b.cancel() == 4
     assert b.progress()["POISON"] == 4
@@ -87,8 +86,7 @@ def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None
     finish(alias)
     taken(alias).fail("broken")
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [("ERROR", None), POISONED, POISONED]
-    stored = BatchHandle.of(Batch.objects.using(alias).get())
-    assert stored.retry() == 1
+    assert BatchHandle.of(Batch.objects.using(alias).get()).retry() == 1
     assert state(tasks["load"]) == ("COMPLETED", None)
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [READY, WAITS, WAITS]
     finish(alias)

@@ -94,8 +94,7 @@ def test_a_full_scan_that_was_not_reached_is_still_due(lines: Lines) -> None:
     lines["other"].full_scan_overdue = True
     make_task(queue="letters")
     lines["letters"].may_full_scan = PAST
-    parts = take(lines, 1)
-    assert [part.reached for part in parts] == [True, False, False]
+    assert [part.reached for part in take(lines, 1)] == [True, False, False]
     assert ids(take(lines, 1)) == [[], [behind.pk], []]
 
 

@@ -185,8 +185,7 @@ def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Ca
 
 
 def test_what_a_task_waited_for_goes_when_the_task_is_gone(alias: str, put: Callable[..., Task]) -> None:
-    parent = put()
-    child = put("letters", after=[parent])
+    child = put("letters", after=[put()])
     finish(alias)
     dependencies.sweep_missing(Session.on(alias), 0)
     assert Dependency.objects.using(alias).count() == 1

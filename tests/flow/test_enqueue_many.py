@@ -241,8 +241,7 @@ def test_items_of_one_form_become_columns_and_others_rows() -> None:
 def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
     with context.bound(trace="t"):
         for item in items:
-            options = options_of(0, item)
-            enqueue("letters", using=alias, **options)
+            enqueue("letters", using=alias, **options_of(0, item))
         enqueue_many("parcels", items, using=alias)
     ours = {"id", "queue", "max_attempts", "create_time", "ready_time", "next_process_time", "last_update_time"}
     columns = [field.name for field in Task._meta.concrete_fields if field.name not in ours]

@@ -481,8 +481,7 @@ def test_of_each_group_so_many_run_at_a_time(alias: str) -> None:
     assert explain(last).sentence.endswith("(max_running_per_group=2)")
     # A dead poller's leases are taken over, and no other task of the group passes them
     advance(61 * SECOND, using=alias)
-    again = take("keyed", alias, limit=50)
-    assert {lease.payload for lease in again if lease.group == "big"} == {0, 2}
+    assert {lease.payload for lease in take("keyed", alias, limit=50) if lease.group == "big"} == {0, 2}
 
 
 def test_a_queue_that_is_dropped_leaves_nothing(alias: str) -> None:

@@ -71,8 +71,7 @@ def test_the_road_of_a_task(alias: str, site: Any) -> None:
         lease.complete()
     other.fail("no", delay=MINUTE)
     assert Task.objects.db_manager(alias).checkout("parcels", poller_instance="q") == []
-    attempt = Attempt.objects.using(alias).get()
-    assert abs(instant(attempt.finish_time, alias) - datetime.now(UTC)) < MINUTE
+    assert abs(instant(Attempt.objects.using(alias).get().finish_time, alias) - datetime.now(UTC)) < MINUTE
     age(MINUTE, using=alias)
     (last,) = Task.objects.db_manager(alias).checkout("parcels", poller_instance="q")
     last.complete()
@@ -89,8 +88,7 @@ def test_run_at_in_every_form(alias: str, site: Any) -> None:
     for form in forms:
         enqueue("parcels", run_at=form, using=alias)
     enqueue_many("parcels", [{"run_at": form} for form in forms], using=alias)
-    dues = {instant(row.ready_time, alias) for row in Task.objects.using(alias).all()}
-    assert dues == {moment}
+    assert {instant(row.ready_time, alias) for row in Task.objects.using(alias).all()} == {moment}
 
 
 def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any) -> None:

@@ -82,8 +82,7 @@ def test_until_started_a_call_after_the_start_makes_a_new_task(alias: str) -> No
     first = enqueue("work", payload=1, unique=rule, using=alias)
     assert enqueue("work", payload=1, unique=rule, using=alias).pk == first.pk
     lease = taken(alias, "work")
-    second = enqueue("work", payload=1, unique=rule, using=alias)
-    assert second.pk != first.pk
+    assert enqueue("work", payload=1, unique=rule, using=alias).pk != first.pk
     lease.complete()  # under the name it had
     assert enqueue_many("work", [{"payload": 1}, {"payload": 2}], unique=rule, using=alias).ignored == 1
     taken(alias, "work").complete()
@@ -343,8 +342,7 @@ def test_the_task_says_which_rule_holds_it() -> None:
         advance(2 * HOUR)
         taken("default", "history").complete()
         assert words in explain(TaskHistory.objects.get(task_id=task.pk)).sentence
-    plain = enqueue("work", "throttle:mine")
-    assert "rule" not in explain(plain).sentence
+    assert "rule" not in explain(enqueue("work", "throttle:mine")).sentence
     task = enqueue("work", payload=1, unique=Unique(), priority=-1)
     taken("default", "work").complete()
     enqueue("work", payload=1, unique=Unique())

@@ -77,8 +77,7 @@ def test_tasks_keep_their_attempts_and_times(settings: Any) -> None:
 def test_the_order_of_a_group_is_kept(settings: Any) -> None:
     enqueue_many("spread", ({"reference": f"g{n}", "group": "g"} for n in range(6)))
     two_shards(settings)
-    refused = command("move", "spread")["refused"]
-    assert ["--to" in reason for reason in refused] == [True]
+    assert ["--to" in reason for reason in command("move", "spread")["refused"]] == [True]
     command("move", "spread", "--to", "sqlite")
     enqueue("spread", "late", group="g", using="default")
     [reason] = command("move", "spread", "--to", "sqlite")["refused"]

@@ -383,8 +383,7 @@ def test_acting_from_the_page_of_a_task_leads_back_to_it(op: Client) -> None:
     task = make_task(Status.ERROR)
     assert offered(text_of(op.get(page_of(task)))) == ["reprocess", "mark_poison", "housekeep", "edit", "delete"]
     assert f'href="{page_of(task)}"' in text_of(post(op, "reprocess", [task], origin="page"))
-    response = confirm(op, "reprocess", [task], origin="page")
-    assert response.headers["Location"] == page_of(task)
+    assert confirm(op, "reprocess", [task], origin="page").headers["Location"] == page_of(task)
     shown = text_of(op.get(page_of(task)))
     assert "1 task reprocessed." in shown
     assert offered(shown) == ["cancel", "run_now", "snooze", "change_priority", "move", "signal", "delete"]

@@ -111,8 +111,7 @@ def test_500_tasks_are_laid_out_without_an_overlap() -> None:
     keys = [TaskKey("t", n) for n in range(500)]
     waits = [(keys[n // 3], keys[n], True) for n in range(1, 500)]
     graph = related_tasks.laid_out([related_tasks.Node(key, "", "", "", "CREATED") for key in keys], waits)
-    places = {(node.x, node.y) for node in graph.nodes}
-    assert len(places) == 500
+    assert len({(node.x, node.y) for node in graph.nodes}) == 500
     by_key = {node.key: node for node in graph.nodes}
     assert all(by_key[parent].y < by_key[child].y for parent, child, _open in waits)
     assert max(node.x for node in graph.nodes) + related_tasks.NODE_WIDTH <= graph.width <= 2000

@@ -487,8 +487,7 @@ def test_pages_offer_each_verb_to_those_who_may() -> None:
     offer, wrong = re.compile(r'name="action" value="(\w+)"'), []
     for name, verb in TASK_VERBS.items():
         user = make_user("only this", verb)
-        page = tasks[next(iter(TARGETS[name]))].pk
-        for address in ("", f"{page}/change/"):
+        for address in ("", f"{tasks[next(iter(TARGETS[name]))].pk}/change/"):
             offered = set(offer.findall(browser(user).get(f"{TASKS}{address}").content.decode()))
             wrong += [] if offered == {name} else [(name, address, offered)]
         user.delete()

@@ -184,8 +184,7 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
 
 
 def test_a_search_can_be_kept_under_a_name_and_shared_or_says_why_not(op: Client) -> None:
-    url = f"{TASKS}?q=queue:letters"
-    op.post(url, {"save_view": "1", "view_name": "Letters", "view_shared": "1"})
+    op.post(f"{TASKS}?q=queue:letters", {"save_view": "1", "view_name": "Letters", "view_shared": "1"})
     op.post(TASKS, {"save_view": "1", "view_name": "Everything"})
     other = staff("view_task")
     (saved,) = models.SavedSearch.objects.all()
@@ -256,8 +255,7 @@ def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Clie
 def test_a_report_is_a_page_and_a_file_that_runs_nothing_foreign(op: Client) -> None:
     figures = report_figures("<script>alert(1)</script>")
     report = PipelineReport.objects.create(kind="report", summary="fine", data=figures)
-    page = f"{ADMIN}pipelinereport/{report.pk}/change/"
-    shown = text(op.get(page))
+    shown = text(op.get(f"{ADMIN}pipelinereport/{report.pk}/change/"))
     assert "<script>alert(1)" not in shown and "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
     assert f'href="{ADMIN}pipelinereport/{report.pk}/report/"' in shown and 'id="dbtq-wait-chart"' in shown
     alone = op.get(f"{ADMIN}pipelinereport/{report.pk}/report/")
@@ -278,8 +276,7 @@ def test_pollers_are_told_and_asked_about_before(op: Client) -> None:
     data = {"action": "drain", "_selected_action": [HOLDER, "ended"]}
     assert "1 poller would follow." in text(op.post(POLLERS, data))
     op.post(POLLERS, {**data, "confirm": "yes", "reason": "a new release"})
-    told = dict(Poller.objects.values_list("instance", "requested_command"))
-    assert told == {HOLDER: "drain", "ended": ""}
+    assert dict(Poller.objects.values_list("instance", "requested_command")) == {HOLDER: "drain", "ended": ""}
     assert "drain requested" in text(op.get(POLLERS))
     assert (AuditEntry.objects.get().reason, LogEntry.objects.count()) == ("a new release", 1)
 

@@ -197,8 +197,7 @@ def test_a_schedule_that_a_person_changed_here_is_left_and_named(celery: None) -
     crontab("plain", {"minute": "0", "hour": "3"})
     imported("django-celery-beat")
     command("schedules", "edit", "plain", "--cron", "0 4 * * *")
-    found = imported("django-celery-beat", code=1)
-    assert "with another cron" in found["plain"]["reason"]
+    assert "with another cron" in imported("django-celery-beat", code=1)["plain"]["reason"]
     assert cron("plain") == ("0 4 * * *", "Europe/Madrid")
 
 

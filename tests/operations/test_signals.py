@@ -113,8 +113,7 @@ def test_the_processor_learns_who_sent_it_and_an_edit_takes_it_back(op: Client) 
     @processor(QUEUE, max_attempts=1)
     def pay(task: Lease) -> None:
         assert task.signal is None
-        claimed = task.wait_for("approved")
-        seen.append((claimed["by"], task.signal and task.signal.actor))
+        seen.append((task.wait_for("approved")["by"], task.signal and task.signal.actor))
         assert task.payload["amount"] == 90
 
     task = enqueue(QUEUE, payload={"amount": 70})

@@ -23,14 +23,13 @@ from tests.support import taken_back
 
 COLUMNS = [field.name for field in Task._meta.concrete_fields if field.name != "last_update_time"]
 HOUR = timedelta(hours=1)
-OPTIONS = VerbOptions(delay=HOUR, priority=-3, queue="letters")
 OPERATIONS = f"{ADMIN}bulkoperation/"
 PRINT = "84e82a" + "0" * 34
 SEARCH = f"fingerprint:{PRINT} status:ERROR"
 
 
 def done(verb: str, q: str = f"queue:{QUEUE}", alias: str = "default") -> BulkOperation:
-    operation = bulk.start(verb, q, None, "why", alias, options=OPTIONS)
+    operation = bulk.start(verb, q, None, "why", alias, options=VerbOptions(delay=HOUR, priority=-3, queue="letters"))
     run(alias)
     operation.refresh_from_db()
     assert operation.state == "FINISHED", operation.note
@@ -41,14 +40,11 @@ def rows(alias: str = "default") -> list[dict[str, Any]]:
     return list(Task.objects.using(alias).order_by("pk").values(*COLUMNS))
 
 
-UNDOABLE = [name for name, verb in BULK_VERBS.items() if verb.undoable]
-
-
 def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(bulk, "TASKS_PER_CHUNK", 2)
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"database": alias}, "letters": {"database": alias}}}
     wrong: list[Any] = []
-    for verb in UNDOABLE:
+    for verb in [name for name, verb in BULK_VERBS.items() if verb.undoable]:
         with taken_back(), taken_back(alias):
             for number in range(3):
                 facts = {"reference": f"r{number}", "priority": number, "attempt": 2, "expire_time": HOUR}
@@ -86,8 +82,7 @@ def test_a_group_comes_back_in_its_order(alias: str) -> None:
     assert rows(alias) != before
     bulk.put_back(operation.pk, None, using=alias)
     run(alias)
-    due = Task.objects.using(alias).due()
-    assert [task.pk for task in due] == [first.pk]
+    assert [task.pk for task in Task.objects.using(alias).due()] == [first.pk]
 
 
 def test_tasks_that_changed_since_stay_and_are_named() -> None:
@@ -149,8 +144,7 @@ def group() -> None:
 
 
 def test_the_audit_names_tasks_and_errors(op: Client, group: None) -> None:
-    failed = make_task(Status.ERROR, reference="AA-1141", fingerprint=PRINT)
-    post(op, "tasks/reprocess/ids", ids=[failed.pk])
+    post(op, "tasks/reprocess/ids", ids=[make_task(Status.ERROR, reference="AA-1141", fingerprint=PRINT).pk])
     listed = text(op.get(f"{ADMIN}auditentry/"))
     assert "AA-1141" in listed and "PlaneUnknown" in listed
 

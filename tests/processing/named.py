@@ -115,8 +115,7 @@ def status_of(task: Lease) -> str | None:
     with suppress(RuntimeError):
         asyncio.get_running_loop()
         return "PROCESSING"
-    found = Task.objects.using(task.port.alias).filter(pk=task.id)
-    return found.values_list("status", flat=True).first()
+    return Task.objects.using(task.port.alias).filter(pk=task.id).values_list("status", flat=True).first()
 
 
 @contextmanager
@@ -173,8 +172,7 @@ def book(task: Lease) -> dict[str, Any]:
 
 
 def wait(task: Lease) -> Any:
-    booked = task.step("book", book, task)
-    return [booked["pid"], task.wait_for("approved")]
+    return [task.step("book", book, task)["pid"], task.wait_for("approved")]
 
 
 def where(task: Lease) -> dict[str, Any]:

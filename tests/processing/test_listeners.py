@@ -210,8 +210,7 @@ def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Dia
             finally:
                 cursor.execute("ALTER TABLE dbtaskqueue_away RENAME TO dbtaskqueue_task")
         site.until(site.enqueue())
-    error = next(told[1] for told in diary.of(poller) if told[0] == "poll_failed")
-    assert "dbtaskqueue_task" in str(error)
+    assert "dbtaskqueue_task" in str(next(told[1] for told in diary.of(poller) if told[0] == "poll_failed"))
 
 
 def test_listeners_of_the_settings(site: Site, settings: Any) -> None:

@@ -76,8 +76,7 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
     calls = [("put", first), ("put", second), ("put", many[0]), ("put", many[1]), ("take", first), ("ack", first)]
     assert told == calls + [(call, second) for call in ("take", "touch", "release", "bury", "kick", "delete")]
     mail.release(take(mail), HOUR)
-    expired = mail.put(ttl=SECOND, priority=-1)
-    age(2 * SECOND, pk=expired.pk)
+    age(2 * SECOND, pk=mail.put(ttl=SECOND, priority=-1).pk)
     take(mail)
     assert mail.truncate() == 4
     assert mail.statistics().by_call == {
