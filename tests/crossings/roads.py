@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from django.core.management import call_command
+
 from django_dbtaskqueue import Reenqueue, queue
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import model_for
@@ -20,18 +22,19 @@ def command(*options: str) -> Road:
 
     @contextmanager
     def road(database: ProcessDatabase) -> Iterator[None]:
-        # One checkout takes no more than there are free threads; tasks of other queues may still have theirs.
-        threads = ("--threads", "64") if "--once" in options else ()
-        with runtaskpoller(database, "--queue", ",".join(FEATURES), "--tag", "gpu", *options, *threads) as poller:
-            if "--once" in options:
-                poller.ended()
+        with runtaskpoller(database, "--queue", ",".join(FEATURES), "--tag", "gpu", *options) as poller:
             yield
-            if options:
-                poller.ended()
-            else:
-                poller.stop()
+            poller.ended() if options else poller.stop()
 
     return road
+
+
+@contextmanager
+def by_once(database: ProcessDatabase) -> Iterator[None]:
+    """Run the command here: one checkout takes no more than there are free threads, and each may start a process."""
+    for threads, queues in ((64, [*FEATURES.keys() - {"process"}]), (1, ["process"])):
+        call_command("runtaskpoller", once=True, queue=queues, tag=["gpu"], threads=threads)
+    yield
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def run(task: Lease) -> None:
 
 SPARK = "Spark"
 ROADS: dict[str, Road] = {
-    "--once": command("--once"),
+    "--once": by_once,
     "--drain": command("--drain"),
     "run_poller": by_kit,
     "drain()": by_drain,

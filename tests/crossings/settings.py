@@ -11,6 +11,7 @@ DATABASES = {**DATABASES, "second": database_from_url(os.environ.get("SECOND_URL
 INSTALLED_APPS = [*INSTALLED_APPS, "tests.crossings"]
 DBTASKQUEUE: dict[str, Any] = {
     "HEARTBEAT": "200ms",
+    "THREADS": 2,
     "LISTENERS": ["tests.crossings.features.Books"],
     "EMBEDDED_POLLER": {"tags": ["gpu"]},
     "DEFAULTS": {"poll_interval": "20ms", "idle_interval": "20ms"},
