@@ -98,4 +98,6 @@ def files(folder: str) -> list[Path]:
 
 MODULES = [Module(path) for path in files(PACKAGE)]
 NAMES = {module.name for module in MODULES}
+TESTS = [Module(path) for path in files("tests")]
+EXAMPLE = [Module(path) for path in files("example_project")]
 WRITTEN = [module for module in MODULES if not module.name.startswith("migrations")]  # Django writes the others

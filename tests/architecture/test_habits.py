@@ -1,17 +1,18 @@
-"""Small by measure, and nothing left half done."""
+"""Small by measure, nothing left half done; who may write a status, load code, and stop at a row that raises."""
 
 import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from django_dbtaskqueue.core.states import BY_VERB, EDGES, TERMINAL, Status
 from tests.architecture.limits import LIMITS
-from tests.architecture.source import MODULES, Module, files, length
-
-TESTS = [Module(path) for path in files("tests")]
-EXAMPLE = [Module(path) for path in files("example_project")]
+from tests.architecture.source import EXAMPLE, MODULES, TESTS, Module, length
 
 
 def test_functions_are_short_and_take_few_arguments() -> None:
@@ -154,3 +155,148 @@ def test_public_things_say_what_they_promise() -> None:
             public = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name[0] != "_"
             if public and not module.name.startswith("admin"):  # what Django's admin calls says its name
                 assert ast.get_docstring(node), f"{module.place}:{node.lineno} {node.name}"
+
+
+# -- only the flow writes ``status``; only statements and edges say which may follow which -----------------------------
+
+WRITING = re.compile(r"(UPDATE|INSERT INTO)\s+\W*(dbtaskqueue_task\b|\{[^}]*task[^}]*\})", re.IGNORECASE)
+CALLS = ("update", "create", "update_or_create", "get_or_create", "aupdate", "acreate", "bulk_create")
+
+
+def may_write(name: str) -> bool:
+    return name.startswith(("flow.", "core.sql.")) or name == "core.states"
+
+
+def status_writes(module: Module) -> list[str]:
+    found = []
+    prose = {id(node.value) for node in module.nodes if isinstance(node, ast.Expr)}
+    for node in module.nodes:
+        if id(node) in prose:
+            continue
+        line = getattr(node, "lineno", 0)
+        if isinstance(node, ast.Call) and any(key.arg == "status" for key in node.keywords):
+            words = {getattr(part, "attr", getattr(part, "value", None)) for part in (node.func, *node.args[:1])}
+            found += [f"{line}: {word}(status=…)" for word in words & set(CALLS)]  # or its partial, or a methodcaller
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found += [f"{line}: .status = …" for t in targets if isinstance(t, ast.Attribute) and t.attr == "status"]
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and WRITING.search(node.value):
+            found.append(f"{line}: {node.value[:60]!r}")
+        if isinstance(node, ast.JoinedStr) and WRITING.search(ast.unparse(node)):
+            found.append(f"{line}: {ast.unparse(node)[:60]}")
+    return found
+
+
+def test_only_the_flow_writes_status() -> None:
+    found = {module.name: written for module in MODULES if (written := status_writes(module))}
+    assert {name: written for name, written in found.items() if not may_write(name)} == {}
+    assert {"flow.move", "core.sql.checkout", "core.sql.settle", "core.sql.enqueue"} <= found.keys()
+
+
+def test_edges_name_each_verb_once_and_leave_no_status_without_a_way_in_and_out() -> None:
+    assert len(BY_VERB) == len(EDGES)
+    ways_in = {edge.target for edge in EDGES if set(edge.sources) != {edge.target}}
+    ways_out = {source for edge in EDGES for source in edge.sources if edge.target != source}
+    assert ways_in == {*Status, None}
+    assert ways_out == set(Status)
+    for edge in EDGES:
+        if set(edge.sources) & set(TERMINAL):
+            assert edge.actor == "operator", edge.verb
+
+
+# -- rows are data: only the listed modules unpickle, evaluate or import by name, and each has a reason ----------------
+
+CODE_BEARING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "jsonpickle"}
+LOADING = {"eval", "exec", "__import__", "import_string", "import_module", "resolve_name"}
+MAY_LOAD = {
+    "": "import_module: its own names, on first use",
+    "testing": "import_module: its own names, on first use",
+    "contrib.spark": "import_module, import_string: constants",
+    "contrib.spark.executor": "pickle: between a driver and its own Spark workers",
+    "contrib.spark.work": "pickle: between a driver and its own Spark workers",
+    "flow.checkout": "import_string: `strategy`, which a queue's row cannot set",
+    "flow.chunks": "eval: a function made of our own columns",
+    "flow.placement": "import_string: `router`, which a queue's row cannot set",
+    "operations.checks": "import_string: the settings",
+    "operations.permissions": "import_string: the settings",
+    "pipeline.jobs": "resolve_name: the list of jobs",
+    "pipeline.source": "import_module: its own names, on first use",
+    "poller.executors.process": "import_string: the names of registered processors, never of a row",
+    "flow.middleware": "import_string: paths of the settings and of processors",
+    "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",
+    "signals": "import_string: the settings",
+}
+
+
+def loads(module: Module) -> Iterator[str]:
+    yield from (name for name in module.imports if name.partition(".")[0] in CODE_BEARING)
+    for node in module.nodes:
+        if isinstance(node, ast.Call):
+            name = ast.unparse(node.func).rpartition(".")[2]
+            if name in LOADING:
+                yield name
+
+
+def test_only_listed_modules_turn_data_into_code() -> None:
+    for module in MODULES:
+        found = set(loads(module))
+        assert bool(found) == (module.name in MAY_LOAD), f"{module.place}: {', '.join(found) or 'nothing any more'}"
+
+
+# -- a loop with a transaction for each row lets a row that raises rest, and goes on with its neighbours: ``Pauses`` ---
+
+OPENS, ISOLATES = {"atomic"}, {"around", "apart"}
+MAY_STOP = {
+    "flow.batches": "an operator's act on one batch: the error is the answer",
+    "flow.dependencies": "inside the loop of ``sweep``, which tells ends apart",
+    "flow.enqueue_many": "a producer's call: the error is the answer",
+    "flow.groups": "chunks of one change of a limit, which is tried again as a whole",
+    "flow.retention": "tables that are gone: no row is read",
+    "flow.shard_move": "rounds of one step",
+    "flow.task_signals": "an operator's act: the error is the answer",
+    "operations.doctor": "its own checks, each of which says its error",
+    "operations.housekeeping": "partitions, whose names the package makes",
+    "operations.queue_control": "an operator's act: the error is the answer",
+    "pull.queue_admin": "a caller's act: the error is the answer",
+    "testing.running": "the blocks of one task",
+}
+
+
+def names_called(*nodes: ast.AST) -> set[str]:
+    calls = [one for node in nodes for one in ast.walk(node) if isinstance(one, ast.Call)]
+    return {ast.unparse(call.func).rpartition(".")[2] for call in calls}
+
+
+def loops(module: Module) -> Iterator[int]:
+    """Yield the lines of loops in which a transaction is opened, here or in a function of the module, for each row."""
+    opening = OPENS | {one.name for one in module.functions if names_called(one) & OPENS}
+    for node in module.nodes:
+        if isinstance(node, ast.For) and names_called(*node.body) & opening and not names_called(*node.body) & ISOLATES:
+            yield node.lineno
+
+
+def test_each_loop_over_rows_goes_on_behind_one_that_raises() -> None:
+    for module in MODULES:
+        found = [*loops(module)]
+        assert bool(found) == (module.name in MAY_STOP), f"{module.place}: {found or 'nothing any more'}"
+
+
+WORK = "def work(row):\n    with transaction.atomic():\n        row.save()\n"
+FOUND: list[tuple[Callable[[Module], Any], str, list[object]]] = [
+    (loops, "for row in rows:\n    with transaction.atomic():\n        row.save()", [1]),
+    (loops, f"{WORK}for row in rows:\n    work(row)", [4]),
+    (loops, f"{WORK}for row in rows:\n    with pauses.around(row.pk, note):\n        work(row)", []),
+    (loops, "with transaction.atomic():\n    for row in rows:\n        row.save()", []),
+    (loads, "import pickle", ["pickle"]),
+    (loads, "from yaml import load", ["yaml.load"]),
+    (loads, "def f(row):\n    return eval(row)", ["eval"]),
+    (loads, "module_loading.import_string(row.path)", ["import_string"]),
+    (loads, "import json\njson.loads(row)", []),
+    (loads, "compiled = re.compile(text)", []),
+]
+
+
+@pytest.mark.parametrize(("search", "code", "found"), FOUND)
+def test_the_searches_find_what_they_look_for(tmp_path: Path, search: Any, code: str, found: list[object]) -> None:
+    (tmp_path / "module.py").write_text(code)
+    assert [*search(Module(tmp_path / "module.py"))] == found

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
-from tests.architecture.source import MODULES, PACKAGE, REPOSITORY, Module, files
+from tests.architecture.source import EXAMPLE, MODULES, PACKAGE, REPOSITORY, TESTS, Module
 
 # Wherever one of these is a word of a name, the name is wrong.
 ANYWHERE = """
@@ -54,8 +54,7 @@ def names(module: Module) -> Iterator[tuple[int, str]]:
 
 def in_python() -> Iterator[str]:
     """Yield the old names in the package, the tests and the example project."""
-    others = [Module(path) for folder in ("tests", "example_project") for path in files(folder)]
-    for module in [*MODULES, *others]:
+    for module in (*MODULES, *TESTS, *EXAMPLE):
         inside = module.place.startswith(PACKAGE)
         yield from (f"{module.place}:{line} {text}" for line, text in names(module) if is_old(text, inside=inside))
 
