@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db.models.functions import Now
 
 from django_dbtaskqueue import periodic, processor
@@ -34,7 +35,7 @@ def test_an_idle_poller_wakes_for_a_tick(process_database: ProcessDatabase, sett
 @pytest.mark.parametrize("option", ["--once", "--drain"])
 def test_a_run_that_ends_by_itself_takes_ticks_that_are_due(process_database: ProcessDatabase, option: str) -> None:
     Schedule.objects.create(name="tick", queue="work", cron="0 0 1 1 *", next_time=Now())
-    process_database.run("runtaskpoller", "--queue", "work", option)
+    call_command("runtaskpoller", option, "--queue=work")
     assert ticks_done() == 1
 
 
