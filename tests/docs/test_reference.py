@@ -11,6 +11,7 @@ import pytest
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.operations import checks, schedules
 from django_dbtaskqueue.pipeline.jobs import JOBS
+from tests.architecture.source import MODULES
 from tests.crossings import features
 from tests.crossings.roads import ROADS
 from tests.docs.pages import FROM_CODE, FROM_TESTS, REPOSITORY, shown
@@ -76,8 +77,8 @@ def test_the_page_of_reasons_has_each_code() -> None:
 
 
 def log_lines() -> Iterator[str]:
-    for file in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
+    for module in MODULES:
+        for node in module.nodes if "logg" in module.text else ():
             called = node.func if isinstance(node, ast.Call) else None
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if name in ("info", "warning", "error", "exception", "log") and isinstance(node, ast.Call) and node.args:

@@ -25,7 +25,7 @@ def public_names() -> dict[str, list[str]]:
     """Return the names in ``__all__`` of each module that has one."""
     found = {}
     for module in MODULES:
-        for node in module.tree.body:
+        for node in module.tree.body if "__all__" in module.text else ():
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
                 found[f"{PACKAGE}.{module.name}".rstrip(".")] = ast.literal_eval(node.value)
     return dict(sorted(found.items()))
