@@ -15,20 +15,12 @@ from example_project.flights import data, rules
 ROOT = Path(data.__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="module")
-def year() -> list[data.FlightRecord]:
-    return list(data.flights())
-
-
-def test_the_year_is_whole_and_the_reference_is_a_natural_key(year: list[data.FlightRecord]) -> None:
-    assert len(year) == 336_776
-    assert {flight.flown_on.year for flight in year} == {2013}
-    assert len({flight.reference for flight in year}) == len(year)
+@pytest.mark.slow
+def test_the_year_is_whole_its_gaps_are_real_and_the_table_of_outcomes_in_the_docs_holds() -> None:
+    year, seats = list(data.flights()), {tail: seats for tail, _, seats in data.planes()}
+    assert len({flight.reference for flight in year}) == len(year) == 336_776, "the reference is a natural key"
     assert max(len(flight.reference) for flight in year) <= 40
-
-
-def test_the_gaps_are_real_and_the_table_of_outcomes_in_the_docs_holds(year: list[data.FlightRecord]) -> None:
-    seats = {tail: seats for tail, _, seats in data.planes()}
+    assert {flight.flown_on.year for flight in year} == {2013}
     unknown_plane = [flight for flight in year if flight.tail_number not in seats]
     assert len(unknown_plane) == 52_606
     assert sum(flight.departure_delay is None for flight in year) == 8_255
@@ -77,14 +69,13 @@ def test_a_sample_has_the_size_asked_for_or_all_there_is_and_is_always_the_same(
 
 def test_a_small_sample_has_every_kind_of_gap(january: int) -> None:
     register = {tail for tail, _, _ in data.planes()}
-    kinds = {
-        (flight.departure_delay is None, flight.arrival_delay is None, flight.tail_number in register)
-        for flight in data.sample(20).flights
-    }
+    some = data.sample(20).flights
+    kinds = {(one.departure_delay is None, one.arrival_delay is None, one.tail_number in register) for one in some}
     gaps = {(False, False), (False, True), (True, True)}  # no departure and no arrival is known
     assert kinds == {(*gap, known) for gap in gaps for known in (True, False)}
 
 
+@pytest.mark.slow
 def test_a_big_sample_is_spread_over_the_year_by_share() -> None:
     sample = data.sample(20_000).flights
     months = Counter(flight.flown_on.month for flight in sample)

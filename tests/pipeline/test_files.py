@@ -32,7 +32,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(CELLS, inner, max_size=3),
     max_leaves=8,
 )
-HOSTILE = settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+HOSTILE = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:

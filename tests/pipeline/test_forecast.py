@@ -150,6 +150,7 @@ def test_a_short_history_says_what_it_saw() -> None:
     assert (found.model, found.errors, found.coverage) == (NAIVE, {}, None)
 
 
+@pytest.mark.slow  # to import it takes seconds
 def test_the_library_s_model_is_compared_where_it_is_installed() -> None:
     pytest.importorskip("statsforecast")
     arrivals = office(datetime(2026, 3, 9), 29)
