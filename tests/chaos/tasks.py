@@ -10,7 +10,6 @@ All queues have the same; those in ``ATOMIC`` have ``mode="atomic"``.
 
 import ctypes
 import time
-from pathlib import Path
 from typing import Any
 
 from django.db.models import F
@@ -30,15 +29,14 @@ def run(task: Lease) -> Any:
 
 
 def _hold(task: Lease, payload: dict[str, Any]) -> Complete:
-    until = Path(f"{payload['until']}.{task.total_attempt}" if payload.get("each") else payload["until"])
-    while not until.exists():
-        time.sleep(testapp.LOOK)
+    each = f".{task.total_attempt}" if payload.get("each") else ""
+    testapp.VERBS["wait"](task, {"until": payload["until"] + each})
     return Complete(task.total_attempt)
 
 
 def _count(task: Lease, payload: dict[str, Any]) -> Complete:
-    while "until" in payload and not Path(payload["until"]).exists():
-        time.sleep(testapp.LOOK)
+    if "until" in payload:
+        testapp.VERBS["wait"](task, payload)
     found = Booking.objects.using(task.port.alias).count()
     time.sleep(payload.get("seconds", 0))
     return Complete(found)
@@ -49,13 +47,7 @@ def _bump(task: Lease, payload: dict[str, Any]) -> Complete:
     return Complete()
 
 
-VERBS = {
-    **testapp.VERBS,
-    "hold": _hold,
-    "bump": _bump,
-    "count": _count,
-    "segfault": lambda task, payload: ctypes.string_at(0),
-}
+VERBS = {**testapp.VERBS, "hold": _hold, "bump": _bump, "count": _count, "segfault": lambda *_: ctypes.string_at(0)}
 
 for queue in ("chaos", *ALONE):
     processor(queue)(run)

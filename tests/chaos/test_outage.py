@@ -17,9 +17,7 @@ from tests.testapp.models import Booking
 
 
 @on("crash_database")
-def test_pollers_say_once_that_the_server_is_away_and_work_when_it_is_back(
-    audited: None, pg_server: EmbeddedPostgres, start: Start
-) -> None:
+def test_pollers_wait_for_a_server_and_say_so_once(audited: None, pg_server: EmbeddedPostgres, start: Start) -> None:
     pollers = [start(queue=queue).ready() for queue in ("chaos", "ledger")]
     said = [len(poller.log.splitlines()) for poller in pollers]
     pg_server.stop("immediate")

@@ -25,9 +25,7 @@ def test_a_task_that_kills_takes_nobody_with_it(start: Start, queues: Configure,
     poller.end()
 
 
-def test_a_poller_without_its_fetch_thread_stores_what_runs_and_ends(
-    start: Start, queues: Configure, tmp_path: Path
-) -> None:
+def test_a_poller_without_its_fetch_thread_stores_what_runs(start: Start, queues: Configure, tmp_path: Path) -> None:
     queues(heartbeat="10s", listeners=("tests.chaos.crashing.Leaves",))
     gate = tmp_path / "gate"
     enqueue("chaos", None, {"do": "hold", "until": str(gate)})

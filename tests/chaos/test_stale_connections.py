@@ -4,7 +4,9 @@ import asyncio
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event
@@ -72,25 +74,52 @@ def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault
 
 
 @pytest.fixture
-def wire(database: ProcessDatabase, proxy: Proxy, django_db_blocker: DjangoDbBlocker) -> Iterator[Proxy]:
-    """The way to the default database. Without it the server cannot be reached, in no thread."""
+def wire(
+    database: ProcessDatabase, proxy: Proxy, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Proxy]:
+    """The way to the default database. Without it the server cannot be reached, in no thread and no child."""
 
     async def disconnect() -> None:
         """Forget what an earlier test left in Django's thread for the statements of coroutines."""
         await sync_to_async(lambda: connections["default"].close())()
         await sync_to_async(connections.__delitem__)("default")
 
+    monkeypatch.setenv("DATABASE_URL", proxy.url)
     with _as_default(replace(database, url=proxy.url), django_db_blocker):
         asyncio.run(disconnect())
         yield proxy
 
 
+THREAD, POOL, LOOP = "a thread of the poller", "another executor", "the event loop"
+CHILD, ISOLATED = "a child of the poller", "the process for tasks whose process died"
 EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
-    "a thread of the poller": lambda finish: ThreadExecutor(1, finish, ConcurrencyLimiter()),
-    "another executor": lambda finish: PoolExecutor(OneThread, finish, ConcurrencyLimiter()),
-    "the event loop": lambda finish: AsyncExecutor(9, finish, ConcurrencyLimiter()),
-    "the process for tasks whose process died": lambda finish: IsolatedExecutor(finish, ConcurrencyLimiter()),
+    THREAD: lambda finish: ThreadExecutor(1, finish, ConcurrencyLimiter()),
+    POOL: lambda finish: PoolExecutor(OneThread, finish, ConcurrencyLimiter()),
+    LOOP: lambda finish: AsyncExecutor(9, finish, ConcurrencyLimiter()),
+    CHILD: lambda finish: ProcessExecutor(1, finish, ConcurrencyLimiter()),
+    ISOLATED: lambda finish: IsolatedExecutor(finish, ConcurrencyLimiter()),
 }
+
+
+@contextmanager
+def executor_of(where: str) -> Iterator[tuple[Executor, Callable[[], Done]]]:
+    """An executor, and what waits for the next task that it is done with."""
+    done: SimpleQueue[Done] = SimpleQueue()
+    executor = EXECUTORS[where](lambda one, *, idle: done.put(one))
+    yield executor, partial(done.get, timeout=PATIENCE)
+    executor.close()
+
+
+def ended(leases: list[Lease], processor: Processor, where: str = THREAD) -> list[type]:
+    """Run a job; return how each of its tasks ends."""
+    with executor_of(where) as (executor, done):
+        executor.submit([Job(leases[0], processor, tuple(leases[1:]))], fast=False)
+        return [type(done().settlement) for _ in leases]
+
+
+def taken(number: int) -> list[Lease]:
+    enqueue_many("work", [{"payload": 1}] * number)
+    return [lease for _ in range(number) if (lease := queue("work").take())]
 
 
 class OneThread(ThreadPoolExecutor):
@@ -121,41 +150,31 @@ async def acount_all(tasks: list[Lease]) -> None:
     await acount(tasks[0])
 
 
-THREADS, LOOP = ("a thread of the poller", "another executor"), ("the event loop",)
 CASES: tuple[tuple[tuple[str, ...], Callable[..., Any], dict[str, Any], type], ...] = (
-    (THREADS, count, {"mode": "atomic"}, Release),
-    (THREADS, count, {}, Release),
-    (THREADS, lambda tasks: count(tasks[0]), {"batch": 2}, Release),
-    (THREADS, count_elsewhere, {}, Failed),
-    (THREADS, raise_own, {}, Failed),
-    (LOOP, acount, {"is_async": True}, Release),
-    (LOOP, acount_all, {"is_async": True, "batch": 2}, Release),
-    (("the process for tasks whose process died",), acount, {"is_async": True}, Release),
+    ((THREAD, POOL), count, {"mode": "atomic"}, Release),
+    ((THREAD, POOL), count, {}, Release),
+    ((THREAD, POOL), lambda tasks: count(tasks[0]), {"batch": 2}, Release),
+    ((THREAD, POOL), count_elsewhere, {}, Failed),
+    ((THREAD, POOL), raise_own, {}, Failed),
+    ((LOOP,), acount, {"is_async": True}, Release),
+    ((LOOP,), acount_all, {"is_async": True, "batch": 2}, Release),
+    ((ISOLATED,), acount, {"is_async": True}, Release),
 )
 
 
-def test_a_task_whose_database_cannot_be_reached_at_its_first_statement_is_not_charged(
-    wire: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DATABASE_URL", wire.url)
+def test_a_server_that_is_away_at_the_first_statement_charges_no_task(wire: Proxy, monkeypatch: Any) -> None:
     monkeypatch.setitem(connections.settings, "elsewhere", connections.settings["default"])
     calls = [
-        (where, Processor("work", function, **options), taken(options.get("batch", 1)), end)
+        (taken(options.get("batch", 1)), Processor("work", function, **options), where, end)
         for places, function, options, end in CASES
         for where in places
     ]
     wire.stop()
-
-    def run(index: int) -> list[type]:
-        where, processor, leases, _ = calls[index]
-        return [type(one) for one in ended(leases, processor, where)]
-
-    assert at_once(len(calls), run) == [[end] * len(leases) for _, _, leases, end in calls]
+    found = at_once(len(calls), lambda index: ended(*calls[index][:3]))
+    assert found == [[end] * len(leases) for leases, _, _, end in calls]
 
 
-def test_coroutines_are_not_charged_for_the_end_of_a_shared_connection_before_their_first_statement(
-    wire: Proxy,
-) -> None:
+def test_coroutines_are_not_charged_when_a_shared_connection_ends_before_their_first_statement(wire: Proxy) -> None:
     # Given three coroutines on one connection, two of which have not used it yet
     began, gate = SimpleQueue[None](), Event()
 
@@ -169,23 +188,18 @@ def test_coroutines_are_not_charged_for_the_end_of_a_shared_connection_before_th
 
     enqueue_many("work", [{"payload": "soon"}, {"payload": "later"}, {"payload": "later"}])
     leases = [lease for _ in range(3) if (lease := queue("work").take())]
-    done: SimpleQueue[Done] = SimpleQueue()
-    executor = AsyncExecutor(9, lambda one, *, idle: done.put(one), ConcurrencyLimiter())
-    executor.submit([Job(lease, Processor("work", use, is_async=True)) for lease in leases], fast=False)
-    for _ in leases:
-        began.get(timeout=PATIENCE)
-
-    # When the connection is cut, then those are given back, or found a new connection
-    wire.cut()
-    gate.set()
-    ends = {one.lease.id: type(one.settlement) for one in (done.get(timeout=PATIENCE) for _ in leases)}
+    with executor_of(LOOP) as (executor, done):
+        executor.submit([Job(lease, Processor("work", use, is_async=True)) for lease in leases], fast=False)
+        for _ in leases:
+            began.get(timeout=PATIENCE)
+        # When the connection is cut, then those are given back, or found a new connection
+        wire.cut()
+        gate.set()
+        ends = {one.lease.id: type(one.settlement) for one in (done() for _ in leases)}
     assert {ends[lease.id] for lease in leases[1:]} <= {Release, Complete}
-    executor.close()
 
 
-def test_a_task_on_a_spark_worker_is_not_charged_for_a_connection_dead_before_its_first_statement(
-    wire: Proxy,
-) -> None:
+def test_a_task_on_a_spark_worker_is_not_charged_for_a_connection_dead_before_its_first_statement(wire: Proxy) -> None:
     def lose_first(task: Lease) -> None:
         wire.stop()
         count(task)
@@ -209,67 +223,23 @@ def test_a_task_that_loses_its_server_after_a_statement_is_charged(wire: Proxy) 
         wire.stop()
         count(task)
 
-    (settlement,) = ended(taken(1), Processor("work", lose))
-    assert isinstance(settlement, Failed)
+    assert ended(taken(1), Processor("work", lose)) == [Failed]
 
 
-def test_a_task_whose_lease_runs_out_while_its_thread_asks_a_connection_does_not_start(
-    wire: Proxy, clock: SteppedClock
-) -> None:
-    # Given a thread with a connection from before an outage, on a wire that stands still
-    ran, done = list[int](), SimpleQueue[Done]()
-    processor = Processor("work", lambda task: (count(task), ran.append(task.id)))
-    executor = ThreadExecutor(1, lambda one, *, idle: done.put(one), ConcurrencyLimiter())
+@pytest.mark.parametrize("where", [THREAD, CHILD])
+def test_no_task_starts_after_its_lease_on_a_wire_that_is_silent(wire: Proxy, clock: SteppedClock, where: str) -> None:
+    # Given a thread or a child with a connection from before an outage, on a wire that stands still
+    processor = Processor("work", count, executor="process" if where == CHILD else None)
     first, second = taken(2)
-    executor.submit([Job(first, processor)], fast=False)
-    done.get(timeout=PATIENCE)
-    until(lambda: executor._idle)
-    liveness.outages.report()
-    wire.stall(on=True)
-
-    # When the thread asks it for longer than the next task's lease, then another poller may have the task
-    executor.submit([Job(second, processor)], fast=False)
-    assert wire.held.wait(PATIENCE)
-    clock.advance(3600)
-    wire.stall(on=False)
-    assert done.get(timeout=PATIENCE).settlement == Release()
-    assert ran == [first.id]
-    executor.close()
-
-
-def test_a_task_whose_lease_runs_out_while_a_child_asks_its_connection_does_not_start(
-    wire: Proxy, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Given a child with a connection from before an outage, on a wire that stands still
-    monkeypatch.setenv("DATABASE_URL", wire.url)
-    done = SimpleQueue[Done]()
-    processor = Processor("work", count, executor="process")
-    executor = ProcessExecutor(1, lambda one, *, idle: done.put(one), ConcurrencyLimiter())
-    first, second = taken(2)
-    executor.submit([Job(first, processor)], fast=False)
-    assert done.get(timeout=PATIENCE).settlement == Complete()
-    until(lambda: executor._idle)
-    liveness.outages.report()
-    wire.stall(on=True)
-
-    # When it asks for longer than the next task's lease, then another poller may have the task
-    executor.submit([Job(second, processor)], fast=False)
-    assert wire.held.wait(PATIENCE)
-    clock.advance(second.deadline - clock.monotonic())
-    wire.stall(on=False)
-    assert done.get(timeout=PATIENCE).settlement == Release()
-    executor.close()
-
-
-def taken(number: int) -> list[Lease]:
-    enqueue_many("work", [{"payload": 1}] * number)
-    return [lease for _ in range(number) if (lease := queue("work").take())]
-
-
-def ended(leases: list[Lease], processor: Processor, where: str = "a thread of the poller") -> list[Any]:
-    done: SimpleQueue[Done] = SimpleQueue()
-    executor = EXECUTORS[where](lambda one, *, idle: done.put(one))
-    executor.submit([Job(leases[0], processor, tuple(leases[1:]))], fast=False)
-    found = [done.get(timeout=PATIENCE).settlement for _ in leases]
-    executor.close()
-    return found
+    with executor_of(where) as (executor, done):
+        executor.submit([Job(first, processor)], fast=False)
+        assert done().settlement == Complete()
+        until(lambda: executor._idle)
+        liveness.outages.report()
+        wire.stall(on=True)
+        # When it asks its connection for longer than the next task's lease, then another poller may have the task
+        executor.submit([Job(second, processor)], fast=False)
+        assert wire.held.wait(PATIENCE)
+        clock.advance(second.deadline - clock.monotonic())
+        wire.stall(on=False)
+        assert done().settlement == Release()
