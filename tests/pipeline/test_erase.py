@@ -205,3 +205,33 @@ def test_after_a_kill_the_next_run_removes_what_is_left(sqlite: Database, folder
     erase("--reference", "ada", "--lake", folder)
     assert names_in(folder) == names_in_tables() == {"bob"}
     assert sorted(Step.objects.values_list("kind", flat=True)) == ["sent", "step"]
+
+
+FILES = {
+    "a byte order mark": ("\ufeffP-1\nP-2\n", ["P-1", "P-2"]),
+    "lines of Windows": ("P-1\r\n\r\nP-2", ["P-1", "P-2"]),
+    "separators of lines": ("P\u20281\nP\u00852\nP\x0b3\n", ["P\u20281", "P\u00852", "P\x0b3"]),
+    "spaces": ("P-1 \n \n", ["P-1 ", " "]),
+}
+
+
+@pytest.mark.usefixtures("sqlite")
+@pytest.mark.parametrize(("content", "references"), FILES.values(), ids=FILES)
+def test_a_file_of_references_is_read_as_it_is(tmp_path: Path, content: str, references: list[str]) -> None:
+    for one in references:
+        make_task("COMPLETED", reference=one)
+    (tmp_path / "names").write_bytes(content.encode())
+    erase("--reference-file", tmp_path / "names")
+    assert not Task.objects.exists()
+
+
+@pytest.mark.parametrize("more", [(), ("--dry-run",)])
+def test_a_reference_that_matches_nothing_is_named(database: Database, more: tuple[str, ...]) -> None:
+    make_task("COMPLETED", reference="ada")
+    out, words = io.StringIO(), ("--reference", "ada", "--reference", "bob ", *more, "--quiet", "--json", "-")
+    with pytest.raises(CommandError, match="Nothing has 1 of these references: 'bob '") as caught:
+        call_command("runtaskpipeline", "erase", *words, stdout=out)
+    assert caught.value.returncode == 3
+    assert json.loads(out.getvalue())["not_found"] == ["bob "]
+    assert Task.objects.exists() == bool(more)
+    assert "bob" not in json.dumps(list(models.AuditEntry.objects.values_list("details", flat=True)))

@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -110,9 +111,8 @@ def blocks_read() -> int:
 
         until(lambda: sessions() == 0)
         cursor.execute("SELECT pg_stat_force_next_flush()")
-        cursor.execute(
-            "SELECT heap_blks_read + heap_blks_hit FROM pg_statio_user_tables WHERE relname = 'dbtaskqueue_task'"
-        )
+        blocks = "heap_blks_read + heap_blks_hit"
+        cursor.execute(f"SELECT {blocks} FROM pg_statio_user_tables WHERE relname = 'dbtaskqueue_task'")
         return int(cursor.fetchone()[0])
 
 
@@ -289,3 +289,22 @@ def test_sqlite_has_no_stream(sqlite: Database) -> None:
         Stream().run(Stream.context(database=sqlite, lake="nowhere"))
     with pytest.raises(PipelineError, match="from PostgreSQL only"):
         TaskStreamReader(sqlite, Selection(sqlite.tables.task, schema_of("task")), "task")
+
+
+@pytest.mark.parametrize("once", [False, True])
+def test_a_position_of_another_server_or_of_one_set_back_is_refused(pg: Database, once: bool) -> None:
+    """Another one counts its transactions anew."""
+    reader, limit = Follower(pg).reader, None  # it takes all rows
+    if once:
+        reader.prepareForTriggerAvailableNow()
+    here = reader.latestOffset(reader.initialOffset(), limit)
+    assert reader.latestOffset({"transaction": here["transaction"]}, limit)["server"] == here["server"]
+    for wrong in ({**here, "server": 1}, {**here, "transaction": here["transaction"] + 10**6}):
+        for ask in (partial(reader.latestOffset, limit=limit), partial(reader.partitions, reader.initialOffset())):
+            with pytest.raises(PipelineError, match=r"moved or set back.* stream --unregister NAME"):
+                ask(wrong)
+
+
+def test_every_user_may_ask_for_the_server(pg: Database) -> None:
+    with pg.open() as link:
+        assert link.run("SELECT has_function_privilege('public', 'pg_control_system()', 'execute')") == [(True,)]

@@ -18,13 +18,12 @@ from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import TASKS, Database
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks, register, write_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session
+from tests.factories import make_task
 from tests.pipeline.executors import dying_once
 from tests.pipeline.test_source_write import FUTURE, staging_tables, tasks
 
 
-def test_the_running_session_is_used_and_its_workers_are_this_python_with_this_package(
-    spark: SparkSession,
-) -> None:
+def test_the_running_session_is_used_and_its_workers_are_this_python_with_this_package(spark: SparkSession) -> None:
     def where(_row: object) -> tuple[str, str]:
         import django_dbtaskqueue
 
@@ -181,3 +180,30 @@ def test_a_micro_batch_that_is_run_again_adds_nothing(spark: SparkSession, pg: D
     assert Task.objects.count() == 30  # the payloads have no reference: nothing but the ledger tells
     assert sorted(UsedReference.objects.values_list("reference", flat=True)) == ["files 0", "files 1"]
     assert staging_tables() == []
+
+
+ATTACKS = {
+    "a column": {"where": '[["(SELECT count(*) FROM pg_authid) > 0 AND id", ">", 0]]'},
+    "a union": {"where": '[["id < 0 UNION ALL SELECT rolname FROM pg_authid WHERE 1", "=", 1]]'},
+    "an operator": {"where": '[["id", "> 0 OR id >", 0]]'},
+    "no condition": {"where": '[[["id"], {}, 0]]'},
+    "a snapshot": {"snapshot": "00000003-1'; DROP TABLE dbtaskqueue_task; --"},
+    "a table": {"table": 'task" WHERE id = (SELECT 1) --'},
+    "a location": {"location": "dbtaskqueue.task'; --"},
+    "slices": {"slice_ids": "1; DROP TABLE dbtaskqueue_task"},
+    "an unknown option": {"query": "SELECT rolname FROM pg_authid"},
+}
+
+
+@pytest.mark.parametrize("options", ATTACKS.values(), ids=ATTACKS)
+def test_an_option_is_never_sql(spark: SparkSession, pg: Database, options: dict[str, str]) -> None:
+    """The options are data: whoever may only write Spark SQL cannot write SQL of the database."""
+    make_task("COMPLETED", queue="a'b")
+    register(spark, pg)
+    given = {"url": pg.url_without_password, **options}
+    texts = {name: value.replace("\\", "\\\\").replace("'", "\\'") for name, value in given.items()}
+    told = ", ".join(f"{name} '{value}'" for name, value in texts.items())
+    with pytest.raises(Exception, match=r"PipelineError|ValueError|TypeError"):
+        spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW attack USING dbtaskqueue OPTIONS ({told})")
+        spark.sql("SELECT count(*) FROM attack").collect()
+    assert spark.read.format("dbtaskqueue").option("url", given["url"]).load().where('queue_name = "a\'b"').count() == 1

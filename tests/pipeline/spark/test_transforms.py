@@ -22,10 +22,8 @@ MINUTE = 60.0
 
 def attempts(spark: SparkSession, *rows: tuple[str, float, str, str]) -> DataFrame:
     """Return failed attempts of (queue, seconds, error type, message)."""
-    values = [
-        ("dbtaskqueue.task", 1, queue, MONDAY, MONDAY + timedelta(seconds=seconds), kind, message)
-        for queue, seconds, kind, message in rows
-    ]
+    same = ("dbtaskqueue.task", 1)
+    values = [(*same, queue, MONDAY, MONDAY + timedelta(0, ran), kind, message) for queue, ran, kind, message in rows]
     return spark.createDataFrame(values, schema_of("attempt", transforms.ATTEMPT_COLUMNS))
 
 
@@ -61,23 +59,16 @@ def of(levels: DataFrame, *queues: str) -> DataFrame:
 seconds = st.floats(0, 9_000).map(lambda value: round(value, 3))
 tasks = st.builds(
     row,
-    queue_name=st.sampled_from(["claims", "mails"]),
-    status=st.sampled_from(["COMPLETED"] * 3 + ["ERROR", "POISON"]),
-    created=seconds,
-    waited=st.none() | seconds,
-    ran=seconds,
-    total_attempt=st.integers(1, 4),
-    reenqueue_attempt=st.integers(0, 1),
-)
-waiting = st.builds(
-    row, status=st.sampled_from(["CREATED", "PROCESSING"]), created=seconds, waited=st.none(), ran=st.none()
-)
+    queue_name=st.sampled_from(["claims", "mails"]), status=st.sampled_from(["COMPLETED"] * 3 + ["ERROR", "POISON"]),
+    created=seconds, waited=st.none() | seconds, ran=seconds,
+    total_attempt=st.integers(1, 4), reenqueue_attempt=st.integers(0, 1),
+)  # fmt: skip
+live = st.sampled_from(["CREATED", "PROCESSING"])
+waiting = st.builds(row, status=live, created=seconds, waited=st.none(), ran=st.none())
 
 
 # A run takes a second of Spark: few of them, and what fails is small enough as it is.
-@settings(
-    max_examples=6, deadline=None, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck)
-)
+@settings(max_examples=6, database=None, phases=(Phase.generate,), suppress_health_check=list(HealthCheck))
 @given(rows=st.lists(tasks | waiting, min_size=1, max_size=40))
 @pytest.mark.slow
 def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
@@ -104,9 +95,7 @@ def test_levels_over_all_queues_add_up(spark: SparkSession) -> None:
     assert [everything["wait_p50"], everything["wait_p95"]] == pytest.approx([3, 100], rel=0.01)
 
 
-def test_throughput_counts_hours_in_which_something_was_and_waits_are_of_tasks_taken_once(
-    levels: DataFrame,
-) -> None:
+def test_throughput_counts_hours_in_which_something_was_and_waits_are_of_tasks_taken_once(levels: DataFrame) -> None:
     """A retried task's last start is no sign of how long it waited for its first."""
     found = {one["queue"]: one for one in of(levels, "slow", "once").collect()}
     assert found["slow"]["throughput"] == pytest.approx(3 / 7200)
