@@ -22,7 +22,7 @@ class Cluster:
     """A master and workers of one core each, on this machine."""
 
     def __init__(self, stack: ExitStack, folder: Path, workers: int = 2) -> None:
-        self._stack, self._folder = stack, folder
+        self._stack, self.folder = stack, folder
         port = free_port()
         self.url = f"spark://127.0.0.1:{port}"
         self._run("master.Master", "--port", str(port))
@@ -38,7 +38,7 @@ class Cluster:
         return [child for child in children if child.children(recursive=True)]
 
     def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
-        log = self._folder / f"daemon-{len(list(self._folder.glob('daemon-*')))}"
+        log = self.folder / f"daemon-{len(list(self.folder.glob('daemon-*')))}"
         env = os.environ | {"JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
         env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -51,7 +51,7 @@ class Cluster:
 
     def _await(self, log: str, ready: str) -> None:
         def is_ready() -> None:
-            said = (self._folder / log).read_text(errors="replace")
+            said = (self.folder / log).read_text(errors="replace")
             assert ready in said, said
 
         eventually(is_ready, timeout=LONG_S)

@@ -3,7 +3,6 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -27,7 +26,7 @@ from django_dbtaskqueue.pipeline.lake.export import Batches
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.kills import KILLED, killing
-from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, counted, fill, flip, ids, to_history
+from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, counted, fill, flip, ids
 from tests.support import PATIENCE, actors, blocked, until
 from tests.testapp.models import Parcel
 
@@ -295,6 +294,12 @@ class Killed(BaseException):
     """The end of a process, as far as code can tell that has no handler for it."""
 
 
+VERBS: tuple[tuple[str, list[str]], ...] = (  # and the statuses of the tasks to which an operator does it
+    *(("reprocess", ["ERROR"]), ("mark_poison", ["ERROR"]), ("unpoison", ["POISON"])),
+    *(("housekeep", ["COMPLETED", "POISON"]), ("purge", ["COMPLETED", "CREATED"])),
+)
+
+
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_random_histories_conserve(database: Database, folder: Path, seed: int) -> None:
     chance = random.Random(f"{seed} {database.vendor}")
@@ -311,20 +316,11 @@ def test_random_histories_conserve(database: Database, folder: Path, seed: int) 
             failures += 1
             Attempt.objects.create(task_id=task.pk, queue=task.queue, attempt=1, total_attempt=1)
 
-    def one(statuses: list[str], act: Callable[[Task], object]) -> None:
-        if tasks := list(Task.objects.filter(status__in=statuses)):
-            act(chance.choice(tasks))
-
     def operate() -> None:
-        chance.choice(
-            [
-                lambda: one(["ERROR"], lambda task: Task.objects.filter(pk=task.pk).reprocess()),
-                lambda: one(["ERROR"], lambda task: Task.objects.filter(pk=task.pk).mark_poison()),
-                lambda: one(["POISON"], lambda task: Task.objects.filter(pk=task.pk).unpoison()),
-                lambda: one(["COMPLETED", "POISON"], to_history),
-                lambda: one(["COMPLETED", "CREATED"], lambda task: Task.objects.filter(pk=task.pk).purge()),
-            ]
-        )()
+        verb, statuses = chance.choice(VERBS)
+        if pks := list(Task.objects.filter(status__in=statuses).values_list("pk", flat=True)):
+            task = Task.objects.filter(pk=chance.choice(pks))
+            task.housekeep(older_than=timedelta(0)) if verb == "housekeep" else getattr(task, verb)()
 
     def step(name: str, _done: int, _total: int) -> None:
         for _ in range(chance.randrange(2)):

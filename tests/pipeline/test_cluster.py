@@ -31,11 +31,9 @@ PROGRAM = Path(django_dbtaskqueue.pipeline.__file__).with_name("__main__.py")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Path]]:
-    """A cluster with two workers, and the folder where these keep what they run."""
-    folder = tmp_path_factory.mktemp("cluster")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        yield Cluster(stack, folder), folder
+        yield Cluster(stack, tmp_path_factory.mktemp("cluster"))
 
 
 def workers_of_new_applications(folder: Path, seen: set[str]) -> set[str]:
@@ -53,16 +51,13 @@ def confs(*settings: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_spark_submit_s_master_does_the_work(
-    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
-) -> None:
-    url, folder = pair[0].url, pair[1]
-    seen = {path.name for path in folder.glob("work-*/app-*")}
+def test_spark_submit_s_job_runs(postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path) -> None:
+    seen = {path.name for path in cluster.folder.glob("work-*/app-*")}
     orders = tmp_path / "orders.jsonl"
     orders.write_text("".join(f'{{"reference": "o{number}"}}\n' for number in range(20)))
     paths = f"executorEnv.PYTHONPATH={REPOSITORY}"
     command = [
-        *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", url),
+        *(str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", cluster.url),
         *confs(f"executor.{QUICK}", "sql.parquet.compression.codec=snappy", paths),
         *(str(PROGRAM), "enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"),
         # Options of the job, which once put the session on this machine's cores.
@@ -73,19 +68,18 @@ def test_spark_submit_s_master_does_the_work(
     assert done.returncode == 0, done.stderr
     assert "enqueued: 20" in done.stdout
     assert Task.objects.count() == 20
-    assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}
+    assert workers_of_new_applications(cluster.folder, seen) == {"work-0", "work-1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_page_s_commands_do_their_work_on_a_cluster(
-    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
+    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
 ) -> None:
     """Each as it stands on the page, but for the names of what is elsewhere here, and what makes this cluster small."""
-    url, folder = pair[0].url, pair[1]
     orders = [f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40)]
     (tmp_path / "orders.jsonl").write_text("".join(orders))
-    text = PAGE.read_text().replace(PAGE_MASTER, url).replace("/mnt/", f"{tmp_path}/").replace("claims", "work")
+    text = PAGE.read_text().replace(PAGE_MASTER, cluster.url).replace("/mnt/", f"{tmp_path}/").replace("claims", "work")
     text = text.replace("--older-than 7d", "--older-than 0s").replace("spark.executor.memory=2g", "spark.ui.port=0")
     jobs = [*map(shlex.split, re.findall(r"^python (manage.py runtaskpipeline .* --master \S+)$", text, re.M))]
     (poller,) = map(shlex.split, re.findall(r"^ExecStart=/srv/shop/venv/bin/python (.*)$", text, re.M))
@@ -96,7 +90,7 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
         for words in (jobs[0], [*poller, "--queue", "work", "--drain"], *jobs[1:]):
             is_job = "runtaskpipeline" in words
             said.append(run(*words[2:])[1] if is_job else postgres_process_database.run(*words[1:], *small).stdout)
-            assert workers_of_new_applications(folder, seen) == {"work-0", "work-1"}, words
+            assert workers_of_new_applications(cluster.folder, seen) == {"work-0", "work-1"}, words
     assert "enqueued: 40" in said[0]
     assert "tasks: 40" in said[2]
     assert "40 tasks ended, 100 % of them COMPLETED" in said[3]
@@ -106,9 +100,8 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
 
 @pytest.mark.slow
 def test_a_lost_executor_loses_no_task_and_completes_none_twice(
-    postgres_process_database: ProcessDatabase, pair: tuple[Cluster, Path], tmp_path: Path
+    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
 ) -> None:
-    cluster = pair[0]
     marks, gate = tmp_path / "marks", tmp_path / "gate"
     held = {"do": "book", "mark": str(marks), "then": {"do": "wait", "until": str(gate)}}
     for number in range(8):

@@ -40,7 +40,7 @@ def test_erlang_c_is_that_of_the_tables_and_uneven_loads_need_more() -> None:
     assert f.servers_needed(0, Service(10), TARGET) == 0 < even < uneven
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rate=st.floats(0.001, 50), run=st.floats(0.01, 60), wait=st.floats(0, 600))
 def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait: float) -> None:
     service, target = Service(run), Target(wait)
@@ -131,7 +131,7 @@ def test_an_hour_that_is_there_twice_counts_once_and_one_that_is_not_there_is_fi
     assert set(predict({spring + HOUR * step: 10 for step in range(24 * 15)}, BERLIN).expected.values()) == {10}
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(weeks=st.integers(2, 9), level=st.floats(0, 50), jump=st.floats(-0.9, 3), seed=st.integers(0, 99))
 def test_no_model_is_used_that_tests_worse_than_the_naive_one(weeks: int, level: float, jump: float, seed: int) -> None:
     chance = np.random.default_rng(seed)
@@ -182,26 +182,20 @@ def test_tasks_wait_for_a_slot_in_their_order_and_a_lower_number_goes_first() ->
     assert given_up.lead == 2
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    arrivals=st.lists(
-        st.builds(Arrival, st.floats(0, 100), st.floats(0.1, 20), st.integers(0, 2), st.integers(-1, 1)), max_size=30
-    ),
-    slots=st.integers(1, 4),
-)
+ARRIVALS = st.builds(Arrival, st.floats(0, 100), st.floats(0.1, 20), st.integers(0, 2), st.integers(-1, 1))
+
+
+@settings(max_examples=50)
+@given(arrivals=st.lists(ARRIVALS, max_size=30), slots=st.integers(1, 4))
 def test_no_task_is_lost_and_never_do_more_run_than_there_are_slots(arrivals: list[Arrival], slots: int) -> None:
-    served = replay(arrivals, slots=slots, back_off=tenths)
-    assert len(served) == len(arrivals)
+    served, spans = replay(arrivals, slots=slots, back_off=tenths), []
     for arrival, one in zip(arrivals, served, strict=True):
         assert one.wait >= 0
         ran, paused = arrival.run * (arrival.failures + 1), 10 * sum(range(1, arrival.failures + 1))
         assert one.lead >= one.wait + ran + paused - 1e-6
-    once = [
-        (arrival.time + one.wait + 1e-9, arrival.time + one.lead)
-        for arrival, one in zip(arrivals, served, strict=True)
-        if not arrival.failures
-    ]
-    assert most_at_once(once) <= slots
+        if not arrival.failures:
+            spans.append((arrival.time + one.wait + 1e-9, arrival.time + one.lead))
+    assert most_at_once(spans) <= slots
 
 
 def test_it_agrees_with_the_queueing_formula() -> None:

@@ -133,18 +133,9 @@ def test_partitions_of_a_snapshot_see_one_state(pg: Database) -> None:
 
 # -- the columns that Spark sees are the database's --------------------------------------------------------------------
 
-KINDS = {
-    "CharField": "string",
-    "TextField": "string",
-    "JSONField": "string",
-    "DateTimeField": "timestamp",
-    "BigAutoField": "bigint",
-    "BigIntegerField": "bigint",
-    "IntegerField": "int",
-    "SmallIntegerField": "smallint",
-    "FloatField": "double",
-    "BooleanField": "boolean",
-}
+KINDS = dict.fromkeys(("CharField", "TextField", "JSONField"), "string")
+KINDS |= {"BigAutoField": "bigint", "BigIntegerField": "bigint", "IntegerField": "int", "SmallIntegerField": "smallint"}
+KINDS |= {"DateTimeField": "timestamp", "FloatField": "double", "BooleanField": "boolean"}
 
 
 @pytest.mark.parametrize(("table", "model"), [("task", Task), ("history", TaskHistory), ("attempt", Attempt)])

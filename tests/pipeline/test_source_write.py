@@ -53,10 +53,8 @@ def frame(*batches: list[dict[str, Any]]) -> Any:
 
 def in_json(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the items with payload and context as text."""
-    return [
-        {**item, **{name: json.dumps(item[name]) for name in ("payload", "context") if item.get(name) is not None}}
-        for item in items
-    ]
+    names = ("payload", "context")
+    return [item | {name: json.dumps(item[name]) for name in names if item.get(name) is not None} for item in items]
 
 
 def simple(count: int, prefix: str = "r") -> list[dict[str, Any]]:
@@ -136,10 +134,7 @@ def test_bad_rows_are_refused_or_returned_with_the_reason(database: Database) ->
 
 UNFIT: dict[str, tuple[str, DataType]] = {
     r"'refrence', which is no argument of enqueue.*Did you mean 'reference'": ("refrence", StringType()),
-    r"'payload' is of type int, and must be string or struct or .*: use to_json\(col\)": (
-        "payload",
-        IntegerType(),
-    ),
+    r"'payload' is of type int, and must be string or struct or .*: use to_json\(col\)": ("payload", IntegerType()),
     "'delay' is of type double, and must be daytimeinterval: use make_dt_interval": ("delay", DoubleType()),
     "Which queue": ("reference", StringType()),
 }
