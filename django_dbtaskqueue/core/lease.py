@@ -322,6 +322,18 @@ class Lease:
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether it was gone before an outcome of it could be stored."""
+        return bool(self.lost) and not self.settled
+
+    def stored(self, settlement: outcomes.Settlement | None) -> outcomes.Settlement | None:
+        """Return what a settle has stored of it: ``settlement``, or what its processor settled by itself.
+
+        None if that is not known here.
+        """
+        return self.outcome if settlement is None or self.settled else settlement
+
     def gone(self, verb: str) -> LeaseLost:
         """Return the error of a ``verb`` that found the lease gone. It is reported even if caught."""
         self.lost = verb

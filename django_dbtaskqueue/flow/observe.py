@@ -33,7 +33,9 @@ ENDING_TEXTS = {
     "failed": "failed and is in ERROR",
     "poisoned": "is POISON",
     "suspend": "sleeps or waits for a signal",
+    "released": "released uncharged",
 }
+RELEASED = {"release": "released"}  # the event of that verb
 BEFORE_THE_RUN = ("taken", "started")
 Fields = dict[str, Any]
 AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
@@ -68,8 +70,23 @@ def checked_out(leases: Sequence[Lease], processors: Iterable[Declared | None]) 
         send(signals.task_checked_out, lease.queue, task=lease)
 
 
-def finished(lease: Lease, settlement: Outcome | Settlement | None, seconds: float | None = None) -> None:
-    """One outcome is stored, after a run of this many seconds. None: it is not known here."""
+def ended(lease: Lease, settlement: Settlement | None, seconds: float | None = None, *, by_code: bool = False) -> None:
+    """Tell what is stored of a lease once its settle is over, or that it was lost. The one place that tells it.
+
+    ``settlement``: what was to be stored; None if the processor settled by itself. ``seconds``: how long it ran.
+    ``by_code``: code took the lease without a poller and knows how it ended, so only the log gets a line.
+    """
+    stored = lease.stored(settlement)
+    if lease.is_lost:
+        _lost_by_code(lease) if by_code else _lost(lease)
+    elif not by_code and (stored is None or stored.facts.counts_as):
+        _finished(lease, stored, seconds)
+    elif stored is not None and not stored.facts.parks:  # why a task is parked, is logged before
+        _log_ending(lease, stored, seconds)
+
+
+def _finished(lease: Lease, settlement: Settlement | None, seconds: float | None) -> None:
+    """An attempt ended, and that is stored. None: it is not known here how."""
     outcome = None if settlement is None else said(settlement)
     error = None if outcome is None else outcome.facts.error
     if error is not None:
@@ -81,7 +98,7 @@ def finished(lease: Lease, settlement: Outcome | Settlement | None, seconds: flo
         logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=extra)
     else:
         if settlement is not None:
-            settled(lease, settlement, seconds)
+            _log_ending(lease, settlement, seconds)
         signals.tell("executed", lease, outcome, backwards=True)
         send(signals.task_executed, lease.queue, task=lease, outcome=outcome)
     _over(lease, outcome, error)
@@ -115,8 +132,9 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
     send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
 
 
-def lost(lease: Lease, verb: str) -> None:
+def _lost(lease: Lease) -> None:
     """An outcome came too late and changed nothing."""
+    verb = lease.lost
     facts = (lease.total_attempt, lease.id, lease.queue, verb)
     extra = life_fields(lease, "lease_lost")
     logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=extra)
@@ -135,15 +153,7 @@ def taken(leases: Iterable[Lease]) -> None:
         _log(lease, f"taken{waited}", extra)
 
 
-def released(leases: Iterable[Lease]) -> None:
-    """Log that tasks were given back, uncharged."""
-    for lease in leases:
-        if lease.port.log_level and not lease.lost:
-            _log(lease, "released, uncharged", life_fields(lease, "released"))
-
-
-def settled(lease: Lease, settlement: Outcome | Settlement, seconds: float | None = None) -> None:
-    """Log the outcome that is stored."""
+def _log_ending(lease: Lease, settlement: Settlement, seconds: float | None) -> None:
     if not lease.port.log_level:
         return
     extra = _ending(lease, settlement, seconds)
@@ -157,8 +167,7 @@ def settled(lease: Lease, settlement: Outcome | Settlement, seconds: float | Non
     _log(lease, text, extra)
 
 
-def lost_by_code(lease: Lease) -> None:
-    """Log that a verb of the pull API found the lease gone."""
+def _lost_by_code(lease: Lease) -> None:
     if lease.port.log_level:
         _log(lease, f"lost its lease {lease.total_attempt}", life_fields(lease, "lease_lost"))
 
@@ -178,8 +187,9 @@ def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: t
     }
 
 
-def _ending(lease: Lease, settlement: Outcome | Settlement, seconds: float | None) -> Fields:
-    event = settlement.facts.counts_as or settlement.facts.verb
+def _ending(lease: Lease, settlement: Settlement, seconds: float | None) -> Fields:
+    verb = settlement.facts.verb
+    event = settlement.facts.counts_as or RELEASED.get(verb, verb)
     return life_fields(lease, event, seconds, getattr(settlement, "delay", None))
 
 

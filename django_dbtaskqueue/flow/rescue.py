@@ -37,7 +37,7 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
         usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, _ in rescued]})
         dependencies.after_commit(session, settled)
     for lease, outcome in rescued:
-        observe.finished(lease, outcome)
+        observe.ended(lease, outcome)
     return rescued
 
 

@@ -22,6 +22,7 @@ from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import (
+    COMPLETE_FACTS,
     Complete,
     CompleteDelete,
     Fail,
@@ -298,6 +299,34 @@ def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[in
     found = session.run(session.sql.outcome_of, {"rows": rows})
     held = {task_id for task_id, status in found if status == "PROCESSING"}
     return {task_id for task_id, _ in found} - held, held
+
+
+def find_out(session: Session, pairs: Sequence[Decided], settled: set[int], *, keep: str) -> set[int]:
+    """Find out what became of the leases that a settle has missed. Mark those that are lost.
+
+    Others have a stored outcome: their processor's, or ours with a lost reply. Return the ids of the leases that still
+    stand: another transaction locks their rows, so their outcomes have to wait.
+    """
+    missing = _missing(pairs, settled)
+    stored, held = resolve(session, [lease for lease, _ in missing])
+    said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
+    sent = [lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome)]
+    removed = in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
+    for lease, outcome in said:
+        gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
+        if lease.id in stored or (gone and lease.id not in held):
+            lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
+        elif lease.id not in held:
+            lease.lost = outcome.facts.verb
+    return held
+
+
+def _missing(pairs: Sequence[Decided], settled: set[int]) -> list[Decided]:
+    """Return the pairs that were not settled. Of two leases of one task, that is the older one, which was lost."""
+    newest: dict[int, int] = {}
+    for lease, _ in pairs:
+        newest[lease.id] = max(lease.total_attempt, newest.get(lease.id, 0))
+    return [pair for pair in pairs if pair[0].id not in settled or pair[0].total_attempt < newest[pair[0].id]]
 
 
 def in_history(session: Session, leases: Iterable[Lease]) -> set[int]:

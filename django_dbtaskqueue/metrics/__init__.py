@@ -141,11 +141,9 @@ class Collector:
         try:
             by_outcome: dict[str, list[Ended]] = {}
             for done in ended:
-                lease, outcome = done.lease, done.settlement
-                if outcome is None or lease.settled:
-                    outcome = lease.outcome  # the processor settled it itself
-                known = COMPLETE_FACTS if outcome is None else outcome.facts
-                if lease.lost and not lease.settled:
+                stored = done.lease.stored(done.settlement)
+                known = COMPLETE_FACTS if stored is None else stored.facts
+                if done.lease.is_lost:
                     known = LOST_FACTS
                 by_outcome.setdefault(known.counts_as, []).append(done)
                 if known.error is not None:

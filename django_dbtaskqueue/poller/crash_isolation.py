@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
 
@@ -70,7 +71,8 @@ class CrashIsolation:
         for queue in {lease.queue for lease in isolated}:
             back = [lease for lease in isolated[len(chosen) :] if lease.queue == queue]
             settle.release(session, back)
-            observe.released(back)
+            for lease in back:
+                observe.ended(lease, Release())
         if not self.active():
             logger.warning(
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",

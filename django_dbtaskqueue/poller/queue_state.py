@@ -281,7 +281,8 @@ def release_unknown(session: Session, queue: QueueState, instance: str, held: It
     released = settle.settle_surely(session, pairs, patience=math.inf) if pairs else set()
     queue.reply_lost = len(released) < len(unknown)
     if released:
-        observe.released([lease for lease in unknown if lease.id in released])
+        for lease in [lease for lease in unknown if lease.id in released]:
+            observe.ended(lease, Release())
         logger.info("Released %s tasks of %s: the reply to their checkout was lost", len(released), queue.name)
 
 

@@ -134,38 +134,38 @@ class Settler:
                 group_retry=settings.group_retry,
                 patience=UNSTORED_OUTCOME_SECONDS,
             )
-        return self._explain(_missing(pairs, settled), connections, queue) if len(settled) < len(pairs) else set()
-
-    def _explain(self, missing: list[Decided], connections: ConnectionSet, queue: QueueState) -> set[int]:
-        """Mark the leases that are lost. The others have a stored outcome: the processor's, or ours with a lost reply.
-
-        Return the ids of the leases that are still held: another transaction locks their rows, so they have to wait.
-        """
-        session, keep = connections.session(queue), queue.settings.keep
-        stored, held = settle.resolve(session, [lease for lease, _ in missing])
-        said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
-        sent = [lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome)]
-        removed = settle.in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
-        for lease, outcome in said:
-            gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
-            if lease.id in stored or (gone and lease.id not in held):
-                lease.settled = lease.outcome is not None  # by the processor, which lost the reply to its commit
-            elif lease.id not in held:
-                lease.lost = outcome.facts.verb
-        return held
+        if len(settled) == len(pairs):
+            return set()
+        return settle.find_out(session, pairs, settled, keep=settings.keep)
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
+        """Count and tell what became of these leases. Fetch soon if that made a task ready."""
         ran = [done for done in batch if (done.settlement or done.lease.outcome or COMPLETE).facts.counts_as]
         if len(ran) < len(batch):
             _unpark_soon(queue, batch)
-            released = [done for done in batch if done.settlement == Release()]
-            observe.released([done.lease for done in released])
-            if any(map(SECONDS, released)):  # they ran, and are ready again at their old place: behind the watermark
-                queue.cursor.rewind()
+            if any(done.seconds for done in batch if done.settlement == Release()):
+                queue.cursor.rewind()  # they ran, and are ready again at their old place: behind the watermark
                 queue.wake()
-            self._suspended(queue, batch)
-        if not ran:
-            return
+        if ran:
+            self._measure(queue, ran)
+        watched, wakes = observe.watched() or queue.port.log_level, False
+        for done in batch:
+            lease, stored = done.lease, done.lease.stored(done.settlement)
+            known = COMPLETE_FACTS if stored is None else stored.facts
+            if lease.is_lost:
+                self._counts.lost += 1
+            else:
+                self._counts.failed += known.error is not None
+                # It may be due again soon, or the next task of its group is ready.
+                wakes = wakes or known.wakes or lease.group is not None
+                if known is COMPLETE_FACTS and not watched:
+                    continue
+            observe.ended(lease, done.settlement, done.seconds)
+        if wakes:
+            queue.wake()
+
+    def _measure(self, queue: QueueState, ran: list[Done]) -> None:
+        """Count attempts, and how long they ran."""
         self.metrics.add(queue.port.alias, queue.name, ran)
         seconds = sum(map(SECONDS, ran))
         with self._lock:
@@ -174,47 +174,6 @@ class Settler:
             queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran), share)
             self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
             self._counts.finished += len(ran)
-        watched, wakes = observe.watched() or queue.port.log_level, False
-        for done in ran:
-            lease, outcome = done.lease, done.settlement
-            if lease.lost and not lease.settled:
-                self._counts.lost += 1
-                observe.lost(lease, lease.lost)
-                continue
-            if outcome is None or lease.settled:
-                outcome = lease.outcome  # the processor settled it itself
-            known = COMPLETE_FACTS if outcome is None else outcome.facts
-            if known is COMPLETE_FACTS and not watched:
-                wakes = wakes or lease.group is not None
-                continue
-            self._counts.failed += known.error is not None
-            if known.wakes or lease.group is not None:
-                wakes = True  # it may be due again soon, or the next task of its group is ready
-            if watched or known.error is not None:
-                observe.finished(lease, outcome, done.seconds)
-        if wakes:
-            queue.wake()
-
-    def _suspended(self, queue: QueueState, batch: list[Done]) -> None:
-        """See to the tasks that sleep or wait: a signal that came meanwhile makes them due at once."""
-        for done in batch:
-            lease, outcome = done.lease, done.settlement or done.lease.outcome or COMPLETE
-            if outcome.facts.counts_as or not outcome.facts.wakes:
-                continue
-            if lease.lost and not lease.settled:
-                self._counts.lost += 1
-                observe.lost(lease, lease.lost)
-                continue
-            queue.wake()
-            observe.settled(lease, outcome, done.seconds)
-
-
-def _missing(pairs: list[Decided], settled: set[int]) -> list[Decided]:
-    """Return the pairs that were not settled. Of two leases of one task, that is the older one, which was lost."""
-    newest: dict[int, int] = {}
-    for lease, _ in pairs:
-        newest[lease.id] = max(lease.total_attempt, newest.get(lease.id, 0))
-    return [pair for pair in pairs if pair[0].id not in settled or pair[0].total_attempt < newest[pair[0].id]]
 
 
 def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:

@@ -17,7 +17,7 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Settlement
+from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout as stage
@@ -35,15 +35,15 @@ SIGNER = Signer(salt="django_dbtaskqueue.lease")
 class PullPort(SettlePort):
     """The port of a lease that code took without a poller. It logs the lives of tasks, if their queue says so."""
 
-    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+    def _settle(self, session: Session, pairs: Sequence[settle.Decided]) -> None:
         try:
             super()._settle(session, pairs)
         except LeaseLost:
-            for lease in [lease for lease, _ in pairs if lease.lost]:
-                observe.lost_by_code(lease)
+            for lease, settlement in [pair for pair in pairs if pair[0].lost]:
+                observe.ended(lease, settlement, by_code=True)
             raise
-        for lease, settlement in pairs if self.log_level else ():
-            notify.on_commit(session.connection, partial(observe.settled, lease, settlement))
+        if self.log_level:
+            _tell_once_committed(session, pairs)
 
     def log_taken(self, leases: Sequence[Lease]) -> None:
         """Log that tasks were taken, once that is committed."""
@@ -66,10 +66,16 @@ class ManualSettlePort(PullPort):
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
         if lease.id not in settle.release(session, [lease]):
-            observe.lost_by_code(lease)
-            raise LeaseLost(lease.id, lease.total_attempt, "release")
-        notify.on_commit(session.connection, partial(observe.released, [lease]))
+            gone = lease.gone("release")
+            observe.ended(lease, Release(), by_code=True)
+            raise gone
+        _tell_once_committed(session, [(lease, Release())])
         notify.after_commit(session.connection, lease.queue)
+
+
+def _tell_once_committed(session: Session, pairs: Sequence[settle.Decided]) -> None:
+    for lease, settlement in pairs:
+        notify.on_commit(session.connection, partial(observe.ended, lease, settlement, by_code=True))
 
 
 def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:

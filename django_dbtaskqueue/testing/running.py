@@ -276,12 +276,10 @@ class QueueRunner:
             outcome = _call(lease, _watched(processor, returned))
         stored = self._store(lease, outcome)
         if stored is None:
-            observe.lost(lease, lease.lost or (outcome.facts.verb if outcome is not None else ""))
-            return Ran("lost")
-        if not stored.facts.counts_as:
-            observe.settled(lease, stored)
-            return Ran("suspended")
-        observe.finished(lease, stored)
+            lease.lost = lease.lost or (outcome.facts.verb if outcome is not None else "")
+        observe.ended(lease, stored)
+        if stored is None or not stored.facts.counts_as:
+            return Ran("lost" if stored is None else "suspended")
         final, error, kind = _outcome(stored), stored.facts.error, stored.facts.counts_as
         # A failure that the processor returned, or settled by itself, was not raised.
         own = stored is lease.outcome or any(final is value for value in returned)
@@ -292,7 +290,7 @@ class QueueRunner:
         stored = self._store(lease, refused)
         if stored is None or stored.facts.parks:
             return Ran("parked")
-        observe.finished(lease, stored)
+        observe.ended(lease, stored)
         return Ran("expired", _outcome(stored))
 
     def _store(self, lease: Lease, outcome: Settlement | None) -> Settlement | None:

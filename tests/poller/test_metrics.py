@@ -1,6 +1,7 @@
 """What pollers count, how it is stored and merged, and what pages make of it."""
 
 import json
+from dataclasses import fields
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import Complete, CompleteDelete, Fail, Poison, Reenqueue, enqueue_many, registry
 from django_dbtaskqueue.core.failure_signature import normalised, signature_of
-from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.lease import LEASED, Lease
 from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.db.minute_counts import CountKey, roll_up
 from django_dbtaskqueue.db.session import Session
@@ -38,10 +39,10 @@ def _counted(settings: Any, taskqueue_registry: None) -> None:
 def ended(settlement: Any, *, lost: str = "", attempt: int = 1) -> Any:
     """An attempt that ended after ten milliseconds and had waited for two seconds, as a settler accounts it."""
     ready = timezone.now()
-    lease = SimpleNamespace(
-        queue="counted", lost=lost, settled=False, outcome=None, policy=None, processor=None, retried=None,
-        attempt=attempt, max_attempts=2, ready_text=str(ready), start_text=str(ready + timedelta(seconds=2)),
-    )  # fmt: skip
+    row: dict[str, Any] = dict.fromkeys([field.name for field in fields(Lease)][: len(LEASED)])
+    row |= {"queue": "counted", "attempt": attempt, "max_attempts": 2}
+    row |= {"ready_text": str(ready), "start_text": str(ready + timedelta(seconds=2))}
+    lease = Lease(**row, port=None, lost=lost)
     return SimpleNamespace(lease=lease, settlement=settlement, seconds=0.01)
 
 

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
-from django_dbtaskqueue.flow.settle import Decided, resolve, settle_surely
+from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
 from django_dbtaskqueue.poller.executors.thread_connections import check, tidied, tidy
 
@@ -121,15 +121,14 @@ class JobRunner:
         session = Session.on(port.alias, port.model)
         # The poller, which tries for longer, decides whether a task is to blame for an error of the database.
         settled = settle_surely(session, pairs, keep=port.keep, group_retry=port.group_retry, patience=math.inf)
-        missing = [lease for lease, _ in pairs if lease.id not in settled]
-        stored, held_leases = resolve(session, missing) if missing else (set(), set())
+        held_leases = find_out(session, pairs, settled, keep=port.keep) if len(settled) < len(pairs) else set()
         for lease, outcome in pairs:
             if lease.id in held_leases:  # the row is locked, or was refused
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
-            elif lease.id in settled or lease.id in stored or outcome.facts.deletes_or_returns:
-                self.answers[lease] = Answer(None, _summary(outcome, lease.queue), "")
+            elif lease.is_lost:
+                self.answers[lease] = Answer(None, None, lease.lost)
             else:
-                self.answers[lease] = Answer(None, None, outcome.facts.verb)
+                self.answers[lease] = Answer(None, _summary(lease.stored(outcome) or outcome, lease.queue), "")
 
 
 def held(leases: Iterable[Lease]) -> set[Lease]:
