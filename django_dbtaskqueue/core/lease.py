@@ -322,16 +322,13 @@ class Lease:
 
     # -- the rest ----------------------------------------------------------------------------------------------------
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether it was gone before an outcome of it could be stored."""
-        return bool(self.lost) and not self.settled
-
-    def stored(self, settlement: outcomes.Settlement | None) -> outcomes.Settlement | None:
-        """Return what a settle has stored of it: ``settlement``, or what its processor settled by itself.
+    def result_of(self, settlement: outcomes.Settlement | None) -> outcomes.Settlement | outcomes.Lost | None:
+        """Return what became of it once ``settlement`` was to be stored; None of a processor that settles by itself.
 
         None if that is not known here.
         """
+        if self.lost and not self.settled:
+            return outcomes.Lost(self.lost)
         return self.outcome if settlement is None or self.settled else settlement
 
     def gone(self, verb: str) -> LeaseLost:

@@ -190,6 +190,14 @@ class Suspend:
         return {"delay": self.delay.total_seconds(), "signals_seen": self.signals}
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nothing was written: the lease was gone, which ``verb`` found out."""
+
+    facts: ClassVar[Facts] = Facts("lost", "lost", "")
+    verb: str
+
+
 # What can be written.
 Settlement = Complete | CompleteDelete | Reenqueue | Poison | Failed | Release | Park | Suspend
 

@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.durations import clock, format_duration
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Declared, Lease
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
+from django_dbtaskqueue.core.outcomes import Lost, Outcome, Settlement, said
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -70,19 +70,20 @@ def checked_out(leases: Sequence[Lease], processors: Iterable[Declared | None]) 
         send(signals.task_checked_out, lease.queue, task=lease)
 
 
-def ended(lease: Lease, settlement: Settlement | None, seconds: float | None = None, *, by_code: bool = False) -> None:
-    """Tell what is stored of a lease once its settle is over, or that it was lost. The one place that tells it.
+def ended(
+    lease: Lease, result: Settlement | Lost | None, seconds: float | None = None, *, by_code: bool = False
+) -> None:
+    """Tell what became of a lease (``Lease.result_of``) once its settle is over. The one place that tells it.
 
-    ``settlement``: what was to be stored; None if the processor settled by itself. ``seconds``: how long it ran.
-    ``by_code``: code took the lease without a poller and knows how it ended, so only the log gets a line.
+    ``seconds``: how long it ran. ``by_code``: code took the lease without a poller and knows how it ended, so only the
+    log gets a line.
     """
-    stored = lease.stored(settlement)
-    if lease.is_lost:
-        _lost_by_code(lease) if by_code else _lost(lease)
-    elif not by_code and (stored is None or stored.facts.counts_as):
-        _finished(lease, stored, seconds)
-    elif stored is not None and not stored.facts.parks:  # why a task is parked, is logged before
-        _log_ending(lease, stored, seconds)
+    if isinstance(result, Lost):
+        _lost_by_code(lease) if by_code else _lost(lease, result.verb)
+    elif not by_code and (result is None or result.facts.counts_as):
+        _finished(lease, result, seconds)
+    elif result is not None and not result.facts.parks:  # why a task is parked, is logged before
+        _log_ending(lease, result, seconds)
 
 
 def _finished(lease: Lease, settlement: Settlement | None, seconds: float | None) -> None:
@@ -132,9 +133,8 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
     send(signals.task_finished, lease.queue, task=lease, outcome=outcome, error=error)
 
 
-def _lost(lease: Lease) -> None:
+def _lost(lease: Lease, verb: str) -> None:
     """An outcome came too late and changed nothing."""
-    verb = lease.lost
     facts = (lease.total_attempt, lease.id, lease.queue, verb)
     extra = life_fields(lease, "lease_lost")
     logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=extra)

@@ -14,13 +14,13 @@ from datetime import datetime
 from itertools import accumulate, pairwise
 from math import log10
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Facts, Settlement
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Settlement
 from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import FailureGroup
@@ -34,29 +34,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-LOST_FACTS = Facts("lost", "lost", "")  # of an outcome that came too late
+Ended = tuple[Lease, Settlement | Lost | None, float]  # an attempt, what became of it if known, its run seconds
+
 SAMPLED_ATTEMPTS = 8  # of a batch, whose durations go into the histograms
 MAX_FAILURE_GROUPS = 1000  # between two writes
 # Histograms: each class of durations is a third wider than the one before. Right to about 15 %.
 MIN_SECONDS = 0.0001  # shorter durations count as this
 CLASSES_PER_DECADE = 8
 LAST_CLASS = 96  # 10**8 seconds
-
-
-class Ended(Protocol):
-    """An attempt that ended; ``poller.executors.Done`` is one."""
-
-    @property
-    def lease(self) -> Lease:
-        """Whose attempt it was."""
-
-    @property
-    def settlement(self) -> Settlement | None:
-        """How it ended; None when the processor settled it by itself."""
-
-    @property
-    def seconds(self) -> float:
-        """How long it ran."""
 
 
 @dataclass(slots=True)
@@ -72,12 +57,12 @@ class Sums:
     def add(self, ended: Sequence[Ended]) -> None:
         """Count a batch. The histograms get a sample of it, weighted so that they speak for all."""
         self.count += len(ended)
-        self.run_seconds += sum([done.seconds for done in ended])
+        self.run_seconds += sum([seconds for _, _, seconds in ended])
         step = -(-len(ended) // SAMPLED_ATTEMPTS)
         for start in range(0, len(ended), step):
-            done, weight = ended[start], min(step, len(ended) - start)
-            waited = _waited(done.lease)
-            self.runs[class_of(done.seconds)] += weight
+            (lease, _, seconds), weight = ended[start], min(step, len(ended) - start)
+            waited = _waited(lease)
+            self.runs[class_of(seconds)] += weight
             self.waits[class_of(waited)] += weight
             self.wait_seconds += waited * weight
 
@@ -140,12 +125,9 @@ class Collector:
         """Count the attempts of a batch of one queue, once they are settled. Never raises."""
         try:
             by_outcome: dict[str, list[Ended]] = {}
-            for done in ended:
-                stored = done.lease.stored(done.settlement)
-                known = COMPLETE_FACTS if stored is None else stored.facts
-                if done.lease.is_lost:
-                    known = LOST_FACTS
-                by_outcome.setdefault(known.counts_as, []).append(done)
+            for one in ended:
+                known = COMPLETE_FACTS if one[1] is None else one[1].facts
+                by_outcome.setdefault(known.counts_as, []).append(one)
                 if known.error is not None:
                     signature = signature_of(known.error, queue)
                     key = CountKey(alias, FAILURE, queue, signature.fingerprint)

@@ -7,16 +7,16 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from operator import attrgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Complete, Release
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Release
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
-from django_dbtaskqueue.metrics import Collector
+from django_dbtaskqueue.metrics import Collector, Ended
 from django_dbtaskqueue.poller.executors import Done
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
 UNSTORED_OUTCOME_SECONDS = 5.0  # before the task is blamed for a database error that hits only its outcome
-LEASE, SECONDS = attrgetter("lease"), attrgetter("seconds")
-COMPLETE = Complete()  # of a processor that settled its task by itself
+LEASE, SECONDS = itemgetter(0), itemgetter(2)  # of a Done
 Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
 
@@ -140,45 +139,46 @@ class Settler:
 
     def _account(self, queue: QueueState, batch: list[Done]) -> None:
         """Count and tell what became of these leases. Fetch soon if that made a task ready."""
-        ran = [done for done in batch if (done.settlement or done.lease.outcome or COMPLETE).facts.counts_as]
-        if len(ran) < len(batch):
-            _unpark_soon(queue, batch)
-            if any(done.seconds for done in batch if done.settlement == Release()):
-                queue.cursor.rewind()  # they ran, and are ready again at their old place: behind the watermark
-                queue.wake()
+        ended: list[Ended] = [
+            (done.lease, done.lease.result_of(done.settlement), done.seconds)
+            if done.settlement is None or done.lease.settled or done.lease.lost
+            else done
+            for done in batch
+        ]
+        ran = [one for one in ended if one[1] is None or one[1].facts.counts_as]
+        if len(ran) < len(ended):
+            _see_to_returned(queue, ended)
         if ran:
-            self._measure(queue, ran)
+            self.metrics.add(queue.port.alias, queue.name, ran)
+            total = sum(map(SECONDS, ran))
+            with self._lock:
+                before, queue.timed = queue.timed, len(ran)
+                share = len(ran) / (len(ran) + before) if len(ran) > before else 0.0  # few slow first calls say little
+                queue.run_seconds = smoothed(queue.run_seconds, total / len(ran), share)
+                self.mean_run_seconds = smoothed(self.mean_run_seconds, total / len(ran))
+                self._counts.finished += len(ran)
         watched, wakes = observe.watched() or queue.port.log_level, False
-        for done in batch:
-            lease, stored = done.lease, done.lease.stored(done.settlement)
-            known = COMPLETE_FACTS if stored is None else stored.facts
-            if lease.is_lost:
-                self._counts.lost += 1
-            else:
-                self._counts.failed += known.error is not None
-                # It may be due again soon, or the next task of its group is ready.
-                wakes = wakes or known.wakes or lease.group is not None
-                if known is COMPLETE_FACTS and not watched:
-                    continue
-            observe.ended(lease, done.settlement, done.seconds)
+        for lease, result, seconds in ended:
+            known = COMPLETE_FACTS if result is None else result.facts
+            # It may be due again soon, or the next task of its group is ready.
+            wakes = wakes or known.wakes or lease.group is not None
+            if known is COMPLETE_FACTS and not watched:
+                continue
+            self._counts.failed += known.error is not None
+            self._counts.lost += isinstance(result, Lost)
+            observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()
 
-    def _measure(self, queue: QueueState, ran: list[Done]) -> None:
-        """Count attempts, and how long they ran."""
-        self.metrics.add(queue.port.alias, queue.name, ran)
-        seconds = sum(map(SECONDS, ran))
-        with self._lock:
-            before, queue.timed = queue.timed, len(ran)
-            share = len(ran) / (len(ran) + before) if len(ran) > before else 0.0  # a few slow first calls say little
-            queue.run_seconds = smoothed(queue.run_seconds, seconds / len(ran), share)
-            self.mean_run_seconds = smoothed(self.mean_run_seconds, seconds / len(ran))
-            self._counts.finished += len(ran)
 
-
-def _unpark_soon(queue: QueueState, batch: list[Done]) -> None:
-    """Have tasks unparked whose processor was registered after the poller had looked for it."""
-    parked = [done.lease for done in batch if done.settlement is not None and done.settlement.facts.parks]
+def _see_to_returned(queue: QueueState, ended: list[Ended]) -> None:
+    """Fetch soon if tasks that were given back can be taken again."""
+    # The processor was registered after the poller had looked for it.
+    parked = [lease for lease, result, _ in ended if result is not None and result.facts.parks]
     if any(registry.find(lease.queue, lease.payload_type) for lease in parked):
         queue.unpark_due = True
+        queue.wake()
+    # They ran, and are ready again at their old place: behind the watermark.
+    if any(seconds for _, result, seconds in ended if result == Release()):
+        queue.cursor.rewind()
         queue.wake()

@@ -40,7 +40,7 @@ class PullPort(SettlePort):
             super()._settle(session, pairs)
         except LeaseLost:
             for lease, settlement in [pair for pair in pairs if pair[0].lost]:
-                observe.ended(lease, settlement, by_code=True)
+                observe.ended(lease, lease.result_of(settlement), by_code=True)
             raise
         if self.log_level:
             _tell_once_committed(session, pairs)
@@ -67,7 +67,7 @@ class ManualSettlePort(PullPort):
         session = Session.on(self.alias, self.model)
         if lease.id not in settle.release(session, [lease]):
             gone = lease.gone("release")
-            observe.ended(lease, Release(), by_code=True)
+            observe.ended(lease, lease.result_of(Release()), by_code=True)
             raise gone
         _tell_once_committed(session, [(lease, Release())])
         notify.after_commit(session.connection, lease.queue)

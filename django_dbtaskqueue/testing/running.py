@@ -221,7 +221,7 @@ class QueueRunner:
         self._find_tags()
         types, untyped = registry.payload_types(self.queue), registry.find(self.queue, None) is not None
         move.unpark(self.session, self.queue, types, untyped=untyped)
-        return [lease for lease, _ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
+        return [lease for lease, *_ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
 
     def take(self) -> Lease | None:
         """Check out the first task that is due, whatever its tag."""
@@ -277,7 +277,7 @@ class QueueRunner:
         stored = self._store(lease, outcome)
         if stored is None:
             lease.lost = lease.lost or (outcome.facts.verb if outcome is not None else "")
-        observe.ended(lease, stored)
+        observe.ended(lease, lease.result_of(stored))
         if stored is None or not stored.facts.counts_as:
             return Ran("lost" if stored is None else "suspended")
         final, error, kind = _outcome(stored), stored.facts.error, stored.facts.counts_as
@@ -290,7 +290,7 @@ class QueueRunner:
         stored = self._store(lease, refused)
         if stored is None or stored.facts.parks:
             return Ran("parked")
-        observe.ended(lease, stored)
+        observe.ended(lease, lease.result_of(stored))
         return Ran("expired", _outcome(stored))
 
     def _store(self, lease: Lease, outcome: Settlement | None) -> Settlement | None:

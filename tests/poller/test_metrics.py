@@ -3,7 +3,6 @@
 import json
 from dataclasses import fields
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +42,7 @@ def ended(settlement: Any, *, lost: str = "", attempt: int = 1) -> Any:
     row |= {"queue": "counted", "attempt": attempt, "max_attempts": 2}
     row |= {"ready_text": str(ready), "start_text": str(ready + timedelta(seconds=2))}
     lease = Lease(**row, port=None, lost=lost)
-    return SimpleNamespace(lease=lease, settlement=settlement, seconds=0.01)
+    return lease, lease.result_of(settlement), 0.01
 
 
 OUTCOMES = {

@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Outcome, Settlement, with_error, without_result
+from django_dbtaskqueue.core.outcomes import Fail, Lost, Outcome, Settlement, with_error, without_result
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
@@ -125,10 +125,10 @@ class JobRunner:
         for lease, outcome in pairs:
             if lease.id in held_leases:  # the row is locked, or was refused
                 self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
-            elif lease.is_lost:
-                self.answers[lease] = Answer(None, None, lease.lost)
-            else:
-                self.answers[lease] = Answer(None, _summary(lease.stored(outcome) or outcome, lease.queue), "")
+                continue
+            result = lease.result_of(outcome) or outcome
+            stored = None if isinstance(result, Lost) else _summary(result, lease.queue)
+            self.answers[lease] = Answer(None, stored, lease.lost if stored is None else "")
 
 
 def held(leases: Iterable[Lease]) -> set[Lease]:
