@@ -130,12 +130,12 @@ def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
     return [pk for pk, _queue, _group in rows], _groups_of((queue, group) for _pk, queue, group in rows)
 
 
-def delete(tasks: Tasks, *, call: str = "delete") -> int:
+def delete(tasks: Tasks) -> int:
     """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
     tasks = as_filterable(tasks).filter(IS_HERE)
     with transaction.atomic(using=tasks.db):
         groups = _groups(tasks.filter(group_key__isnull=False))
-        return _regroup(tasks, groups, partial(_locked, tasks, _delete, call))
+        return _regroup(tasks, groups, partial(_locked, tasks, _delete, "delete"))
 
 
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:

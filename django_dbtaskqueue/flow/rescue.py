@@ -1,44 +1,76 @@
-"""Rescue: a task whose process died during its last attempt ends in ERROR. No checkout takes it again."""
+"""Tasks that end without a run: their process died during their last attempt, or they waited past their time to live.
+
+No checkout takes the former again, and nobody may ever take the latter.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from django_dbtaskqueue.core.exceptions import ProcessDied
 from django_dbtaskqueue.core.lease import Lease, Port
-from django_dbtaskqueue.core.outcomes import Fail, Failed
+from django_dbtaskqueue.core.outcomes import Fail, Failed, Release, Settlement
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import dependencies, groups, observe, usage
+from django_dbtaskqueue.flow import groups, observe, usage
 from django_dbtaskqueue.flow.checkout import leases
+from django_dbtaskqueue.flow.run import expiry
 from django_dbtaskqueue.flow.settle import settle
 
 MAX_TASKS_PER_RESCUE = 100
+Ended = tuple[Lease, Settlement, float]  # as metrics count it; it ran for no time
+HOUSEKEEPING = "housekeeping"  # as the poller that took an expired task
 
 
-def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> list[tuple[Lease, Failed]]:
-    """Settle at most 100 such tasks of a queue as ERROR, with an ``Attempt`` row each; return those really settled.
+def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> list[Ended]:
+    """Settle at most 100 dead tasks of a queue as ERROR, with an ``Attempt`` row each; return those really settled.
 
     The rows are locked, and their leases judged again, in the transaction that settles them. A holder that comes back
     to life either renewed its lease before, and keeps the task, or finds that the lease is gone.
     """
 
+    def died(lease: Lease) -> Failed:
+        return Failed(Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts), retry=False))
+
+    rescued = _end(session, queue, port, partial(exhausted, session, queue), died, keep)
+    if rescued:
+        usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
+    return rescued
+
+
+def end_expired(
+    session: Session, queue: str, port: Port, ids: Sequence[int], *, expired: str, keep: str = "keep"
+) -> list[Ended]:
+    """End those of some tasks of a queue that wait past their time to live, as a poller ends one that it takes.
+
+    Paused and parked ones, too. ``expired`` is the queue's setting. Return those really settled.
+    """
+    params = {"ids": session.sql.dialect.array(ids), "poller_instance": HOUSEKEEPING, "lease": 1.0, "min_lease": 0.0}
+    take = partial(session.run, session.sql.checkout_expired, params)
+    return _end(session, queue, port, take, lambda lease: expiry(lease, expired) or Release(), keep)
+
+
+def _end(
+    session: Session,
+    queue: str,
+    port: Port,
+    take: Callable[[], list[Row]],
+    outcome_of: Callable[[Lease], Settlement],
+    keep: str,
+) -> list[Ended]:
+    """Lock the groups of leased rows, and the rows, settle them in the same transaction, and tell it."""
+
     def lock_rows() -> tuple[list[Lease], groups.Groups]:
-        found = leases(exhausted(session, queue), port, 0.0)
+        found = leases(take(), port, 0.0)
         return found, {queue: {lease.group for lease in found if lease.group is not None}}
 
     with session.atomic():
-        dead = groups.lock_in_order(session, lock_rows)
-        errors = [ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts) for lease in dead]
-        pairs = [(lease, Failed(Fail(error, retry=False))) for lease, error in zip(dead, errors, strict=True)]
-        settled = settle(session, pairs, keep=keep, counted=False) if pairs else set()
-    rescued = [(lease, outcome) for lease, outcome in pairs if lease.id in settled]
-    if rescued:
-        usage.settled(session.connection, rescued, settled)
-        usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, _ in rescued]})
-        dependencies.after_commit(session, settled)
-    for lease, outcome in rescued:
+        pairs = [(lease, outcome_of(lease)) for lease in groups.lock_in_order(session, lock_rows)]
+        settled = settle(session, pairs, keep=keep) if pairs else set()
+    ended = [(lease, outcome, 0.0) for lease, outcome in pairs if lease.id in settled]
+    for lease, outcome, _seconds in ended:
         observe.ended(lease, outcome)
-    return rescued
+    return ended
 
 
 def exhausted(session: Session, queue: str, *, limit: int = MAX_TASKS_PER_RESCUE) -> list[Row]:

@@ -49,13 +49,11 @@ BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
-def settle(
-    session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold", counted: bool = True
-) -> set[int]:
+def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    ``counted=False`` leaves the count, and telling what waits, to a caller with a transaction open. An id missing from
-    the answer lost its lease. The caller has asked the policies (``flow.decide``).
+    An id missing from the answer lost its lease. The caller has asked the policies (``flow.decide``). The count, and
+    what waits for the tasks, follow the commit of the caller's transaction, if one is open.
     """
     batch = plan(session, pairs, keep=keep)
     if any(lease.group is not None for lease, _ in pairs):
@@ -63,15 +61,14 @@ def settle(
     else:
         answers = session.together(batch)
     settled = {row[0] for rows in answers for row in rows}
-    if limiter.memories and session.owned and counted:  # otherwise the transaction of a caller is still open
+    if limiter.memories and session.owned:  # otherwise the transaction of a caller is still open
         limiter.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
-    if counted:
-        usage.settled(session.connection, pairs, settled)
-        watched = {row[0] for rows in answers for row in rows if row[1]}
-        if watched:
-            kinds = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
-            gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
-            dependencies.after_commit(session, watched - gone, completed=gone)
+    usage.settled(session.connection, pairs, settled)
+    watched = {row[0] for rows in answers for row in rows if row[1]}
+    if watched:
+        kinds = CompleteDelete if keep == "keep" else (Complete, CompleteDelete)
+        gone = watched & {lease.id for lease, outcome in pairs if isinstance(outcome, kinds)}
+        dependencies.after_commit(session, watched - gone, completed=gone)
     return settled
 
 

@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from django.db import DatabaseError, OperationalError, connections, transaction
-from django.db.models import TextField, Value
-from django.db.models.functions import Cast, Concat
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
@@ -22,11 +20,14 @@ from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Pauses, clock, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
-from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import move, retention
+from django_dbtaskqueue.flow import retention
+from django_dbtaskqueue.flow.rescue import end_expired
 from django_dbtaskqueue.flow.retention import RetentionCursor
+from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.lookup import Location, locations
 from django_dbtaskqueue.operations.queue_counts import queue_names
@@ -186,24 +187,17 @@ class _TurnTime:
 
 
 def _end_expired(session: Session, queue: str) -> int:
-    """End tasks that wait and are past their time to live, as a poller would that took them; return how many."""
+    """End tasks that wait and are past their time to live, as a poller does that takes one; return how many."""
     alias, ids = session.connection.alias, retention.expired(session, queue)
     if not ids:
         return 0
-    rows = session.model._base_manager.using(alias).filter(pk__in=ids)
-    waiting = rows.filter(status=CREATED)
-    if _settings(queue, alias).expired == "delete":
-        return move.delete(waiting, call="ttl")
-    text = Concat(
-        Value("Expired at "),
-        Cast("expire_time", TextField()),
-        Value(", before it could be started"),
-        output_field=TextField(),
-    )
-    with transaction.atomic(using=alias):
-        ended = move.change(waiting, "cancel", call="ttl")
-        rows.filter(status=POISON).update(process_result=text)
-    return ended
+    settings, port = _settings(queue, alias), SettlePort(alias, session.model, key=queue)
+    port.follow(settings)
+    ended = end_expired(session, queue, port, ids, expired=settings.expired, keep=settings.keep)
+    metrics = Collector()
+    metrics.add(alias, queue, ended)
+    metrics.store(alias)
+    return len(ended)
 
 
 def _settings(queue: str, alias: str) -> conf.QueueSettings:

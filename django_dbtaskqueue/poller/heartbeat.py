@@ -30,7 +30,6 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, observe
 from django_dbtaskqueue.flow.rescue import rescue, seconds_until_exhausted, seconds_until_exhausted_by_queue
 from django_dbtaskqueue.metrics import Collector
-from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread, ScheduleJob, background_jobs
 from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark
@@ -285,7 +284,7 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
         if not ended:
             break
         if metrics is not None:
-            metrics.add(queue.port.alias, queue.name, [Done(lease, outcome, 0.0) for lease, outcome in ended])
+            metrics.add(queue.port.alias, queue.name, ended)
         left = seconds_until_exhausted(session, queue.name)
     lease = queue.settings.lease.total_seconds()
     wait = min(RESCUE_SECONDS, lease / 3) * random.uniform(0.8, 1.0)

@@ -17,7 +17,7 @@ from django_dbtaskqueue.flow import dependencies, move, retention
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.parents import rows_of
 from django_dbtaskqueue.flow.rescue import rescue
-from django_dbtaskqueue.flow.settle import settle
+from django_dbtaskqueue.flow.settle import plan
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.clock import SteppedClock
@@ -204,7 +204,7 @@ def test_a_dependency_of_no_task_table_stops_nothing_beside_it(alias: str, put: 
         Hold.objects.using(alias).create(location=location, task_id=1, remaining=1, on_parent_failure="run")
     session = Session.on(alias)
     make = taken(alias), taken(alias)
-    settle(session, [(lease, Complete()) for lease in make], counted=False)
+    session.together(plan(session, [(lease, Complete()) for lease in make]))  # by a process that died there
     assert dependencies.sweep(session) == 2
     assert [state(child) for child in children] == [("CREATED", None)] * 2
     assert not Dependency.objects.using(alias).filter(outcome=None).exists()

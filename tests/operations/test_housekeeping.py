@@ -10,11 +10,13 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
+from django_dbtaskqueue import processor, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Task, TaskChange, TaskHistory
 from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
+from django_dbtaskqueue.testing import drain
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import held, refused, sql
@@ -198,7 +200,7 @@ def test_a_poller_ends_what_holds_up_and_keeps_house_if_told(history: None, sett
 
 def expired(alias: str = "default", **columns: Any) -> Task:
     then = timezone.now() - timedelta(minutes=5)
-    return make_task(CREATED, create_time=then, expire_time=then, using=alias, **{"queue": "parcels", **columns})
+    return make_task(CREATED, create_time=then, using=alias, **{"queue": "parcels", "expire_time": then, **columns})
 
 
 @pytest.mark.parametrize("how", ["poison", "delete"])
@@ -218,6 +220,31 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
     else:
         assert {left[pk].status for pk in (waiting.pk, parked.pk)} == {POISON}
         assert str(left[parked.pk].process_result).startswith("Expired at ")
+
+
+@pytest.mark.parametrize(("how", "name"), [("poison", "poisoned"), ("delete", "deleted")])
+def test_an_expired_task_ends_the_same_way_whoever_meets_it(
+    alias: str, how: str, name: str, settings: Any, taskqueue_registry: None
+) -> None:
+    """By a poller or by housekeeping: the same row, signals and metric."""
+    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"expired": how}, "elsewhere": {"database": "sqlite"}}}
+    processor("parcels")(lambda task: None)
+    told, listener = list[str](), signals.Listener()
+    listener.finished = lambda task: told.append(f"finished in attempt {task.attempt}")
+    listener.executed = lambda task, outcome: told.append(type(outcome).__name__)
+    signals.register(listener)
+    found, then = [], timezone.now() - timedelta(minutes=5)
+    for end in (lambda: drain("parcels", using=alias), lambda: Housekeeper().turn(RetentionPolicy(), using=alias)):
+        task = expired(alias, expire_time=then, group_key="g")
+        end()
+        columns = ("status", "attempt", "total_attempt", "process_result", "parked_by", "final_status")
+        found.append((list(Task.objects.using(alias).filter(pk=task.pk).values_list(*columns)), told[:]))
+        told.clear()
+    signals.unregister(listener)
+    assert found[0] == found[1]
+    assert found[0][1] == ["Poison" if how == "poison" else "CompleteDelete", "finished in attempt 1"]
+    [metric] = minute_counts("outcome", alias)
+    assert (metric.queue, metric.name, metric.count) == ("parcels", name, 1)
 
 
 REFUSE = {

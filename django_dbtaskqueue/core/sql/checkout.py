@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, renamed, statement
+from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, Dialect, Group, renamed, statement
 from django_dbtaskqueue.core.sql.groups import HEAD
 from django_dbtaskqueue.core.states import sql_sources
 
@@ -243,6 +243,21 @@ class CheckoutStatements(Group):
             f" AND (tag IS NULL OR {self.dialect.one_of('tag', 'tags')}){self._wanted} AND NOT {self._paused}"
             " ORDER BY priority, ready_time, id LIMIT 1"  # in the index's order, or the planner reads the whole table
         )
+
+    @statement
+    def checkout_expired(self) -> str:
+        """Lease those of the given tasks that wait, ready or parked, past their time to live: to be ended, not run.
+
+        Not those on their way to another database. Like each leased task, one that was parked gets a ready time.
+        """
+        late = (
+            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.id IN ({self.dialect.each('ids')})"
+            f" AND t.status = 'CREATED' AND t.expire_time <= {self.dialect.now}"
+            f" AND (t.parked_by IS NULL OR NOT {self.dialect.begins('t.parked_by', MOVING)}) {self.skipping}"
+        )
+        ready = "ready_time = coalesce(ready_time, next_process_time), parked_by = NULL"
+        claim = f"UPDATE {self.tables.task} SET {self.claim_set}, {ready}"
+        return f"{claim} WHERE {self.dialect.among('id', late)} RETURNING {self.leased}"
 
 
 class LeaseStatements(Group):

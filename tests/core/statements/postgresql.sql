@@ -132,6 +132,28 @@ FROM (
 WHERE l.queue_name = %(queue_name)s
 AND l.group_key = u.group_name;
 
+-- Statements.checkout_expired
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    statement_timestamp(), last_update_time = statement_timestamp(), next_process_time = statement_timestamp()
+    + greatest(coalesce(lease_seconds, %(lease)s), %(min_lease)s) * interval '1 second', poller_instance =
+    %(poller_instance)s, lost_leases = CASE WHEN status = 'PROCESSING' THEN least(abs(lost_leases) + 1, 1000)
+    ELSE -abs(lost_leases) END, ready_time = coalesce(ready_time, next_process_time), parked_by = NULL
+WHERE id = ANY(ARRAY(
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    WHERE t.id IN (
+        SELECT unnest(%(ids)s::bigint[])
+    )
+    AND t.status = 'CREATED'
+    AND t.expire_time <= statement_timestamp()
+    AND (t.parked_by IS NULL OR NOT t.parked_by::text LIKE 'moving to %%')
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+))
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, payload::text, context::text, create_time::text, start_time::text, next_process_time::text,
+    poller_instance, ready_time::text, group_key, expire_time::text, lease_seconds, lost_leases;
+
 -- Statements.checkout_of_many
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =

@@ -77,6 +77,30 @@ FROM (
 WHERE l.queue_name = %(queue_name)s
 AND l.group_key = u.group_name;
 
+-- Statements.checkout_expired
+UPDATE "dbtaskqueue_task"
+SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds',
+    max(coalesce(lease_seconds, %(lease)s), %(min_lease)s))), poller_instance = %(poller_instance)s,
+    lost_leases = CASE WHEN status = 'PROCESSING' THEN min(abs(lost_leases) + 1, 1000) ELSE -abs(lost_leases)
+    END, ready_time = coalesce(ready_time, next_process_time), parked_by = NULL
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_task" AS t
+    WHERE t.id IN (
+        SELECT value
+        FROM json_each(%(ids)s)
+    )
+    AND t.status = 'CREATED'
+    AND t.expire_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+    AND (t.parked_by IS NULL OR NOT t.parked_by LIKE 'moving to %%' ESCAPE '\')
+)
+RETURNING id, queue_name, reference_number, attempt, reenqueue_attempt, total_attempt, max_attempts, priority,
+    payload_type, CAST(payload AS text), CAST(context AS text), CAST(create_time AS text), CAST(start_time AS
+    text), CAST(next_process_time AS text), poller_instance, CAST(ready_time AS text), group_key,
+    CAST(expire_time AS text), lease_seconds, lost_leases;
+
 -- Statements.checkout_optimistic
 UPDATE "dbtaskqueue_task"
 SET status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time =
