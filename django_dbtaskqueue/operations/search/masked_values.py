@@ -175,7 +175,7 @@ def _matches(value: Any, op: str, wanted: str, high: str) -> bool:
 def _masked_sql(text: str) -> Sql:
     """Return a text as ``masked_text`` returns it."""
     patterns, sql = sql_patterns(), text
-    for _ in patterns.replaced:
+    for _pair in patterns.replaced:
         sql = f"regexp_replace({sql}, %s, %s, 'g')"
     params = [one for pair in patterns.replaced for one in pair]
     return f"CASE WHEN {text} ~ %s THEN {sql} ELSE {text} END", [patterns.any, *params]
