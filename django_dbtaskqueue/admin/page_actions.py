@@ -44,8 +44,15 @@ from django_dbtaskqueue.operations.permissions import (
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
-from django_dbtaskqueue.operations.verb_inputs import TO_QUEUE, VerbInput, VerbOptions, json_of
-from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TASK_VERBS, TaskVerb
+from django_dbtaskqueue.operations.verbs import (
+    ONE_TASK_VERBS,
+    TASK_VERBS,
+    TO_QUEUE,
+    TaskVerb,
+    VerbInput,
+    VerbOptions,
+    json_of,
+)
 from django_dbtaskqueue.operations.visibility import narrow, visible_names
 
 MAX_OFFERED_QUEUES = 1000

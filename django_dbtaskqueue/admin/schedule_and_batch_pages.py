@@ -49,7 +49,7 @@ from django_dbtaskqueue.operations import related_tasks, schedules
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
-from django_dbtaskqueue.operations.verb_inputs import json_of
+from django_dbtaskqueue.operations.verbs import json_of
 
 
 class ScheduleForm(PlainForm):

@@ -38,8 +38,7 @@ from django_dbtaskqueue.operations.bounds import BadInput, is_storable
 from django_dbtaskqueue.operations.explain import Explanation
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
 from django_dbtaskqueue.operations.serializers import AttemptDocument, DocumentEncoder
-from django_dbtaskqueue.operations.verb_inputs import PRIORITY, VerbInput
-from django_dbtaskqueue.operations.verbs import TaskVerb
+from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise

@@ -69,8 +69,7 @@ from django_dbtaskqueue.operations.serializers import (
     summary,
 )
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb, VerbOptions
 from django_dbtaskqueue.operations.visibility import (
     check_queue,
     check_there,

@@ -36,8 +36,7 @@ from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import operation_document
 from django_dbtaskqueue.operations.shards import MOVE_SHARD, move_shards, shard_documents
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS
+from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 from django_dbtaskqueue.operations.visibility import check_there
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes

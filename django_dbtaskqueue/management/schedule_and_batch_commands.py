@@ -18,7 +18,7 @@ from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
-from django_dbtaskqueue.operations.verb_inputs import json_of
+from django_dbtaskqueue.operations.verbs import json_of
 
 WRITE_WORDS = {"add": control.ADD_SCHEDULE, "edit": control.EDIT_SCHEDULE}
 VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in control.SCHEDULE_VERBS.items()}

@@ -26,8 +26,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check
 from django_dbtaskqueue.operations.task_changes import columns_of, named, record_changes
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb
+from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOptions
 from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation

@@ -32,8 +32,7 @@ from django_dbtaskqueue.operations.permissions import Actor, User, check, check_
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.task_changes import record_changes, record_skips, restore
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, bulk_verb
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
 from django_dbtaskqueue.operations.visibility import check_cancel, check_queue, narrow, queues_of
 
 __all__ = ["cancel", "preview", "start", "turn"]

@@ -40,7 +40,7 @@ from django_dbtaskqueue.operations.lookup import locations
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, all_queues, check
 from django_dbtaskqueue.operations.schedules import find, homes, is_declared, listed
 from django_dbtaskqueue.operations.serializers import document
-from django_dbtaskqueue.operations.verb_inputs import with_secrets_of
+from django_dbtaskqueue.operations.verbs import with_secrets_of
 from django_dbtaskqueue.operations.visibility import check_queue, narrow
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.models import Attempt, FailureGroup, Queue, Task
 from django_dbtaskqueue.operations.permissions import search_fault
 from django_dbtaskqueue.operations.search import parse
-from django_dbtaskqueue.operations.verb_inputs import with_secrets_of
+from django_dbtaskqueue.operations.verbs import with_secrets_of
 from django_dbtaskqueue.testing import drain
 from tests.factories import QUEUE, make_task
 from tests.operations.site import refused

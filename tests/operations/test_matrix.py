@@ -26,8 +26,7 @@ from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, work
 from tests.support import minute_counts, taken_back

@@ -13,8 +13,7 @@ from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task
 from django_dbtaskqueue.operations import bulk
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import BULK_VERBS
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user

@@ -18,8 +18,7 @@ from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest, act, preview
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
-from django_dbtaskqueue.operations.verb_inputs import VerbOptions
-from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS
+from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
 from tests.factories import QUEUE, age, make_task
 from tests.operations.site import ONLY_PARCELS, refused
 

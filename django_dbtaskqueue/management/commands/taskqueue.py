@@ -17,8 +17,7 @@ from django_dbtaskqueue.management import changes, duration, positive, reading
 from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
-from django_dbtaskqueue.operations.verb_inputs import VerbInput, json_of
-from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS
+from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
 EXIT_CODES = """\
