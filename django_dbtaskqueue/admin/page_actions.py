@@ -40,6 +40,8 @@ from django_dbtaskqueue.operations.permissions import (
     Actor,
     Verb,
     check_may,
+    narrow,
+    visible_names,
 )
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
@@ -53,7 +55,6 @@ from django_dbtaskqueue.operations.verbs import (
     VerbOptions,
     json_of,
 )
-from django_dbtaskqueue.operations.visibility import narrow, visible_names
 
 MAX_OFFERED_QUEUES = 1000
 DATE = "date"  # the choice of a pause that ends at a date

@@ -42,13 +42,20 @@ from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, PAUSE, Verb, can_operate, check_may
+from django_dbtaskqueue.operations.permissions import (
+    CHANGE_SETTINGS,
+    PAUSE,
+    Verb,
+    can_operate,
+    check_may,
+    visible_names,
+    visible_queues,
+)
 from django_dbtaskqueue.operations.queue_counts import limits_of, limits_text
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
-from django_dbtaskqueue.operations.visibility import visible_names, visible_queues
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

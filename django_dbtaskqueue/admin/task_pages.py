@@ -51,7 +51,15 @@ from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
-from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb
+from django_dbtaskqueue.operations.permissions import (
+    ENQUEUE_COPY,
+    Actor,
+    Verb,
+    narrow,
+    sees_entry,
+    visible_names,
+    visible_queues,
+)
 from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
@@ -60,7 +68,6 @@ from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
 from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
-from django_dbtaskqueue.operations.visibility import narrow, sees_entry, visible_names, visible_queues
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

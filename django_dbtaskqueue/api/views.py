@@ -52,7 +52,13 @@ from django_dbtaskqueue.operations.permissions import (
     Actor,
     all_queues,
     check,
+    check_queue,
     check_search,
+    check_there,
+    narrow,
+    sees_operation,
+    visible_names,
+    visible_queues,
 )
 from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, alive, overview, pauses, stats_of_queue
@@ -70,14 +76,6 @@ from django_dbtaskqueue.operations.serializers import (
 )
 from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb, VerbOptions
-from django_dbtaskqueue.operations.visibility import (
-    check_queue,
-    check_there,
-    narrow,
-    sees_operation,
-    visible_names,
-    visible_queues,
-)
 
 M = TypeVar("M", bound=Model)
 MAX_ATTEMPTS = 50

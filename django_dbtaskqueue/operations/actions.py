@@ -24,10 +24,9 @@ from django_dbtaskqueue.flow.selection import base_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow
 from django_dbtaskqueue.operations.task_changes import columns_of, named, record_changes
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOptions
-from django_dbtaskqueue.operations.visibility import narrow
 
 MAX_TASKS_PER_ACTION = 1000  # more are a bulk operation
 MAX_IDS_IN_AUDIT = 100  # that an audit entry names, of the changed and for each reason of the skipped

@@ -28,12 +28,20 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
-from django_dbtaskqueue.operations.permissions import Actor, User, check, check_search
+from django_dbtaskqueue.operations.permissions import (
+    Actor,
+    User,
+    check,
+    check_cancel,
+    check_queue,
+    check_search,
+    narrow,
+    queues_of,
+)
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.task_changes import record_changes, record_skips, restore
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
-from django_dbtaskqueue.operations.visibility import check_cancel, check_queue, narrow, queues_of
 
 __all__ = ["cancel", "preview", "start", "turn"]
 

@@ -35,11 +35,14 @@ from django_dbtaskqueue.operations.permissions import (
     Actor,
     Verb,
     check,
+    check_queue,
+    check_there,
+    narrow,
+    visible_names,
 )
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.search import of_queue
 from django_dbtaskqueue.operations.search.query import select
-from django_dbtaskqueue.operations.visibility import check_queue, check_there, narrow, visible_names
 
 STOPPED_STATE = "STOPPED"
 LAST_PAUSE_YEAR = 2200

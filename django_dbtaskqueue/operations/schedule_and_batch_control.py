@@ -37,11 +37,10 @@ from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.lookup import locations
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, all_queues, check
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, all_queues, check, check_queue, narrow
 from django_dbtaskqueue.operations.schedules import find, homes, is_declared, listed
 from django_dbtaskqueue.operations.serializers import document
 from django_dbtaskqueue.operations.verbs import with_secrets_of
-from django_dbtaskqueue.operations.visibility import check_queue, narrow
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.operations.permissions import Text

@@ -25,10 +25,9 @@ from django_dbtaskqueue.flow.schedule import MISSED_AFTER, SCHEDULE_FIELDS, Defi
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.bounds import is_storable
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, narrow
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.serializers import document
-from django_dbtaskqueue.operations.visibility import narrow
 
 SHOWN_TIMES = 5
 MAX_LISTED_SCHEDULES = 500

@@ -23,8 +23,7 @@ from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow.shard_move import TASKS_PER_SHARD_BATCH, Mark, Moved, ShardMove
 from django_dbtaskqueue.models import AuditEntry
 from django_dbtaskqueue.operations.actions import record
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check
-from django_dbtaskqueue.operations.visibility import check_queue
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check, check_queue
 
 MOVE_SHARD = Verb(
     name="move_shard",

@@ -40,8 +40,8 @@ from django_dbtaskqueue.operations.permissions import (
     RESUME,
     VIEW_PAYLOAD,
     Verb,
+    check_queue,
 )
-from django_dbtaskqueue.operations.visibility import check_queue
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.models import AbstractTask
