@@ -47,6 +47,7 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, 
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
@@ -66,7 +67,6 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_qu
 from django_dbtaskqueue.operations.search.query import IdRange, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
-from django_dbtaskqueue.operations.task_changes import actions_on
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
 
 if TYPE_CHECKING:

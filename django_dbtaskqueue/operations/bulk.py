@@ -26,7 +26,7 @@ from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions
-from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report
+from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, record_changes, record_skips, restore
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import (
     Actor,
@@ -40,7 +40,6 @@ from django_dbtaskqueue.operations.permissions import (
 )
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
-from django_dbtaskqueue.operations.task_changes import record_changes, record_skips, restore
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
 
 __all__ = ["cancel", "preview", "start", "turn"]
