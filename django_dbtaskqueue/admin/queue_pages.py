@@ -40,6 +40,7 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import (
@@ -51,7 +52,6 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_counts import limits_of, limits_text
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.trends import stats_of_types

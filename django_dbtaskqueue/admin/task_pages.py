@@ -48,7 +48,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.actions import actions_on
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.paging import Page
@@ -61,7 +61,6 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, queue_counts, queue_names
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
 from django_dbtaskqueue.operations.search.query import IdRange, TaskFilter, id_range, within

@@ -23,10 +23,9 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import DATABASE_METRICS, Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
-from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.bounded_reads import LimitUse, limits_by_queue, statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_counts import LimitUse, limits_by_queue
 from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, overview
 from django_dbtaskqueue.operations.schedules import listed
 

@@ -40,7 +40,7 @@ from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations import monitor_documents as documents
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, limits_of, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import explain
@@ -60,7 +60,6 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_counts import limits_of
 from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, alive, overview, pauses, stats_of_queue
 from django_dbtaskqueue.operations.queue_stats import health as judged
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document

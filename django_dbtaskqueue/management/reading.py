@@ -22,12 +22,11 @@ from django_dbtaskqueue.management.output import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import monitor_documents, serializers
-from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.bounded_reads import limits_by_queue, limits_text, statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.paging import Page, look_through
-from django_dbtaskqueue.operations.queue_counts import limits_by_queue, limits_text
 from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for

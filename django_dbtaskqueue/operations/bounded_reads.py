@@ -6,21 +6,31 @@ A page, a command or an API answer never keeps the database busy for long, howev
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
 from django.utils.formats import number_format
+from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import clock, format_duration
-from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds
+from django_dbtaskqueue.core.exceptions import SearchTooSlow, UnknownQueue
+from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.liveness import sqlstate
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, aliases_of, model_for
+from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.models import Queue
+
+if TYPE_CHECKING:
+    from django_dbtaskqueue.operations.lookup import Location
 
 Rows = QuerySet[Any]  # of any model
 MAX_COUNTED_ROWS = 10_000
@@ -176,3 +186,221 @@ def estimate(rows: Rows) -> int | None:
         return None
     (plan,) = json.loads(rows.order_by().explain(format="json"))
     return int(plan["Plan"]["Plan Rows"])
+
+
+# -- counts of queues --------------------------------------------------------------------------------------------------
+
+# Tasks of each queue by status, and how long they wait. Small numbers are counted, larger ones estimated.
+
+MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
+MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status
+MIN_HELD_TO_ESTIMATE = 1000  # counted tasks in PROCESSING
+NONE_COUNTED = ApproxCount(0)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueCounts:
+    """What the task tables say of a queue."""
+
+    statuses: Mapping[str, ApproxCount] = field(default_factory=lambda: dict.fromkeys(map(str, Status), NONE_COUNTED))
+    stale: int = 0
+    stale_seconds: float | None = None
+
+    def __add__(self, other: QueueCounts) -> QueueCounts:
+        seconds = [one for one in (self.stale_seconds, other.stale_seconds) if one is not None]
+        both = {status: self.statuses[status] + other.statuses[status] for status in self.statuses}
+        return QueueCounts(both, self.stale + other.stale, max(seconds, default=None))
+
+
+def _reading(place: Location) -> tuple[Session, StatsStatements]:
+    session = Session.on(*place)
+    return session, StatsStatements(session.sql.tables, session.sql.dialect)
+
+
+def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
+    """Return, by queue and priority, how many seconds the first task has been due; only where a task is due."""
+    session, sql = _reading(place)
+    found: defaultdict[str, dict[int, float]] = defaultdict(dict)
+    with prefer_indexes(session):
+        for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
+            found[name][priority] = seconds
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPosition:
+    """Where a task stands among the due tasks of its queue, and which pollers hold the others."""
+
+    position: ApproxCount  # 1 is the task that a checkout takes next
+    waiting: ApproxCount  # all that wait, with the task itself
+    held: Mapping[tuple[str, str | None], int]  # live leases, by poller and payload type, as far as they were read
+
+
+def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
+    """Return a due task's position in the ready order. Reads a limited number of rows."""
+    session, sql = _reading(place)
+    params = {"names": session.sql.dialect.array([queue]), "queue_name": queue, "task_id": task_id}
+    before, waiting, held = 0, 0, Counter[tuple[str, str | None]]()
+    with prefer_indexes(session):
+        rows = session.run(sql.ready_order_counts, params)
+    for earlier, holder, payload_type, number in rows:
+        if holder is not None:
+            held[holder, payload_type] += number
+        else:
+            waiting, before = waiting + number, before + number * bool(earlier)
+    # At the limit of a priority, or of all, others were not read.
+    own = ApproxCount(before, more=True) if before >= MAX_POSITIONS_PER_PRIORITY else ApproxCount(before + 1)
+    return ReadyPosition(own, ApproxCount(waiting, more=waiting >= MAX_POSITIONS_PER_PRIORITY), held)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitUse:
+    """The limits of a queue over all pollers in one database, and how much of them is used."""
+
+    database: str
+    settings: conf.QueueSettings
+    running: int  # tasks
+    tokens: int  # tasks that may start now
+    next_seconds: float | None  # until the rate allows the next start; None: it allows one now
+    held_back: ApproxCount = NONE_COUNTED  # due tasks that wait because of the limit that is ``reached``
+
+    @property
+    def reached(self) -> str:
+        """The setting that holds tasks back now, or ""."""
+        if self.settings.max_running is not None and self.running >= self.settings.max_running:
+            return "max_running"
+        return "rate" if self.settings.rate is not None and not self.tokens else ""
+
+    def __str__(self) -> str:
+        limits, texts = self.settings, []
+        if limits.max_running is not None:
+            texts.append(_("%(running)s of %(limit)s running") % {"running": self.running, "limit": limits.max_running})
+        if limits.rate is not None and self.next_seconds is not None:
+            facts = {"rate": limits.rate, "time": format_seconds(self.next_seconds)}
+            texts.append(_("at most %(rate)s start, the next in %(time)s") % facts)
+        elif limits.rate is not None:
+            texts.append(_("at most %(rate)s start, %(tokens)s now") % {"rate": limits.rate, "tokens": self.tokens})
+        if limits.max_running_per_group > 1:
+            texts.append(_("at most %(limit)s of each group running") % {"limit": limits.max_running_per_group})
+        if limits.rate_per_group is not None:
+            texts.append(_("at most %(rate)s of each group start") % {"rate": limits.rate_per_group})
+        if self.reached:
+            texts.append(_("due tasks held back: %(number)s") % {"number": self.held_back})
+        return "; ".join(texts)
+
+
+def limit_use(place: Location, queue: str) -> LimitUse | None:
+    """Return how much of its limits a queue uses; None if it has none."""
+    settings, limiter = conf.QueueSettings(), None
+    with suppress(UnknownQueue):
+        settings = queue_settings(queue, place[0])
+        limiter = Limiter.of(queue, settings)
+    if limiter is None:
+        return None
+    running, tokens = limiter.used(Session.on(*place))
+    wait = (1 - tokens) / limiter.rate if limiter.rate and tokens < 1 else None
+    use = LimitUse(place[0], settings, running, int(tokens), wait)
+    return replace(use, held_back=ready_position(place, queue, 0).waiting) if use.reached else use
+
+
+def limits_of(queue: str) -> list[LimitUse]:
+    """Return how much of its limits a queue uses, in each of its databases; nothing if it has none."""
+    uses = [limit_use((alias, model_for(queue)), queue) for alias in aliases_of(queue)]
+    return [use for use in uses if use is not None]
+
+
+def limits_by_queue(queues: Iterable[str]) -> dict[str, list[LimitUse]]:
+    """Return ``limits_of`` those of some queues that have limits. It reads nothing of the others."""
+    names = set(queues)
+    limited = {name for name in names if Limiter.of(name, conf.default_settings(name))}
+    for alias in {alias for name in names for alias in aliases_of(name)}:  # by their row's overrides
+        rows = Queue.objects.using(alias).filter(name__in=names).exclude(overrides={})
+        limited.update(rows.values_list("name", flat=True))
+    return {name: uses for name in sorted(limited) if (uses := limits_of(name))}
+
+
+def limits_text(uses: Sequence[LimitUse]) -> str:
+    """Return limits in words; of a queue with shards for each of them."""
+    return "; ".join(f"{use.database}: {use}" if len(uses) > 1 else str(use) for use in uses)
+
+
+def queue_names(place: Location) -> list[str]:
+    """Return the names of the queues that have tasks in one table."""
+    session, sql = _reading(place)
+    with prefer_indexes(session):
+        return [row[0] for row in session.run(sql.names, {})]
+
+
+def queue_counts(
+    place: Location, only: Sequence[str] | None = None, max_rows: int | None = None
+) -> dict[str, QueueCounts]:
+    """Return the queues that have tasks in one table, or some of them, and how many in each status."""
+    session, sql = _reading(place)
+    if only is not None and not only:
+        return {}
+    if not session.postgresql:
+        found = _exact(session.run(sql.counts_exact, {}))
+        return found if only is None else {name: found[name] for name in only if name in found}
+    with prefer_indexes(session):
+        names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
+        most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, (max_rows or MAX_ROWS_PER_TABLE) // max(len(names), 1)))
+        rows = session.run(sql.counts(most + 1), {"names": names})
+        counted = {name: _counted(tuple(counts), most) for name, *counts, _stale, _seconds in rows}
+        numbers = _estimated(session, sql, counted)
+        return {row[0]: QueueCounts(numbers[row[0]], *row[-2:]) for row in rows}
+
+
+def _counted(counts: tuple[int, ...], bound: int) -> dict[str, ApproxCount]:
+    """Return one number per status; all were counted up to ``bound`` + 1."""
+    ready, held, parked, *ended = counts
+    more = ready > bound
+    numbers = [
+        ApproxCount(ready - held + parked, more=more or parked > bound),
+        ApproxCount(held, more=more),  # those that were seen: others may be behind the bound
+        *(ApproxCount(number, more=number > bound) for number in ended),
+    ]
+    return dict(zip(map(str, Status), numbers, strict=True))
+
+
+def _estimated(
+    session: Session, sql: StatsStatements, found: dict[str, dict[str, ApproxCount]]
+) -> dict[str, dict[str, ApproxCount]]:
+    """Put the planner's estimates in place of numbers that were not counted to the end; they are never smaller.
+
+    PROCESSING stays "103+", unless many were counted: its share of a queue changes too fast for the statistics.
+    """
+    open_cells = [
+        (name, status)
+        for name, row in found.items()
+        for status, number in row.items()
+        if number.more and (status != Status.PROCESSING or number.number >= MIN_HELD_TO_ESTIMATE)
+    ]
+    if not open_cells:
+        return found
+    params = {f"{key}{at}": cell[part] for at, cell in enumerate(open_cells) for part, key in enumerate("qs")}
+    plan = session.run(sql.estimates(len(open_cells)), params)[0][0]
+    rows = dict(_rows(plan if isinstance(plan, list) else json.loads(plan)))
+    for at, (name, status) in enumerate(open_cells):
+        counted = found[name][status]
+        found[name][status] = ApproxCount(max(counted.number, rows.get(f"c{at}", 0)), estimated=True)
+    return found
+
+
+def _rows(plan: Any) -> Iterable[tuple[str, int]]:
+    """Yield alias and estimated rows of each scan of a plan."""
+    for node in plan if isinstance(plan, list) else [plan]:
+        if "Alias" in node:
+            yield node["Alias"], int(node["Plan Rows"])
+        for part in ("Plan", "Plans"):
+            if part in node:
+                yield from _rows(node[part])
+
+
+def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:
+    found: dict[str, QueueCounts] = {}
+    none = dict.fromkeys(map(str, Status), NONE_COUNTED)
+    for name, status, _parked, number, stale, seconds in rows:
+        found[name] = found.get(name, QueueCounts()) + QueueCounts(
+            {**none, status: ApproxCount(number)}, stale, seconds
+        )
+    return found

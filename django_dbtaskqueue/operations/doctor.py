@@ -25,8 +25,8 @@ from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.models import Attempt, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, housekeeping, schedules
+from django_dbtaskqueue.operations.bounded_reads import waits_by_priority
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.queue_counts import waits_by_priority
 from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, blocked_loops, overview
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's

@@ -27,8 +27,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
-from django_dbtaskqueue.operations.bounded_reads import statement_timeout
-from django_dbtaskqueue.operations.queue_counts import ReadyPosition, limit_use, ready_position
+from django_dbtaskqueue.operations.bounded_reads import ReadyPosition, limit_use, ready_position, statement_timeout
 from django_dbtaskqueue.operations.related_tasks import suspension, waits_for
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
 

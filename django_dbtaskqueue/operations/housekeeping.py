@@ -29,8 +29,8 @@ from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
+from django_dbtaskqueue.operations.bounded_reads import queue_names
 from django_dbtaskqueue.operations.lookup import Location, locations
-from django_dbtaskqueue.operations.queue_counts import queue_names
 
 logger = logging.getLogger("django_dbtaskqueue")
 

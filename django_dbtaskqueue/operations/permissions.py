@@ -27,7 +27,7 @@ from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, Poller, Queue, SavedSearch
 from django_dbtaskqueue.models.control import queue_names_in
-from django_dbtaskqueue.operations.queue_counts import queue_names
+from django_dbtaskqueue.operations.bounded_reads import queue_names
 from django_dbtaskqueue.operations.search import Search, parse, reads_payload
 
 if TYPE_CHECKING:

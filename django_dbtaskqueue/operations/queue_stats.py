@@ -28,9 +28,14 @@ from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.control import CALL, IN_EFFECT, MISSED_HEARTBEATS, queue_names_in
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.bounded_reads import (
+    NONE_COUNTED,
+    ApproxCount,
+    QueueCounts,
+    queue_counts,
+    waits_by_priority,
+)
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.queue_counts import NONE_COUNTED, QueueCounts, queue_counts, waits_by_priority
 from django_dbtaskqueue.operations.serializers import pause_note
 
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer

@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
-from django_dbtaskqueue.operations import queue_counts
+from django_dbtaskqueue.operations import bounded_reads
 from django_dbtaskqueue.operations import queue_stats as figures
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.queue_control import pause
@@ -116,7 +116,7 @@ def test_large_numbers_are_estimates_small_ones_are_counted_and_all_is_cheap(
     truth = {(queue, status): number for queue, status, number in counted}
     assert_the_same_queries()
     # Given a bound of 200 rows a queue, then what is beyond is about right, and what is below is exact.
-    monkeypatch.setattr(queue_counts, "MAX_ROWS_PER_TABLE", 800)
+    monkeypatch.setattr(bounded_reads, "MAX_ROWS_PER_TABLE", 800)
     cells = {(row.queue, status): row.statuses[status] for row in overview().queues for status in row.statuses}
     for cell, number in truth.items():
         shown = cells[cell]
@@ -127,7 +127,7 @@ def test_large_numbers_are_estimates_small_ones_are_counted_and_all_is_cheap(
         assert shown.number == number if shown.exact else 0.5 * number < shown.number < 2 * number, cell
     assert str(cells[("built-00", "COMPLETED")]).startswith("≈")
     # PROCESSING is not called exact when some may be behind the bound.
-    monkeypatch.setattr(queue_counts, "MAX_ROWS_PER_TABLE", 200)
+    monkeypatch.setattr(bounded_reads, "MAX_ROWS_PER_TABLE", 200)
     for row in overview().queues:
         shown, number = row.statuses["PROCESSING"], truth.get((row.queue, "PROCESSING"), 0)
         assert shown.number == number or not shown.exact, (row.queue, shown, number)
