@@ -31,8 +31,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
-from django_dbtaskqueue.operations.search.masked_values import ErrorHolds, JsonFits
-from django_dbtaskqueue.operations.search.values import Match, span_of
+from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Match, span_of
 
 __all__ = ["TaskFilter"]
 
