@@ -32,7 +32,7 @@ from django_dbtaskqueue.flow.dependencies import (
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
 from django_dbtaskqueue.flow.placement import refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, Task, TaskHistory, TemporaryTask
-from django_dbtaskqueue.models.workflows import ON_PARENT_FAILURE
+from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
 ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
 MAX_NAME_LENGTH = 200  # characters of what a task calls a parent

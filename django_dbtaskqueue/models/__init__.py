@@ -23,6 +23,9 @@ from django_dbtaskqueue.models.operations import (
 from django_dbtaskqueue.models.tasks import (
     AbstractTask,
     Attempt,
+    Batch,
+    Dependency,
+    Hold,
     PoisonTask,
     Step,
     Task,
@@ -31,7 +34,6 @@ from django_dbtaskqueue.models.tasks import (
     TemporaryTask,
     UsedReference,
 )
-from django_dbtaskqueue.models.workflows import Batch, Dependency, Hold
 
 __all__ = [
     "AbstractTask",
