@@ -24,8 +24,7 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.core.sql.erase import EraseStatements
-from django_dbtaskqueue.core.sql.retention import RetentionStatements
+from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.pipeline.database import TERMINAL_STATUSES, Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake

@@ -11,9 +11,8 @@ from typing import Any
 
 from django_dbtaskqueue.core.sql import Statements, finish_events, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
-from django_dbtaskqueue.core.sql.erase import EraseStatements
 from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
-from django_dbtaskqueue.core.sql.retention import RetentionStatements
+from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from tests.core.statements.layout import laid_out
 
