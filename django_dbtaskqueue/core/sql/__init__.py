@@ -12,8 +12,7 @@ from functools import cached_property
 from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
 from django_dbtaskqueue.core.sql.dependencies import DependencyStatements
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
-from django_dbtaskqueue.core.sql.groups import GroupStatements
-from django_dbtaskqueue.core.sql.limiter import LimitStatements
+from django_dbtaskqueue.core.sql.groups import GroupStatements, LimitStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
 from django_dbtaskqueue.core.sql.steps import StepStatements
 
