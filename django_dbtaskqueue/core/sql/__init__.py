@@ -10,11 +10,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
-from django_dbtaskqueue.core.sql.dependencies import DependencyStatements
+from django_dbtaskqueue.core.sql.dependencies import DependencyStatements, StepStatements
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements, LimitStatements
 from django_dbtaskqueue.core.sql.settle import SettleStatements
-from django_dbtaskqueue.core.sql.steps import StepStatements
 
 
 class Statements(
