@@ -19,7 +19,7 @@ from django.db.models.lookups import LessThanOrEqual
 
 from django_dbtaskqueue import models
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.sql.finish_events import ABSENT_LOCATIONS_SQL, RESET_ABSENT_SQL, FinishEventStatements
+from django_dbtaskqueue.core.sql.pipeline import ABSENT_LOCATIONS_SQL, RESET_ABSENT_SQL, FinishEventStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of

@@ -19,7 +19,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Pauses, clock, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
-from django_dbtaskqueue.core.sql.finish_events import ABSENT_STREAMS_SQL
+from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session

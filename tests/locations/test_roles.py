@@ -10,7 +10,7 @@ from django.db import connection
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Tables
-from django_dbtaskqueue.core.sql.finish_events import FinishEventStatements
+from django_dbtaskqueue.core.sql.pipeline import FinishEventStatements
 from django_dbtaskqueue.models import FinishEvent, Task
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reference" / "roles.sql"

@@ -12,7 +12,7 @@ from django.db.models.functions import Now
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql import finish_events
+from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database, schema_of
@@ -166,7 +166,7 @@ def test_a_stream_registered_later_goes_on(pg: Database, follower: Follower, mon
     commit(finish(pg, "b"))
     late = finish(pg, "c")
     with monkeypatch.context() as patch:
-        patch.setattr(finish_events, "TRIGGER_LOCK_TIMEOUT", "1ms")
+        patch.setattr(pipeline, "TRIGGER_LOCK_TIMEOUT", "1ms")
         with pytest.raises(PipelineError, match="could not be registered: canceling statement due to lock timeout"):
             register_stream(pg, "a stream")
     commit(late)

@@ -11,9 +11,8 @@ from pyspark.sql import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from django_dbtaskqueue.core.exceptions import PipelineError
-from django_dbtaskqueue.core.sql import finish_events
-from django_dbtaskqueue.core.sql.finish_events import EVENT_SCHEMA_SQL, FinishEventStatements
-from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
+from django_dbtaskqueue.core.sql import pipeline
+from django_dbtaskqueue.core.sql.pipeline import EVENT_SCHEMA_SQL, HORIZON_SQL, FinishEventStatements
 from django_dbtaskqueue.pipeline.source.task_reader import PARTITION_IDS, Slice, even_slices, read_slice
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
                 part.since, part.until, self.database.location, part.complete_from
             )
         else:
-            test = finish_events.window(part.since, part.until, finished=False)
+            test = pipeline.window(part.since, part.until, finished=False)
         yield from read_slice(self.database, self.selection, part, None, also=test)
         # Events are deleted after their stream's position is changed: if it has not changed, all were there.
         if part.events_from is not None:
@@ -201,7 +200,7 @@ def unregister_stream(database: Database, name: str) -> None:
 
 def _prepare_ddl(link: Link) -> str:
     """Bound the wait for the lock of the task table; return the schema of the events, quoted."""
-    link.run(f"SET LOCAL lock_timeout = '{finish_events.TRIGGER_LOCK_TIMEOUT}'")
+    link.run(f"SET LOCAL lock_timeout = '{pipeline.TRIGGER_LOCK_TIMEOUT}'")
     found = link.run(EVENT_SCHEMA_SQL)
     if not found:
         raise PipelineError("The database has no table of events: run `manage.py migrate`.")

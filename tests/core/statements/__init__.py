@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from django_dbtaskqueue.core.sql import Statements, finish_events, pipeline, stats
+from django_dbtaskqueue.core.sql import Statements, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
@@ -120,11 +120,11 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":
         yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL
-        yield "finish_events.window", finish_events.window(1000, 2000, finished=True)
-        yield "finish_events.window (from the beginning)", finish_events.window(0, 2000, finished=False)
+        yield "finish_events.window", pipeline.window(1000, 2000, finished=True)
+        yield "finish_events.window (from the beginning)", pipeline.window(0, 2000, finished=False)
         for name in ("RESET_ABSENT_SQL", "ABSENT_LOCATIONS_SQL", "ABSENT_STREAMS_SQL", "EVENT_SCHEMA_SQL"):
-            yield f"finish_events.{name}", getattr(finish_events, name)
-        events = finish_events.FinishEventStatements(TABLES, dialect)
+            yield f"finish_events.{name}", getattr(pipeline, name)
+        events = pipeline.FinishEventStatements(TABLES, dialect)
         yield from _of(events, "FinishEventStatements")
         for case, since, whole in (("by events", 1000, 900), ("a scan", 1000, 1500), ("the first scan", 0, 1500)):
             sql = events.finished_in(since, 2000, "dbtaskqueue.task", whole)
