@@ -26,8 +26,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.prepared import should_prepare
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, should_prepare
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from django.db import connections, transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
+from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from tests.conftest import ProcessDatabase

@@ -11,8 +11,7 @@ from django.db import connection, connections, transaction
 
 from django_dbtaskqueue import DuplicateTask, enqueue, queue
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.prepared import MIN_STATEMENTS_TO_PREPARE
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE, Session
 from django_dbtaskqueue.models import Task
 
 pytestmark = pytest.mark.django_db(transaction=True)
