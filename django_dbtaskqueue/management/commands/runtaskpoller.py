@@ -27,8 +27,7 @@ from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, reload, status_lines, supervisor
-from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, SupervisorProbes
-from django_dbtaskqueue.poller.process.service_manager import ServiceManager
+from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from django_dbtaskqueue.poller.queue_state import Options
