@@ -26,7 +26,7 @@ from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import ScheduleJob
-from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, reload, status_lines, supervisor
+from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, status_lines, supervisor
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
@@ -118,10 +118,10 @@ class Command(BaseCommand):
             raise CommandError(text, returncode=supervisor.USAGE_CODE)
         watcher = None
         if options["reload"] and options["child"] is None:
-            if reload.is_parent():
+            if supervisor.is_parent():
                 work = self._run_reloaded
             else:
-                watcher = reload.FileWatcher(self._shutdown)
+                watcher = supervisor.FileWatcher(self._shutdown)
                 watcher.start()
         try:
             queues = queue_selection.parse(options["queue"], options["exclude"])
@@ -131,7 +131,7 @@ class Command(BaseCommand):
         except (ImproperlyConfigured, TaskQueueError) as error:
             raise CommandError(str(error), returncode=supervisor.CONFIGURATION_CODE) from error
         if watcher is not None and watcher.changed:
-            code = reload.RELOAD_CODE
+            code = supervisor.RELOAD_CODE
         if code and self._arguments is None:
             raise CommandError(f"runtaskpoller ended with exit code {code}; the log says why.", returncode=code)
         if code:
@@ -204,7 +204,7 @@ class Command(BaseCommand):
 
     def _run_reloaded(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
         """Run the same command in a process that is started again when a file changes."""
-        return reload.run_parent(self._command("--reload"), self._shutdown)
+        return supervisor.run_parent(self._command("--reload"), self._shutdown)
 
     def _command(self, option: str) -> list[str]:
         """Return the words that started this process."""
