@@ -23,7 +23,7 @@ from django_dbtaskqueue.flow.schedule import FAILED_SCHEDULE_S, Definition, decl
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.operations import bulk, housekeeping, schedules
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
-from django_dbtaskqueue.poller.executors.thread_connections import tidy
+from django_dbtaskqueue.poller.executors.thread import tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 

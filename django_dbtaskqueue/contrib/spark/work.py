@@ -28,7 +28,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
-from django_dbtaskqueue.poller.executors.thread_connections import check, tidied, tidy
+from django_dbtaskqueue.poller.executors.thread import check, tidied, tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -23,7 +23,7 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
-from django_dbtaskqueue.poller.executors.thread_connections import Doubt, check, tidy_async, unless_dead_async
+from django_dbtaskqueue.poller.executors.thread import Doubt, check, tidy_async, unless_dead_async
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide_call
 from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
-from django_dbtaskqueue.poller.executors.thread_connections import check, tidied
+from django_dbtaskqueue.poller.executors.thread import check, tidied
 
 SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
 Perform = Callable[[Sequence[Lease], Processor], Sequence[Outcome | Settlement | None]]  # such as ``perform_all``

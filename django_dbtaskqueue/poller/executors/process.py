@@ -41,8 +41,7 @@ from django_dbtaskqueue.poller.executors import (
 )
 from django_dbtaskqueue.poller.executors.child import DEATH_SECONDS, Channel, Child, Wear, exit_text
 from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_here
-from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
-from django_dbtaskqueue.poller.executors.thread_connections import Doubt, check
+from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check
 
 logger = logging.getLogger("django_dbtaskqueue")
 
