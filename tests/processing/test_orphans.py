@@ -18,7 +18,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def child_of(file: str) -> None:
-    from django_dbtaskqueue.poller.executors.child import Child
+    from django_dbtaskqueue.poller.executors.process import Child
 
     Child(partial(serve, file), "child")
 

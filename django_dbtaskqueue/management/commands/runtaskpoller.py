@@ -21,8 +21,8 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
-from django_dbtaskqueue.poller.executors.child import Wear
 from django_dbtaskqueue.poller.executors.pool import named_executor
+from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import ScheduleJob
