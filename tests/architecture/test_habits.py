@@ -39,7 +39,7 @@ MAY_SLEEP = {
     "tests/testapp/tasks.py",  # processors whose work is to take time
     "tests/chaos/tasks.py",  # the same
     "tests/faults/tasks.py",  # the same
-    "django_dbtaskqueue/contrib/embedded/__init__.py",  # the end of another program's process is no event
+    "django_dbtaskqueue/contrib/embedded.py",  # the end of another program's process is no event
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded import free_port
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
 from tests.forks import Fork, ForkServer, fork_server

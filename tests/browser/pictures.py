@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded import free_port
 from tests.patience import until
 from tests.pgbouncer import answers
 from tests.templates import REPOSITORY

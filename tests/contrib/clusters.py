@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded import free_port
 from django_dbtaskqueue.pipeline.spark import find_java, scratch
 from tests.support import eventually
 

@@ -29,7 +29,7 @@ from django.db import connection
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.contrib.embedded.programs import free_port as free_port  # other tests take it from here
+from django_dbtaskqueue.contrib.embedded import free_port as free_port  # other tests take it from here
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.stranger.environments import execute

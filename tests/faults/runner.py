@@ -22,8 +22,7 @@ from urllib.parse import urlsplit
 import psutil
 import psycopg
 
-from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, free_port
 from tests.faults.checkers import Needs
 from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis

