@@ -115,7 +115,7 @@ def test_a_row_names_no_code_and_no_place() -> None:
 @pytest.mark.django_db(databases=["default", "sqlite"])
 @pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_what_a_row_names_is_not_called_by_enqueue(
-    alias: str, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    alias: str, settings: Any, tmp_path: Path, monkeypatch: Any, caplog: Any
 ) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     called = tmp_path / "called"

@@ -100,10 +100,6 @@ def test_text_describes_a_policy_exactly(policy: Any) -> None:
     assert retry.parse(retry.describe(policy)) == policy
 
 
-def test_policies_are_values() -> None:
-    assert len({Fixed(s(1)), Fixed(s(1)), Staged((None, s(1))), Geometric(s(1))}) == 3
-
-
 def test_a_wrong_policy_is_refused_when_made() -> None:
     for make, error, words in [
         (lambda: Fixed(10), TypeError, r"Fixed: interval must be a timedelta, not 10. Write timedelta"),

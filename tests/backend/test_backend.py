@@ -192,17 +192,6 @@ def test_an_operator_moves_changes_and_cancels() -> None:
     assert functions.add.get_result(moved.id).task.queue_name == "default"  # no queue of this backend
 
 
-def test_housekeeping_leaves_the_result_in_the_history() -> None:
-    result = functions.add.enqueue(1, 2)
-    drain("default")
-    with override_settings(DBTASKQUEUE={"KEEP_COMPLETED": "1s"}):
-        advance("1d")
-        call_command("housekeeptasks", stdout=StringIO())
-    assert not Task.objects.exists()
-    result.refresh()
-    assert result.return_value == 3
-
-
 def test_an_interrupt_ends_the_process_and_the_task_is_not_lost(request: pytest.FixtureRequest) -> None:
     # Whoever starts the tests in the background has them ignore Ctrl-C, and so every interrupt
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -139,14 +139,14 @@ def test_what_cannot_be_kept_is_refused(alias: str, put: Callable[..., Task], se
     finish(alias)
     assert taken(alias, "scratch").id == parent.pk
     assert taken(alias, "scratch").id == child.pk
-    kept = put()
-    with pytest.raises(EnqueueError, match="on_parent_failure"):
-        put(after=[kept], on_parent_failure="wait")
-    with pytest.raises(EnqueueError, match="on_duplicate='replace'"):
-        put(reference="r", after=[kept], on_duplicate="replace")
-    other = enqueue("parcels", using="sqlite" if alias == "default" else "default")
-    with pytest.raises(EnqueueError, match="own database"):
-        put(after=[other])
+    kept, other = put(), enqueue("parcels", using="sqlite" if alias == "default" else "default")
+    for after, says, options in (
+        (kept, "on_parent_failure", {"on_parent_failure": "wait"}),
+        (kept, "on_duplicate='replace'", {"reference": "r", "on_duplicate": "replace"}),
+        (other, "own database", {}),
+    ):
+        with pytest.raises(EnqueueError, match=says):
+            put(after=[after], **options)
 
 
 def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callable[..., Task]) -> None:

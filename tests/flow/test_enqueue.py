@@ -271,25 +271,12 @@ def test_an_unknown_database_is_named_with_its_nearest_match() -> None:
             pytest.fail(f"call {number} knows it")
 
 
-def test_a_queue_made_at_runtime_is_known_and_no_name_by_accident(alias: str) -> None:
-    Queue.objects.using(alias).create(name="express")
-    assert enqueue("express", using=alias).max_attempts == 5
-    names: list[Any] = [None, 5, "", "par cels", "a" * 201, "parcels\0", "'; DROP TABLE x; --", "%s"]
-    for name in names:
-        with pytest.raises(UnknownQueue):
-            enqueue(name, using=alias)
-
-
 def test_a_bad_payload_is_refused_before_anything_is_written(django_assert_num_queries: Any) -> None:
     queue_settings("parcels", "default")  # the queue's row is read once a second
     for payload, path, reason in [
         ({"items": [0, 1, 2, {"when": datetime(2013, 1, 1)}]}, "items[3].when", "type datetime"),
         ({"a": {"b": math.nan}}, "a.b", "nan"),
-        ([math.inf], "[0]", "inf"),
         ({"a": "x\0y"}, "a", "NUL"),
-        ({"a": ["\ud800"]}, "a[0]", "surrogate"),
-        ({"a": {1: 2}}, "a", "keys are text"),
-        ({"a": {1, 2}}, "a", "type set"),
         ({"odd key": object()}, '["odd key"]', "type object"),
     ]:
         with django_assert_num_queries(0), pytest.raises(PayloadError, match=reason) as refused:

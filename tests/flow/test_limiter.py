@@ -1,19 +1,16 @@
 """Limits of a queue over all pollers: how many tasks run at a time, and how many start in a time."""
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from io import StringIO
 from time import monotonic
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management import call_command
 from django.db import transaction
 
 from django_dbtaskqueue import enqueue, enqueue_many, processor, queue
@@ -31,6 +28,7 @@ from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance, drain
+from tests.operations.site import command, data
 from tests.support import at_once
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -443,12 +441,8 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     used = "2 of 2 running" if name == "two" else "at most 3/h start, the next in 19m"
     assert f"; due tasks held back: {8 if name == 'two' else 7}." in found.sentence
     assert used in found.sentence
-    out = StringIO()
-    call_command("taskqueue", "status", stdout=out)
-    assert f"{name}: {used}" in out.getvalue()
-    out = StringIO()
-    call_command("taskqueue", "status", "--json", stdout=out)
-    shown = {one["queue"]: one["limits"] for one in json.loads(out.getvalue())["queues"]}
+    assert f"{name}: {used}" in command("status")
+    shown = {one["queue"]: one["limits"] for one in data("status")["queues"]}
     assert shown["free"] == []
     [limits] = shown[name]
     assert limits["database"] == "default"
@@ -515,23 +509,3 @@ def test_the_number_of_heads_follows_the_setting(alias: str, settings: Any) -> N
     settings.DBTASKQUEUE = {"QUEUES": {"keyed": {}}}
     second.complete()
     assert taken_keys(alias) == []
-
-
-@pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
-def test_groups_of_pollers_and_producers_at_the_same_moment(alias: str) -> None:
-    def work(index: int) -> int:
-        done = 0
-        for number in range(5):
-            enqueue("keyed", group=f"g{number % 2}", payload=index, using=alias)
-            for lease in take("keyed", alias, limit=3):
-                running = Task.objects.using(alias).filter(group_key=lease.group, status="PROCESSING").count()
-                assert running <= 2
-                lease.complete()
-                done += 1
-        return done
-
-    done = sum(at_once(4, work))
-    while leases := take("keyed", alias):
-        complete(leases)
-        done += len(leases)
-    assert done == 20

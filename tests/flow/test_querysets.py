@@ -92,14 +92,6 @@ def test_mark_poison_and_unpoison_keep_what_the_task_says(alias: str) -> None:
     assert {name for name in after if after[name] != before[name]} == {"last_update_time"}
 
 
-def test_cancel_takes_a_parked_task_too(alias: str) -> None:
-    make_task(parked_by="no handler", using=alias)
-    assert tasks_of(alias).cancel() == 1
-    row = tasks_of(alias).get()
-    assert (row.status, row.parked_by, row.ready_time) == (POISON, None, None)
-    assert row.finish_time is not None
-
-
 def test_purge_counts_per_queue(alias: str) -> None:
     for queue, number in (("parcels", 3), ("letters", 2)):
         for status in ([CREATED, PROCESSING, COMPLETED])[:number]:

@@ -70,15 +70,6 @@ def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None
     assert "at most 2 tasks" in html and "<svg class" not in html
 
 
-def test_a_batch_of_one_task_is_told_in_the_singular_and_an_empty_one_without_a_table(op: Client) -> None:
-    with batch("small") as b:
-        enqueue("parcels")
-    assert "1 task is in the batch." in act(op, "cancel_batch", b.id)
-    with batch("empty") as none:
-        pass
-    assert "dbtq-table" not in page_of(op, none.id)
-
-
 def test_retry_and_cancel_all(op: Client) -> None:
     with batch("import") as b:
         enqueue("letters", after=enqueue("parcels"), on_parent_failure="cancel")

@@ -86,9 +86,7 @@ def test_a_starved_priority(alias: str, settings: Any) -> None:
     assert "queue.starved" not in found(alias)
 
 
-def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(
-    settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_that_make_no_sense_and_apps_that_are_missing_are_named(settings: Any, monkeypatch: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"poll_interval": "1m", "idle_interval": "5s"}}, "PREPARE": False}
     assert "poll_interval" in found()["settings.contradiction"].words
     assert [check.id for check in checked()] == ["dbtaskqueue.W001", "dbtaskqueue.W003"]
@@ -152,7 +150,7 @@ def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> 
         wakeup.stop()
 
 
-def test_an_old_transaction_dead_rows_and_missing_migrations(
+def test_old_transactions_dead_rows_and_no_migrations(
     postgres_process_database: ProcessDatabase, monkeypatch: Any
 ) -> None:
     def found_now() -> list[str]:

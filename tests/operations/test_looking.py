@@ -226,9 +226,7 @@ def test_ids_of_a_time_hold_all_its_tasks_also_those_of_long_transactions(late: 
     assert id_range(parse("-age:14d..15d status:CREATED"), Task.objects.all()) is None
 
 
-def test_the_command_and_the_api_say_how_far_they_looked_and_go_on_to_the_end(
-    op: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_and_the_api_say_how_far_they_looked_and_look_on(op: Client, monkeypatch: Any, capsys: Any) -> None:
     give_up(monkeypatch, window=2000)
     monkeypatch.setattr(views, "LOOK_ON_TIME", timedelta(0))
     built(6000)

@@ -90,9 +90,7 @@ def test_a_cron_text_in_words_of_the_language() -> None:
         assert "Montag" in in_words("0 7 * * mon", "UTC")
 
 
-def test_the_next_five_times_are_those_of_the_zone_and_what_sql_wrote_breaks_no_page(
-    daily: Schedule, op: Client
-) -> None:
+def test_the_next_five_times_are_those_of_the_zone_and_no_row_breaks_a_page(daily: Schedule, op: Client) -> None:
     (row,) = listed(HERE)
     found = next_times(row)
     assert found == list(islice(ticks(MADRID.cron, MADRID.timezone, datetime.now(UTC)), 5))

@@ -90,9 +90,7 @@ def test_each_failed_attempt_is_told_with_what_was_raised(site: Site, diary: Dia
     assert crashes == [("crashed", "CREATED", error), ("crashed", "ERROR", error)]
 
 
-def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(
-    site: Site, diary: Diary, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_lease_is_told_as_a_crash_and_never_as_executed(site: Site, diary: Diary, caplog: Any) -> None:
     taken_over = threading.Event()
 
     @processor(QUEUE)
@@ -172,9 +170,7 @@ class Rude(Told):
         raise RuntimeError("how rude")
 
 
-def test_a_listener_that_raises_is_logged_and_changes_nothing(
-    site: Site, diary: Diary, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_raises_is_logged_and_changes_nothing(site: Site, diary: Diary, caplog: Any) -> None:
     processor(QUEUE, max_attempts=1)(lambda task: 1 / task.payload)
     site.enqueue(1, "well")
     site.enqueue(0, "ill")

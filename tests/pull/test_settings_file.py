@@ -136,9 +136,7 @@ def test_the_path_may_start_at_base_dir_and_must_be_one(file: Path, settings: An
         conf.settings()
 
 
-def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(
-    edit: Edit, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(edit: Edit, caplog: Any) -> None:
     assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "20m"\n[queues.novel]\nttl = "1h"')
     assert lease_minutes() == 20
@@ -156,9 +154,7 @@ def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(
     assert lease_minutes() == 25
 
 
-def test_a_lost_file_is_no_change(
-    file: Path, edit: Edit, clock: SteppedClock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lost_file_is_no_change(file: Path, edit: Edit, clock: SteppedClock, caplog: Any) -> None:
     assert lease_minutes() == 15
     file.unlink()
     clock.advance(toml_file.CHECK_INTERVAL_S)
@@ -179,7 +175,7 @@ def test_tasks_do_not_move_with_an_edit(edit: Edit, caplog: pytest.LogCaptureFix
     assert conf.queue_settings("new").database == "sqlite"
 
 
-def test_it_is_looked_at_once_a_second_and_read_only_when_it_changed(
+def test_it_is_looked_at_each_second_and_read_when_it_changed(
     file: Path, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock.stop()

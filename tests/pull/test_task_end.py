@@ -152,9 +152,7 @@ def test_a_notification_that_names_no_task_breaks_no_listener() -> None:
         task_end._wake(name)  # what it raised would end the listening of all waiters of this process
 
 
-def test_another_process_wakes_the_waiter(
-    monkeypatch: pytest.MonkeyPatch, postgres_process_database: ProcessDatabase
-) -> None:
+def test_another_process_wakes_the_waiter(monkeypatch: Any, postgres_process_database: ProcessDatabase) -> None:
     monkeypatch.setattr(task_end, "SAFETY_LOOK_S", 2 * PATIENCE)
     with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
         poller.until_logged("work")

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 
 from django_dbtaskqueue import enqueue_many, processor, queue
-from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, TaskQueueError
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
 from tests.conftest import ProcessDatabase
@@ -28,14 +28,6 @@ def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandl
     mail.put("free")
     assert [take(mail).payload for _ in range(3)] == [0, "other", "free"]
     assert mail.take() is None
-
-
-def test_an_unknown_queue_is_an_error_and_a_bad_name_too(mail: QueueHandle) -> None:
-    for verb in (queue("mial").take, queue("mial").statistics):
-        with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
-            verb()
-    with pytest.raises(Exception, match="cannot be a queue's name"):
-        queue("no spaces")
 
 
 def test_a_payload_comes_back_as_the_processor_s_type_or_goes_to_error_alone(

@@ -213,7 +213,7 @@ def test_a_transaction_waits_where_news_reach_it(postgres_process_database: Proc
     assert got(future) == task.pk and status(task) == "PROCESSING"
 
 
-def test_a_transaction_that_sees_nothing_new_does_not_wait_in_vain(
+def test_a_transaction_that_sees_no_news_does_not_wait(
     mail: QueueHandle, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with transaction.atomic(), monkeypatch.context() as patch:
