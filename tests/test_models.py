@@ -20,16 +20,12 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import HOLDER, make_task
+from tests.flow.conftest import alias as alias
 from tests.flow.test_many_groups import nodes_of
 from tests.patience import PATIENCE
 from tests.support import ended
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
-
-
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def insert(alias: str, sql: str, *params: Any) -> Task:

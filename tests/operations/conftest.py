@@ -9,6 +9,7 @@ from django.test import Client
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.operations import paging
 from tests.factories import QUEUE
+from tests.flow.conftest import alias as alias
 
 
 def pytest_itemcollected(item: pytest.Function) -> None:
@@ -25,11 +26,6 @@ def _site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine may take its time: what is counted or found late would be shown otherwise.
     monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(minutes=1))
     monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(minutes=1))
-
-
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture

@@ -37,19 +37,22 @@ def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str])
 
 
 @both
-def test_atomic_outcome_and_writes_become_visible_together(site: Site, held: Held) -> None:
-    @processor(QUEUE, mode="atomic")
-    def write(task: Lease) -> str:
-        site.book("a")
-        held(task)
-        return "done"
+@pytest.mark.parametrize("batch", [None, 3])
+def test_atomic_outcome_and_writes_become_visible_together(site: Site, held: Held, batch: int | None) -> None:
+    def write(tasks: list[Lease]) -> list[str]:
+        for task in tasks:
+            site.book(task.reference)
+        held(tasks[0])
+        return [f"{task.reference}!" for task in tasks]
 
-    site.enqueue()
+    processor(QUEUE, mode="atomic", batch=batch)(write if batch else lambda task: write([task])[0])
+    names = [f"r{number}" for number in range(batch or 1)]
+    enqueue_batch(site, len(names))
     with site.poller():
         held.until_started()
-        assert (site.values("status"), site.booked()) == (["PROCESSING"], []), "only its checkout is committed"
+        assert ({*site.values("status")}, site.booked()) == ({"PROCESSING"}, []), "only its checkout is committed"
         held.go_on.set()
-    assert (site.values("status", "result"), site.booked()) == ([("COMPLETED", "done")], ["a"])
+    assert (site.values("result"), site.booked()) == ([f"{name}!" for name in names], names)
 
 
 @both
@@ -353,24 +356,6 @@ def test_what_cannot_be_decoded_is_taken_out_before_the_call(site: Site, mode: s
     site.tasks(pk=site.values("pk")[1]).update(payload={"weight": "heavy"})
     site.run()
     assert site.values("status", "result") == [("COMPLETED", 1), ("ERROR", None), ("COMPLETED", 3)]
-
-
-@both
-def test_atomic_one_transaction_for_the_batch(site: Site, held: Held) -> None:
-    def process(tasks: list[Lease]) -> list[str]:
-        for task in tasks:
-            site.book(task.reference)
-        held(tasks[0])
-        return [f"{task.reference}!" for task in tasks]
-
-    register(process, mode="atomic")
-    enqueue_batch(site, 3)
-    with site.poller():
-        held.until_started()
-        assert site.booked() == []
-        held.go_on.set()
-    assert site.booked() == ["r0", "r1", "r2"]
-    assert site.values("result") == ["r0!", "r1!", "r2!"]
 
 
 @both

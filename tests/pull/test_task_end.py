@@ -17,17 +17,13 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull import task_end
 from tests.conftest import ProcessDatabase
+from tests.flow.conftest import alias as alias
 from tests.poller.processes import runtaskpoller
 from tests.pull.conftest import Configure
 from tests.support import PATIENCE, Actor, actors, until
 
 MOMENT = timedelta(milliseconds=50)  # that passes in vain
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
-
-
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 @pytest.fixture
