@@ -71,21 +71,25 @@ def test_atomic_a_returned_outcome_commits_with_the_writes_and_one_without_due_t
     assert sorted(site.booked()) == ["complete", "fail"]
 
 
-def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site) -> None:
-    runs: list[int] = []
+@pytest.mark.parametrize("batch", [None, 3])
+def test_atomic_a_lease_lost_meanwhile_rolls_the_writes_back(site: Site, batch: int | None) -> None:
+    """The others of a batch are not lost with it: each runs again, alone."""
+    calls: list[int] = []
 
-    @processor(QUEUE, mode="atomic")
-    def write(task: Lease) -> None:
-        runs.append(task.total_attempt)
-        site.book("a")
-        if len(runs) == 1:  # an operator revokes the lease; SQLite lets nobody else write meanwhile
+    def write(tasks: list[Lease]) -> None:
+        calls.append(len(tasks))
+        for task in tasks:
+            site.book(task.reference)
+        if len(calls) == 1:  # an operator revokes the lease; SQLite lets nobody else write meanwhile
             with actors(1) as (operator,):
-                operator.do(site.tasks().release_all).result(PATIENCE)
+                operator.do(site.tasks(reference="r0").release_all).result(PATIENCE)
 
-    site.enqueue()
+    processor(QUEUE, mode="atomic", batch=batch)(write if batch else lambda task: write([task]))
+    enqueue_batch(site, batch or 1)
     poller = site.run()
-    assert (runs, site.values("status"), site.booked()) == ([1, 2], ["COMPLETED"], ["a"])
-    assert poller.counts.lost == 1
+    assert (calls, poller.counts.lost) == ([3, 1, 1, 1, 1] if batch else [1, 1], 1)
+    assert site.values("status") == ["COMPLETED"] * (batch or 1)
+    assert sorted(site.booked()) == [f"r{number}" for number in range(batch or 1)]
 
 
 @both
@@ -384,23 +388,6 @@ def test_atomic_a_task_that_settled_itself_in_a_batch_that_failed_is_settled_aga
     enqueue_batch(site, 2)
     site.run()
     assert site.values("result", "attempt") == [("own", 1), ("own", 1)]
-
-
-def test_atomic_one_lost_lease_does_not_take_the_others_with_it(site: Site) -> None:
-    calls: list[int] = []
-
-    def process(tasks: list[Lease]) -> None:
-        calls.append(len(tasks))
-        if len(calls) == 1:  # an operator revokes one lease of the batch; SQLite lets nobody else write meanwhile
-            with actors(1) as (operator,):
-                operator.do(lambda: site.tasks(reference="r1").release_all()).result(PATIENCE)
-
-    register(process, mode="atomic")
-    enqueue_batch(site, 3)
-    poller = site.run()
-    assert calls == [3, 1, 1, 1, 1]
-    assert site.values("status") == ["COMPLETED"] * 3
-    assert poller.counts.lost == 1
 
 
 @both
