@@ -42,14 +42,12 @@ def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, que
     assert settled.keys() == {"after the outcome's commit"}
     assert not Attempt.objects.exists()
     held = set(Task.objects.filter(status="PROCESSING", attempt=1).values_list("pk", flat=True))
-
     # When another poller does what was never taken, and then the leases run out
     gate.touch()
     heir = start(queue=",".join(QUEUES.values())).ready()
     rest = Task.objects.filter(status="CREATED")
     until(lambda: not rest.exists())
     until_over()
-
     # Then each task comes to its end by legal steps, and only what was held is charged twice
     rescued = Task.objects.get(queue=QUEUES["in rescue"])
     assert (rescued.status, rescued.attempt) == ("ERROR", 3)

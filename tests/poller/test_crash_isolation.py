@@ -17,7 +17,7 @@ from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Job
 from django_dbtaskqueue.poller.executors.process import RESTART_SECONDS, IsolatedExecutor
 from tests.clock import SteppedClock
 from tests.factories import make_task
-from tests.poller.processes import completed, keep_full, let_others_start, polling
+from tests.poller.processes import Held, completed, keep_full, let_others_start, polling
 from tests.support import PATIENCE, until
 from tests.testapp import tasks
 
@@ -51,24 +51,22 @@ def test_it_is_not_put_off_while_there_is_plenty_to_do() -> None:
 
 @pytest.mark.parametrize("kind", ["released by an operator", "reenqueued"])
 def test_a_task_whose_attempt_ended_without_a_crash_is_not_isolated(kind: str) -> None:
-    together, starts, hold = threading.Barrier(8), threading.Semaphore(0), threading.Event()
+    together, first = threading.Barrier(8), Held()
 
     def run(task: Lease) -> object:
         if task.total_attempt == 1:
-            starts.release()
-            return Reenqueue(timedelta(0), keep_attempts=True) if kind == "reenqueued" else hold.wait(PATIENCE) and None
+            return Reenqueue(timedelta(0), keep_attempts=True) if kind == "reenqueued" else first(task)
         together.wait(PATIENCE)
         return None
 
     registry.register("flood", run)
     enqueue_many("flood", [{}] * 8)
     with polling({"flood": 1}, threads=16):
-        for _ in range(8):
-            assert starts.acquire(timeout=PATIENCE)
         if kind == "released by an operator":
+            first.until_started(8)
             assert Task.objects.all().release_all() == 8
         until(lambda: completed() == 8)
-        hold.set()
+        first.go_on.set()
 
 
 def test_a_task_that_was_reenqueued_before_its_process_died_is_isolated() -> None:
@@ -92,14 +90,17 @@ def test_a_task_that_was_reenqueued_before_its_process_died_is_isolated() -> Non
 # -- the processes of those that another process can run ---------------------------------------------------------------
 
 
-@pytest.fixture
-def ended() -> list[Done]:
-    return []
+class Isolated(IsolatedExecutor):
+    """It keeps what it is done with."""
+
+    def __init__(self) -> None:
+        self.ends = list[Done]()
+        super().__init__(lambda done, *, idle: self.ends.append(done), ConcurrencyLimiter())
 
 
 @pytest.fixture
-def executor(children_here: None, ended: list[Done]) -> Iterator[IsolatedExecutor]:
-    made = IsolatedExecutor(lambda done, *, idle: ended.append(done), ConcurrencyLimiter())
+def executor(children_here: None) -> Iterator[Isolated]:
+    made = Isolated()
     yield made
     made.close()
 
@@ -110,23 +111,17 @@ def one_job() -> list[Job]:
     return [Job(lease, Processor("flood", tasks.run))]
 
 
-def test_a_process_ends_when_it_has_had_no_task_for_a_while(
-    executor: IsolatedExecutor, ended: list[Done], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor, "linger", 0.01)
-    executor.submit(one_job(), fast=False)
-    until(lambda: ended)
-    assert ended[0].settlement == Complete()
-    until(lambda: not any(executor._workers))
-    executor.submit(one_job(), fast=False)
-    until(lambda: len(ended) == 2)
+def test_a_process_ends_when_it_has_had_no_task_for_a_while(executor: Isolated) -> None:
+    executor.linger = 0.01
+    for number in (1, 2):
+        executor.submit(one_job(), fast=False)
+        until(lambda number=number: len(executor.ends) == number)
+        until(lambda: not any(executor._workers))
+    assert {one.settlement for one in executor.ends} == {Complete()}
 
 
-def test_a_process_that_the_system_refuses_is_tried_again(
-    executor: IsolatedExecutor, ended: list[Done], clock: SteppedClock, caplog: pytest.LogCaptureFixture
-) -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    jobs = one_job()
+def test_a_process_that_the_system_refuses_is_tried_again(executor: Isolated, clock: SteppedClock, caplog: Any) -> None:
+    jobs, before = one_job(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # no pipe to it
     try:
         executor.submit(jobs, fast=False)
@@ -134,14 +129,12 @@ def test_a_process_that_the_system_refuses_is_tried_again(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     clock.advance(RESTART_SECONDS[0])
-    until(lambda: ended)
-    assert ended[0].settlement == Complete()
+    until(lambda: executor.ends)
+    assert executor.ends[0].settlement == Complete()
 
 
-def test_where_no_process_starts_tasks_are_released_for_the_poller_s_own(
-    executor: IsolatedExecutor, ended: list[Done], clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_no_process_starts_the_poller_s_own_is_used(executor: Isolated, clock: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("DJANGO_SETTINGS_MODULE", "tests.there_is_no_such_module")
     executor.submit(one_job(), fast=False)
-    until(lambda: clock.advance(0.1) or ended)
-    assert (ended[0].settlement, executor.works) == (Release(), False)
+    until(lambda: clock.advance(0.1) or executor.ends)
+    assert (executor.ends[0].settlement, executor.works) == (Release(), False)

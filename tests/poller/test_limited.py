@@ -13,15 +13,12 @@ from django_dbtaskqueue.models import Limit, Task
 from tests.poller.processes import SELDOM, let_others_start, polling
 from tests.support import PATIENCE, until
 
-pytestmark = [
-    pytest.mark.django_db(databases=["default", "sqlite"], transaction=True),
-    pytest.mark.usefixtures("taskqueue_registry"),
-]
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 TASKS = 42
 
 
 @pytest.fixture(autouse=True)
-def _limits(alias: str, settings: Any) -> None:
+def _limits(alias: str, settings: Any, taskqueue_registry: None) -> None:
     """A poller that waited for its next poll in place of the end of a task would not be done."""
     own = {"two": {"max_running": 2}, "pairs": {"max_running_per_group": 2}, "paced": {"rate": "100/s", "burst": 5}}
     queues = {name: {"database": alias, **SELDOM, **limits} for name, limits in own.items()}

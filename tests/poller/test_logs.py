@@ -41,7 +41,6 @@ def test_text_is_one_line_whatever_the_message_holds() -> None:
     line = logs.TextFormatter().format(record())
     assert line[8:] == " WARNING said: one\\r\\n12:00:00 INFO forged\\x1b[2J\\u2028end"
     assert len(line.splitlines()) == 1
-    # A traceback follows, indented
     first, *rest = logs.TextFormatter().format(failed()).splitlines()
     assert first.endswith("said: no")
     assert rest and all(line.startswith("    ") and "\x1b" not in line for line in rest)
@@ -76,18 +75,15 @@ def without_handlers() -> Iterator[None]:
         root.setLevel(level)
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "shown"), [(0, ["warning"]), (1, ["info", "warning"]), (2, ["debug", "info", "warning"])]
-)
-def test_verbosity_and_the_way_back(verbosity: int, shown: list[str]) -> None:
-    said = io.StringIO()
-    ours = logging.getLogger("django_dbtaskqueue")
+@pytest.mark.parametrize("verbosity", [0, 1, 2])
+def test_verbosity_and_the_way_back(verbosity: int) -> None:
+    said, ours, levels = io.StringIO(), logging.getLogger("django_dbtaskqueue"), ("debug", "info", "warning")
     before = ours.level
     with without_handlers(), logs.configured("text", verbosity, said):
-        for level in ("debug", "info", "warning"):
+        for level in levels:
             getattr(ours, level)(level)
         assert len(logging.getLogger().handlers) == 1
-    assert [line.split()[-1] for line in said.getvalue().splitlines()] == shown
+    assert [line.split()[-1] for line in said.getvalue().splitlines()] == [*levels[2 - verbosity :]]
     assert ours.level == before
     assert not any(isinstance(handler.formatter, logs.TextFormatter) for handler in logging.getLogger().handlers)
 

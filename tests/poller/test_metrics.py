@@ -121,17 +121,14 @@ def test_merging_changes_no_sum(alias: str) -> None:
 def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pytest.LogCaptureFixture) -> None:
     minute, metrics = timezone.now() - timedelta(minutes=30), minute_counts("outcome", alias)
     for minutes, count in ((0, 2**63 - 1), (0, 1), (5, 1), (5, 1)):
-        metrics.create(
-            kind="outcome", queue="q", minute=minute + timedelta(minutes=minutes), name="completed", count=count
-        )
+        at = minute + timedelta(minutes=minutes)
+        metrics.create(kind="outcome", queue="q", minute=at, name="completed", count=count)
     assert roll_up(Session.on(alias)) == 1
     assert sorted(metrics.values_list("count", flat=True)) == [1, 2, 2**63 - 1]
     assert "are not rolled up" in caplog.text
 
 
-def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
-    process_database: ProcessDatabase,
-) -> None:
+def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(process_database: ProcessDatabase) -> None:
     def work(task: Lease) -> None:
         if task.payload % 2:
             raise LookupError(f"no parcel {task.payload} in '{task.reference}'")

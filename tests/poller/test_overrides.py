@@ -29,9 +29,7 @@ def override(**values: Any) -> None:
     Queue.objects.update_or_create(name="sized", defaults={"overrides": values})
 
 
-def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_difference(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_difference(caplog: Any) -> None:
     caplog.set_level("INFO")
     registry.register("sized", lambda task: None)
     with polling({"sized": 1}) as poller:
@@ -43,7 +41,6 @@ def test_each_poller_applies_an_override_within_a_heartbeat_and_shows_the_differ
         # It serves late priorities first from now on
         override(lease="PT15M", max_wait="PT1M")
         until(lambda: queue.cursor.max_wait == timedelta(minutes=1))
-        # A bad override is said and changes nothing
         override(leese="PT1M")
         until(lambda: "has no setting 'leese'. Did you mean 'lease'?" in caplog.text)
         assert queue.settings.lease == timedelta(minutes=15)
@@ -62,31 +59,25 @@ def test_an_override_of_the_retry_policy_is_in_force_from_the_first_task() -> No
 
 
 def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_running_task() -> None:
-    started, go = list[int](), threading.Event()
-
-    def work(task: Lease) -> None:
-        started.append(task.id)
-        assert go.wait(PATIENCE)
-
-    registry.register("sized", work)
+    registry.register("sized", held := Held())
     override(concurrency=0)
     enqueue_many("sized", [{}] * 6)
     with polling({"sized": 1}, threads=4) as poller:
         queue = poller.queues["sized"]
         assert queue.settings.concurrency == 0
         override(concurrency=2)
-        until(lambda: len(started) >= 2)
+        held.until_started(2)
         for _ in range(20):  # a poller that takes more does so at once
             let_others_start()
         # What runs is not interrupted, and nothing new starts
         override(concurrency=0)
         until(lambda: queue.settings.concurrency == 0)
-        go.set()
+        held.go_on.set()
         until(lambda: completed() == 2)
-        assert len(started) == 2
+        assert not held.started.acquire(blocking=False)
         override()
         until(lambda: completed() == 6)
-    assert len(started) == len(set(started)) == 6
+    assert set(Task.objects.values_list("total_attempt", flat=True)) == {1}
 
 
 def test_four_equal_pollers_share_the_work(clock: SteppedClock) -> None:

@@ -11,7 +11,6 @@ import pytest
 from django.core import checks
 from django.db import connection, connections, transaction
 from django.db.models import Count
-from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
@@ -29,16 +28,13 @@ INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which 
 
 
 @pytest.fixture
-def pooler(
-    postgres_process_database: ProcessDatabase, django_db_blocker: DjangoDbBlocker, settings: Any
-) -> Iterator[None]:
+def pooler(postgres_process_database: ProcessDatabase, django_db_blocker: Any, settings: Any) -> Iterator[None]:
     """``default`` goes through PgBouncer, ``direct`` past it; settings as docs/howto/deploy.md says."""
     program = pgbouncer_program()
     if program is None:
         assert os.environ.get("CI") != "true", "pgbouncer must be installed: apt-get install pgbouncer"
         pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
-    address = urlsplit(postgres_process_database.url)
-    before = connections.settings["default"]
+    address, before = urlsplit(postgres_process_database.url), connections.settings["default"]
     with pgbouncer(program, address) as port, django_db_blocker.unblock():
         behind = database_from_url(address._replace(netloc=f"postgres:any@{HERE}:{port}").geturl())
         behind |= {"DISABLE_SERVER_SIDE_CURSORS": True, "CONN_HEALTH_CHECKS": False}
@@ -79,7 +75,6 @@ def test_every_way_to_process_works_through_the_pooler() -> None:
         until(lambda: completed() == 2151)
         assert Task.objects.get(reference="r-1999").result == {"twice": 3998}
         assert list(Task.objects.values_list("attempt").annotate(number=Count("pk"))) == [(1, 2151)]
-        # And a pause holds
         queue_control.pause(["pooled"], by="night shift")
         enqueue("pooled", "waiting", {"number": 1})
         assert completed() == 2151

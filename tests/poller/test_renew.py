@@ -85,9 +85,7 @@ def thrown() -> Iterator[list[str]]:
     connection_created.disconnect(fail_once)
 
 
-def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
-    taskqueue: TaskQueueKit, slow: Slow, thrown: list[str], clock: SteppedClock
-) -> None:
+def test_renewal_goes_on_after_any_error(taskqueue: Any, slow: Slow, thrown: list[str], clock: SteppedClock) -> None:
     processor("long")(slow)
     task = enqueue("long", payload="slow")
     with taskqueue.run_poller("long"):
@@ -102,9 +100,7 @@ def test_renewal_goes_on_after_an_error_that_is_not_the_database_s(
     assert (task.status, task.total_attempt) == ("COMPLETED", 1)
 
 
-def test_a_lease_made_shorter_while_running_is_renewed_in_time(
-    taskqueue: TaskQueueKit, slow: Slow, settings: Any, clock: SteppedClock
-) -> None:
+def test_a_lease_made_shorter_is_renewed_in_time(taskqueue: Any, slow: Slow, settings: Any, clock: Any) -> None:
     settings.DBTASKQUEUE["QUEUES"]["long"]["lease"] = 10 * LEASE
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE}
     processor("long")(slow)
@@ -143,9 +139,7 @@ def test_a_short_lease_is_renewed_in_time_again_and_again(taken: str) -> None:
     poller.close()
 
 
-def test_waiting_tasks_do_not_outlive_their_leases_in_memory(
-    taskqueue: TaskQueueKit, slow: Slow, clock: SteppedClock
-) -> None:
+def test_waiting_tasks_do_not_outlive_their_leases_in_memory(taskqueue: Any, slow: Slow, clock: SteppedClock) -> None:
     processor("long")(slow)
     with taskqueue.run_poller("long", threads=1):
         first = slow.in_memory().in_bulk()

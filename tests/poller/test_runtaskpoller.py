@@ -11,7 +11,6 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError, call_command
 
 from django_dbtaskqueue import UnknownQueue, enqueue, enqueue_many, registry
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
@@ -49,7 +48,6 @@ def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, 
     assert "other (weight 2, retry fixed:50ms, max_attempts 3)" in log
     row = Poller.objects.get()
     assert (row.state, row.finished, row.failed, row.held, row.running) == ("STOPPED", 27, 3, 0, [])
-    # Lines of JSON carry the task
     failure = next(line for line in said if line["level"] == "WARNING")
     task = {"task_id": bad.pk, "queue": "other", "reference": "bad\nline", "attempt": 1}
     assert (task | {"logger": "django_dbtaskqueue"}).items() <= failure.items()
@@ -91,9 +89,7 @@ def test_queues_have_their_turns_by_weight(clock: SteppedClock) -> None:
 
 
 @pytest.mark.usefixtures("two_queues")
-def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(
-    clock: SteppedClock,
-) -> None:
+def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(clock: SteppedClock) -> None:
     slow = take_time("slow", 0.3, clock)
     take_time("quick", 0.0001, clock)
     enqueue_many("slow", [{}] * 5)
@@ -153,9 +149,7 @@ BAD_OPTIONS = (
 )  # fmt: skip
 
 
-def test_bad_options_are_named_with_the_fix(
-    sqlite_process_database: ProcessDatabase, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_options_are_named_with_the_fix(sqlite_process_database: ProcessDatabase, capsys: Any) -> None:
     """What ``manage.py`` does with the arguments, in this process."""
     for options, code, message in BAD_OPTIONS:
         with pytest.raises(SystemExit) as ended:
@@ -173,7 +167,9 @@ def test_in_this_process_the_command_raises_what_it_would_say(sqlite_process_dat
 
 
 @pytest.mark.django_db
-def test_an_unknown_queue_is_named_with_the_nearest_of_all_that_are_known(settings: Any) -> None:
+def test_an_unknown_queue_is_named_with_its_nearest_and_one_without_a_processor_refused(
+    settings: Any, taskqueue_registry: None
+) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     Queue.objects.create(name="made-at-night")
     for wrong, right in (("mad-at-night", "made-at-night"), ("leters", "letters")):
@@ -181,13 +177,8 @@ def test_an_unknown_queue_is_named_with_the_nearest_of_all_that_are_known(settin
             queue_selection.parse([wrong])
     with pytest.raises(ImproperlyConfigured, match="Queue 'made-at-night' has no processor in this project"):
         queue_selection.parse(["made-at-night"])
-
-
-@pytest.mark.django_db
-def test_a_queue_that_nobody_processes_is_refused(taskqueue_registry: None) -> None:
     registry.restore(({}, {}, {}))
-    assert "claims" in conf.known_queues()  # it stands in the settings
-    with pytest.raises(ImproperlyConfigured, match="Queue 'claims' has no processor in this project"):
-        queue_selection.parse(["claims"])
+    with pytest.raises(ImproperlyConfigured, match="Queue 'letters' has no processor in this project"):
+        queue_selection.parse(["letters"])  # which stands in the settings
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
         queue_selection.parse([])

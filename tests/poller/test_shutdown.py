@@ -21,16 +21,15 @@ from tests.support import PATIENCE, until
 committed = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 
 
-@pytest.mark.parametrize(("vendor", "number"), [("postgres", signal.SIGTERM), ("sqlite", signal.SIGINT)])
 def test_the_first_signal_drains_and_gives_back_what_has_not_started(
-    request: pytest.FixtureRequest, gate: Gate, vendor: str, number: int
+    process_database: ProcessDatabase, gate: Gate
 ) -> None:
-    database: ProcessDatabase = request.getfixturevalue(f"{vendor}_process_database")
-    # Given quick tasks, after which the poller takes many ahead, and then slow ones
+    """Given quick tasks, after which the poller takes many ahead, and then slow ones."""
     enqueue_many("work", [(f"quick{n}", {}) for n in range(200)])
     enqueue_many("work", [(f"slow{n}", gate.payload) for n in range(50)])
     slow = Task.objects.filter(reference__startswith="slow")
-    with runtaskpoller(database, "--queue", "work", "--threads", "1") as poller:
+    number = {"postgresql": signal.SIGTERM, "sqlite": signal.SIGINT}[process_database.vendor]
+    with runtaskpoller(process_database, "--queue", "work", "--threads", "1") as poller:
         until(lambda: gate.starts() and slow.filter(status="PROCESSING").count() > 1)
         poller.signal(number)
         poller.until_logged("Stopping: waiting at most 30s for 1 running tasks")

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -181,20 +180,12 @@ def test_children_write_their_log_above_the_status_line(tmp_path: Path) -> None:
     assert above == ["one", "two"]
 
 
-SETTINGS = """
-from tests.settings import *
-
-INSTALLED_APPS = [*INSTALLED_APPS, "shop"]
-"""
+SETTINGS = 'from tests.settings import *\nINSTALLED_APPS = [*INSTALLED_APPS, "shop"]'
 TASKS = """
 from django_dbtaskqueue import processor
 from tests.testapp import tasks
 
-
-@processor("shop")
-def process(task):
-    tasks.run(task)
-    return %s
+processor("shop")(lambda task: tasks.run(task) and %s)
 """
 
 
@@ -203,11 +194,6 @@ def write(file: Path, version: object) -> None:
     before = file.stat().st_mtime if file.exists() else 0.0
     file.write_text(TASKS % version)
     os.utime(file, (before + 2, before + 2) if before else None)
-
-
-def write_until(file: Path, version: object, condition: Callable[[], Any]) -> None:
-    """Save the file until the process, which may just have begun to watch it, has noticed."""
-    until(lambda: write(file, version) or condition())
 
 
 def until_result(expected: int) -> None:
@@ -228,13 +214,13 @@ def test_a_changed_file_restarts_the_poller_after_what_runs(
     with runtaskpoller(replace(sqlite_process_database, extra=more), "--queue", "shop", "--reload") as poller:
         running = enqueue("shop", payload=gate.payload)
         gate.until_started()
-        write_until(file, 2, Poller.objects.filter(state="ENDING").exists)
+        ending = Poller.objects.filter(state="ENDING")
+        until(lambda: write(file, 2) or ending.exists())  # the process may just have begun to watch it
         gate.open()
         until_result(2)
         running.refresh_from_db()
         assert (running.result, running.total_attempt) == (1, 1)
-        # And a file with a fault is waited for
-        write_until(file, "=", lambda: "It is started again when a file changes" in poller.log)
+        until(lambda: write(file, "=") or "It is started again when a file changes" in poller.log)
         write(file, 3)
         until_result(3)
         poller.stop()

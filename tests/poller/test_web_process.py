@@ -26,7 +26,6 @@ from tests.support import until
 
 SETTINGS = """
 from tests.settings import *
-
 DEBUG = True
 ROOT_URLCONF = "pages"
 DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["work", "aio"]}, "HEARTBEAT": "200ms"}
@@ -35,11 +34,7 @@ PAGES = """
 from django.http import HttpResponse
 from django.urls import path
 from django_dbtaskqueue import enqueue
-
-def order(request):
-    return HttpResponse(str(enqueue("work", "order").pk))
-
-urlpatterns = [path("order", order)]
+urlpatterns = [path("order", lambda request: HttpResponse(str(enqueue("work", "order").pk)))]
 """
 
 
