@@ -57,8 +57,10 @@ def fill(queue: str, references: Iterable[str], **options: Any) -> Any:
     return [enqueue(queue, reference, **options) for reference in references][-1]
 
 
-def fill_after(queue: str) -> None:
-    enqueue(queue, "child", after=enqueue(queue, "parent"))
+def fill_each(queue: str, option: str, values: Mapping[str, object]) -> None:
+    """Enqueue a task for each value of an option."""
+    for reference, value in values.items():
+        enqueue(queue, reference, **{option: value})
 
 
 def fill_batch(queue: str) -> None:
@@ -73,29 +75,9 @@ def fill_overrides(queue: str) -> None:
         enqueue(queue, payload, payload)
 
 
-def fill_groups(queue: str) -> None:
-    fill(queue, ["a1", "a2"], group="a")
-    fill(queue, ["b1"], group="b")
-
-
-def fill_tags(queue: str) -> None:
-    for reference, tag in (("untagged", None), ("gpu", "gpu"), ("other", "other")):
-        enqueue(queue, reference, tag=tag)
-
-
-def fill_priorities(queue: str) -> None:
-    for reference, priority in (("low", 5), ("mid", 0), ("urgent", -5)):
-        enqueue(queue, reference, priority=priority)
-
-
 def fill_schedule(queue: str) -> None:
     tick = Schedule(name="crossing", queue=queue, cron="0 0 1 1 *", timezone="UTC", next_time=Now())
     Schedule.objects.bulk_create([tick])
-
-
-def fill_unique(queue: str) -> None:
-    for _ in range(2):
-        enqueue(queue, payload="same")
 
 
 def fill_ttl(queue: str) -> None:
@@ -202,70 +184,52 @@ def unlimited(found: str) -> dict[str, Differs]:
     return {"drain()": Differs(found, "It runs one task at a time and asks no limits.")}
 
 
-abc = partial(fill, references="abc")
+GROUPS = {"a1": "a", "a2": "a", "b1": "b"}
+TAGS = {"untagged": None, "gpu": "gpu", "other": "other"}
+PRIORITIES = {"low": 5, "mid": 0, "urgent": -5}
+a, abc = partial(fill, references="a"), partial(fill, references="abc")
 TICKS = "Only pollers enqueue tasks of schedules."
 DIRECT = Differs("the caller", "Everything runs on the calling thread.")
+BY_CALLER = dict.fromkeys(("drain()", "take()", "checkout"), DIRECT)
 LEFT = Differs("CREATED", "It leaves queues whose processors name an executor to `runtaskpoller`.")
 UNTAGGED = Differs("COMPLETED untagged, CREATED gpu other", "It takes tasks without a tag only.")
 EVERY_TAG = Differs("COMPLETED untagged gpu other", "It takes tasks of every tag.")
-MANY = Differs(
-    "fail in 1 h, again in 2 h, 3 at once, 0 not taken", "Its `limit` counts, and not `batch_size`.", holds=True
-)
+LATER = "fail in 1 h, again in 2 h"
+MANY = Differs(f"{LATER}, 3 at once, 0 not taken", "Its `limit` counts, and not `batch_size`.", holds=True)
 SPREAD = "COMPLETED d e f g a b c h"  # over two databases
 ONE_SHARD = Differs(SPREAD, "A call takes from one shard. Call it until it returns nothing.", holds=True)
 ELSEWHERE = Differs("1", "They run in the poller, and see outcomes without results.", holds=True)
 BESIDE = Differs("a child", "Such a processor runs in a child of the poller, not on Spark.", holds=True)
 EVERY_TYPE = "They take every type, and give plain JSON where the process knows no class."
 FEATURES: dict[str, Feature] = {
-    "after": Feature(
-        "`after=`", fill_after, "COMPLETED parent child", in_turn, once("COMPLETED parent, CREATED child")
-    ),
-    "batch": Feature(
-        "batches", fill_batch, "COMPLETED a b callback", roads=once("COMPLETED a b, CREATED callback")
-    ),
-    "overrides": Feature(
-        "overrides of an operator", fill_overrides, "fail in 1 h, again in 2 h, 0 not taken", overridden,
-        {**once("fail in 1 h, again in 2 h, 1 not taken"), "checkout": MANY},
-    ),
-    "max_running": Feature(
-        "`max_running`", abc, "COMPLETED a b c", in_turn,
-        {**once("COMPLETED a, CREATED b c"), **unlimited("COMPLETED a b c")},
-    ),
+    "after": Feature("`after=`", lambda queue: enqueue(queue, "child", after=enqueue(queue, "parent")),
+                     "COMPLETED parent child", in_turn, once("COMPLETED parent, CREATED child")),
+    "batch": Feature("batches", fill_batch, "COMPLETED a b callback", roads=once("COMPLETED a b, CREATED callback")),
+    "overrides": Feature("overrides of an operator", fill_overrides, f"{LATER}, 0 not taken", overridden,
+                         {**once(f"{LATER}, 1 not taken"), "checkout": MANY}),
+    "max_running": Feature("`max_running`", abc, "COMPLETED a b c", in_turn,
+                           {**once("COMPLETED a, CREATED b c"), **unlimited("COMPLETED a b c")}),
     "rate": Feature("`rate`", abc, "COMPLETED a b, CREATED c", roads=unlimited("COMPLETED a b c")),
-    "rate_per_group": Feature(
-        "`rate_per_group`", fill_groups, "COMPLETED a1 b1, CREATED a2", roads=unlimited("COMPLETED a1 a2 b1")
-    ),
-    "groups": Feature(
-        "groups", partial(abc, group="g"), "COMPLETED a b c", in_turn, once("COMPLETED a, CREATED b c")
-    ),
-    "tags": Feature(
-        "tags", fill_tags, "COMPLETED untagged gpu, CREATED other",
-        roads={"run_poller": UNTAGGED, "drain()": EVERY_TAG},
-    ),
-    "priorities": Feature("priorities", fill_priorities, "urgent mid low", order, once("urgent")),
-    "schedules": Feature(
-        "schedules", fill_schedule, "COMPLETED", kinds, {**by_hand("", TICKS), "drain()": Differs("", TICKS)}
-    ),
-    "unique": Feature("uniqueness", fill_unique, "COMPLETED, a further call inserts", further_call),
+    "rate_per_group": Feature("`rate_per_group`", partial(fill_each, option="group", values=GROUPS),
+                              "COMPLETED a1 b1, CREATED a2", roads=unlimited("COMPLETED a1 a2 b1")),
+    "groups": Feature("groups", partial(abc, group="g"), "COMPLETED a b c", in_turn, once("COMPLETED a, CREATED b c")),
+    "tags": Feature("tags", partial(fill_each, option="tag", values=TAGS), "COMPLETED untagged gpu, CREATED other",
+                    roads={"run_poller": UNTAGGED, "drain()": EVERY_TAG}),
+    "priorities": Feature("priorities", partial(fill_each, option="priority", values=PRIORITIES), "urgent mid low",
+                          order, once("urgent")),
+    "schedules": Feature("schedules", fill_schedule, "COMPLETED", kinds,
+                         {**by_hand("", TICKS), "drain()": Differs("", TICKS)}),
+    "unique": Feature("uniqueness", lambda queue: [enqueue(queue, payload="same") for _ in range(2)],
+                      "COMPLETED, a further call inserts", further_call),
     "ttl": Feature("`ttl`", fill_ttl, "COMPLETED in time, POISON late"),
     "own_table": Feature("own table", partial(fill, references="a", columns={"weight": 3}), "COMPLETED a"),
-    "shards": Feature(
-        "shards", partial(fill, references="abcdefgh"), SPREAD,
-        roads={"checkout": ONE_SHARD},
-    ),
+    "shards": Feature("shards", partial(fill, references="abcdefgh"), SPREAD, roads={"checkout": ONE_SHARD}),
     "history": Feature('`keep="history"`', abc, "3 in the history", in_history),
-    "types": Feature(
-        "unknown payload types", lambda queue: enqueue(queue, payload=Order(1)), "parked after 0 attempts", kinds,
-        by_hand("COMPLETED", EVERY_TYPE),
-    ),
-    "process": Feature(
-        '`executor="process"`', partial(fill, references="a"), "a child", where,
-        {**dict.fromkeys(("drain()", "take()", "checkout"), DIRECT), "embedded": LEFT, "Spark": BESIDE},
-    ),
-    "listeners": Feature(
-        "listeners", partial(fill, references="a"), "1", lambda _: str(Booking.objects.count()),
-        {**by_hand("0", "They call no listeners."), "Spark": ELSEWHERE},
-    ),
+    "types": Feature("unknown payload types", lambda queue: enqueue(queue, payload=Order(1)),
+                     "parked after 0 attempts", kinds, by_hand("COMPLETED", EVERY_TYPE)),
+    "process": Feature('`executor="process"`', a, "a child", where, BY_CALLER | {"embedded": LEFT, "Spark": BESIDE}),
+    "listeners": Feature("listeners", a, "1", lambda _: str(Booking.objects.count()),
+                         {**by_hand("0", "They call no listeners."), "Spark": ELSEWHERE}),
 }  # fmt: skip
 
 

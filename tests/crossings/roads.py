@@ -1,7 +1,7 @@
 """The roads on which tasks run, each for a ``with`` block."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from django.core.management import call_command
 
@@ -14,7 +14,7 @@ from tests.conftest import ProcessDatabase
 from tests.crossings.features import FEATURES, work
 from tests.poller.processes import runtaskpoller
 
-Road = Callable[[ProcessDatabase], AbstractContextManager[None]]
+Road = Callable[[ProcessDatabase], AbstractContextManager[object]]
 
 
 def command(*options: str) -> Road:
@@ -29,28 +29,14 @@ def command(*options: str) -> Road:
     return road
 
 
-@contextmanager
-def by_once(database: ProcessDatabase) -> Iterator[None]:
+def once() -> None:
     """Run the command here: one checkout takes no more than there are free threads, and each may start a process."""
     for threads, queues in ((64, [*FEATURES.keys() - {"process"}]), (1, ["process"])):
         call_command("runtaskpoller", once=True, queue=queues, tag=["gpu"], threads=threads)
-    yield
 
 
 @contextmanager
-def by_kit(database: ProcessDatabase) -> Iterator[None]:
-    with run_poller(*FEATURES):
-        yield
-
-
-@contextmanager
-def by_drain(database: ProcessDatabase) -> Iterator[None]:
-    drain()
-    yield
-
-
-@contextmanager
-def by_embedded(database: ProcessDatabase) -> Iterator[None]:
+def embedded(database: ProcessDatabase) -> Iterator[None]:
     poller = EmbeddedPoller()
     poller.start()
     try:
@@ -59,22 +45,18 @@ def by_embedded(database: ProcessDatabase) -> Iterator[None]:
         poller.stop()
 
 
-@contextmanager
-def by_take(database: ProcessDatabase) -> Iterator[None]:
+def take() -> None:
     for name in FEATURES:
         while task := queue(name, tags=["gpu"]).take():
             run(task)
-    yield
 
 
-@contextmanager
-def by_checkout(database: ProcessDatabase) -> Iterator[None]:
+def checkout() -> None:
     for name in FEATURES:
         tasks = model_for(name)._default_manager
         while leases := tasks.checkout(name, poller_instance="by hand", limit=10, tags=["gpu"]):
             for task in leases:
                 run(task)
-    yield
 
 
 def run(task: Lease) -> None:
@@ -89,13 +71,13 @@ def run(task: Lease) -> None:
 
 SPARK = "Spark"
 ROADS: dict[str, Road] = {
-    "--once": by_once,
+    "--once": lambda _: nullcontext(once()),
     "--drain": command("--drain"),
-    "run_poller": by_kit,
-    "drain()": by_drain,
-    "take()": by_take,
-    "checkout": by_checkout,
+    "run_poller": lambda _: run_poller(*FEATURES),
+    "drain()": lambda _: nullcontext(drain()),
+    "take()": lambda _: nullcontext(take()),
+    "checkout": lambda _: nullcontext(checkout()),
     "poller": command(),
-    "embedded": by_embedded,
+    "embedded": embedded,
     SPARK: command("--drain", "--executor", "spark", "--master", "local[2]"),
 }
