@@ -1,16 +1,18 @@
-"""The facts of the real data that the desk, the demo and the docs build on."""
+"""The facts of the real data that the desk, the demo and the docs build on, and the desk's rules."""
 
 import subprocess
 import sys
 from collections import Counter
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from example_project.flights import data, rules
+from example_project.flights.rules import Award, Decision, Facts
 
 ROOT = Path(data.__file__).resolve().parents[2]
 
@@ -95,3 +97,46 @@ def test_the_data_package_is_never_imported_and_without_it_the_error_names_the_e
 
 def run(*arguments: str) -> str:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+# -- the desk's rules: a table of cases --------------------------------------------------------------------------------
+
+MILES_1500_KM, MILES_3500_KM = 932, 2175  # the last whole miles within 1,500 and 3,500 km
+
+
+def facts(**changes: Any) -> Facts:
+    late = {"flight": 1, "departure_delay": timedelta(minutes=5), "arrival_delay": timedelta(hours=5)}
+    return Facts(**{**late, "distance_miles": 500, "tail_number": "N14228", "seats": 149, **changes})
+
+
+def test_decisions() -> None:
+    for changes, award in [
+        ({"arrival_delay": timedelta(minutes=-20)}, Award(Decision.NOT_LATE)),
+        ({"arrival_delay": timedelta(minutes=179)}, Award(Decision.NOT_LATE)),
+        ({"arrival_delay": timedelta(minutes=180)}, Award(Decision.PAID, 250)),
+        ({"distance_miles": MILES_1500_KM}, Award(Decision.PAID, 250)),
+        ({"distance_miles": MILES_1500_KM + 1}, Award(Decision.PAID, 400)),
+        ({"distance_miles": MILES_3500_KM}, Award(Decision.PAID, 400)),
+        ({"distance_miles": MILES_3500_KM + 1}, Award(Decision.PAID, 600)),
+        ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=239)}, Award(Decision.PAID, 300)),
+        ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=240)}, Award(Decision.PAID, 600)),
+        ({"seats": 29}, Award(Decision.EXEMPT)),
+        ({"seats": 30}, Award(Decision.PAID, 250)),
+        ({"departure_delay": None, "arrival_delay": None}, Award(Decision.PAID, 250)),
+        ({"departure_delay": None, "arrival_delay": None, "distance_miles": 2475}, Award(Decision.PAID, 600)),
+        ({"departure_delay": None, "arrival_delay": None, "seats": 10}, Award(Decision.EXEMPT)),
+        ({"arrival_delay": timedelta(0), "seats": None}, Award(Decision.NOT_LATE)),
+    ]:
+        assert rules.assess(facts(**changes)) == award
+
+
+def test_what_cannot_be_decided() -> None:
+    for changes, error, message in [
+        ({"arrival_delay": None}, rules.ArrivalNotRecorded, "no arrival delay is on record"),
+        ({"arrival_delay": None, "seats": None}, rules.ArrivalNotRecorded, "arrival report"),
+        ({"seats": None}, rules.AircraftNotRegistered, "'N14228' is not on the register"),
+        ({"departure_delay": None, "seats": None}, rules.AircraftNotRegistered, "Add it to the register"),
+        ({"departure_delay": None, "seats": None, "tail_number": ""}, rules.NeverAssigned, "has no tail number"),
+    ]:
+        with pytest.raises(error, match=message):
+            rules.assess(facts(**changes))

@@ -29,9 +29,7 @@ KEYS = {
 }
 
 
-def demo(
-    database: ProcessDatabase, folder: Path, *options: str, spark: bool = False, **env: str
-) -> tuple[dict[str, Any], str]:
+def demo(database: ProcessDatabase, folder: Path, *options: str, spark: bool = False, **env: str) -> tuple[Any, str]:
     file, without = folder / "out.json", () if spark else ("--no-spark",)
     run = replace(database, extra=SETTINGS | env).run
     said = run("demo", "--no-serve", "--json", str(file), *without, *options).stdout
@@ -60,9 +58,7 @@ def test_a_second_run_neither_duplicates_nor_loses(process_database: ProcessData
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_where_another_stopped_and_needs_no_spark(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_after_another_without_spark(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     for name in ("pyarrow", "pyspark", "orjson"):  # as with the extra "quick"
         (tmp_path / f"{name}.py").write_text(f"raise ModuleNotFoundError('No module named {name}', name={name!r})")
     without = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}

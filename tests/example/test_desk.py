@@ -1,28 +1,20 @@
 """The desk in one process: filing, the pages, and what the processor makes of the real record."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
-from pytest_django import DjangoAssertNumQueries
 
 from django_dbtaskqueue import signal
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.testing import advance, drain
-from example_project.flights import data
+from example_project.flights import data, desk
 from example_project.flights.demo import filing, loading
-from example_project.flights.desk import (
-    APPROVED,
-    HELD_QUEUE,
-    QUEUE,
-    file_claim,
-    file_claims,
-    hold_claim,
-    report_arrival,
-)
+from example_project.flights.desk import HELD_QUEUE, QUEUE, file_claim, file_claims, hold_claim, report_arrival
 from example_project.flights.models import Airline, Claim, Filing, Flight, Plane
 
 REFERENCE = "2013-01-01-UA-1545-EWR-IAH"
@@ -135,7 +127,7 @@ def test_a_held_claim_is_decided_after_the_report_and_approval(flight: Flight, m
     if dollars > 400:  # above a sum an operator approves
         assert not Claim.objects.exists()
         advance(timedelta(days=3))
-        signal(held(), APPROVED)
+        signal(held(), desk.APPROVED)
         drain(HELD_QUEUE)
     assert (held().status, held().result, held().attempt) == ("COMPLETED", dollars, 1)
     assert Claim.objects.get().compensation == dollars
@@ -186,9 +178,7 @@ def test_the_form_needs_its_token_and_is_not_inline(flight: Flight, client: Clie
     assert client.post(reverse("flights:new_claim"), FORM).status_code == 403
 
 
-def test_the_pages_and_the_processor_ask_few_questions(
-    flight: Flight, client: Client, django_assert_num_queries: DjangoAssertNumQueries
-) -> None:
+def test_pages_and_processor_ask_few_questions(flight: Flight, client: Client, django_assert_num_queries: Any) -> None:
     file_claim(flight, "Ada Lovelace")
     with django_assert_num_queries(0):
         assert client.get(reverse("flights:home")).status_code == 200
