@@ -1,7 +1,5 @@
 """How large the machines are that are searched, and what breaks if a precaution is left out."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from tests.model.protocol import ALONE, LIMIT, ORDER, RESCUED, SLOTS, STALE, Size
@@ -15,6 +13,7 @@ LARGE = {  # without kicks: so both take little more than a minute
 }
 LARGEST = {f"{name}, with kicks": size._replace(kicks=1) for name, size in LARGE.items()}  # seven minutes
 TWO = Size(tasks=2, lost_answers=0)
+LIMITED, GROUP = TWO._replace(limit=1), TWO._replace(grouped=2)
 MODELLED = {"enqueue", "checkout", "renew", "complete", "retry", "fail", "release", "rescue", "cancel", "kick"}
 NOT_MODELLED = {  # of ``core.states.EDGES``
     "replace", "replace_running", "touch", "complete_delete", "reenqueue", "poison", "park", "unpark", "suspend",
@@ -36,25 +35,13 @@ VARIANTS = {
     "fence that resets": Variant("the fence is `attempt`, which a kick sets to 0, and not `total_attempt`", STALE),
     "settle without status": Variant("a settle asks for the fence only", STALE),
     "rescue without lock": Variant("a rescue looks at a lease without a lock on its row", RESCUED),
-    "renewal after expiry": Variant(
-        "a lease that is over loses its place under the limit at once, but can be renewed", LIMIT, TWO._replace(limit=1)
-    ),
-    "limit counted before the commit": Variant(
-        "the limit is unlocked after the count, and not by the commit", LIMIT, TWO._replace(limit=1)
-    ),
-    "group head put twice": Variant(
-        "a transaction changes a group without the lock on the group", ORDER, TWO._replace(grouped=2)
-    ),
-    "cancel that frees a running slot": Variant(
-        "a poller that finds its lease revoked takes the slot of the processor for free", SLOTS
-    ),
-    "head that was just taken": Variant(
-        "a task becomes the head although the head that it replaces has just been taken", ALONE, TWO._replace(grouped=2)
-    ),
+    "renewal after expiry": Variant("a lease that is over leaves the limit, but can be renewed", LIMIT, LIMITED),
+    "limit counted before the commit": Variant("the limit is unlocked by the count, not the commit", LIMIT, LIMITED),
+    "group head put twice": Variant("a transaction changes a group without the lock on the group", ORDER, GROUP),
+    "cancel that frees a running slot": Variant("a revoked lease frees its slot while its processor runs", SLOTS),
+    "head that was just taken": Variant("a task becomes the head in place of one that was just taken", ALONE, GROUP),
     "no rescue": Variant("nobody ends a task whose process died in its last attempt", STUCK),
     "uncharged failure": Variant("a failure gives its attempt back", CIRCLE),
     # The package is so: docs/explanation/reliability.md names it among what is not promised.
-    "pause of two leases": Variant(
-        "a poller stands still until the limit forgets its lease, and renews it then", LIMIT, TWO._replace(limit=1)
-    ),
+    "pause of two leases": Variant("a poller renews a lease that the limit has forgotten", LIMIT, LIMITED),
 }

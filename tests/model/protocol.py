@@ -9,8 +9,6 @@ commit may be lost. There is no clock: a lease that nobody renews may end at any
 leaves out one precaution, and so breaks a promise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
@@ -341,10 +339,8 @@ class Protocol:
     def faults(self, state: State, who: int) -> Iterator[Step]:
         poller = state.pollers[who]
         if poller.jobs or poller.open:
-            for fault, text, after in (
-                (CRASH, "{who} is killed", Poller(True, (), ())),
-                (PAUSE, "{who} stands still", poller._replace(up=False)),
-            ):
+            killed, paused = Poller(True, (), ()), poller._replace(up=False)
+            for fault, text, after in ((CRASH, "{who} is killed", killed), (PAUSE, "{who} stands still", paused)):
                 if state.faults[fault]:
                     yield Label(text, who), spent(with_poller(state, who, after), fault), True
 
