@@ -187,9 +187,8 @@ class Run:
             command = ["manage.py", "runtaskpoller", "--shutdown-timeout", "5s", "--name", name]
             command += [] if "alone" in name else ["--processes", str(CHILDREN)]
             self.pollers.append(self._start(name, command, address))
-        self.site = self._start(
-            "site", ["-m", "tests.contrib.bridging.server", str(self._port)], url, FAULTS_IS_SITE="1"
-        )
+        site = ["-m", "tests.contrib.bridging.server", str(self._port)]
+        self.site = self._start("site", site, url, FAULTS_IS_SITE="1")
         pace = self.size.tasks / self.size.seconds * 1.4
         for number, address in enumerate((url, proxy.url)):
             module = ["-m", "tests.faults.producing", f"p{number}", f"{self.seed}.{number}", str(pace / 2)]
@@ -384,11 +383,8 @@ class Run:
         from django_dbtaskqueue.models import Poller, Task
 
         names = ("pk", "queue", "reference", "status", "attempt", "next_process_time", "ready_time", "parked_by")
-        left = [
-            Task.objects.using(alias).filter(status__in=("CREATED", "PROCESSING")).exclude(queue="incoming")
-            for alias in ("default", "second")
-        ]
-        shown = [values for tasks in left for values in tasks.order_by("pk").values_list(*names)[:SHOWN]]
+        left = Task.objects.filter(status__in=("CREATED", "PROCESSING")).exclude(queue="incoming").order_by("pk")
+        shown = chain(*(left.using(alias).values_list(*names)[:SHOWN] for alias in ("default", "second")))
         return [str(values) for values in (*shown, *Poller.objects.values_list("instance", "state", "heartbeat_time"))]
 
     @staticmethod

@@ -34,11 +34,8 @@ SHOP = {"secrets": [SECRET], "queues": ["incoming"]}
 SITE = {"url": f"https://{HERE}:{os.environ['FAULTS_SITE_PORT']}/bridge/shop/", "secrets": [SECRET]}
 SITE |= {"ca_file": PEM, "allow_private": True, "queue_names": {"bridged": "incoming"}}
 PEERS: dict[str, Any] = {"shop": SHOP} if "FAULTS_IS_SITE" in os.environ else {"site": SITE}  # each knows the other
-DBTASKQUEUE = {
-    "HEARTBEAT": "1s",
-    "QUEUES": {name: QUEUE | other for name, other in OTHERS.items()},
-    "BRIDGE": {"peers": PEERS},
-}
+QUEUES = {name: QUEUE | other for name, other in OTHERS.items()}
+DBTASKQUEUE = {"HEARTBEAT": "1s", "QUEUES": QUEUES, "BRIDGE": {"peers": PEERS}}
 
 if past := os.environ.get("FAULTS_PAST_POOLER"):  # the poller's own address leads to a pooler in transaction mode
     DATABASES["default"] |= {"DISABLE_SERVER_SIDE_CURSORS": True}  # noqa: F405 -- from the import above

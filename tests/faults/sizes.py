@@ -24,9 +24,7 @@ class Size:
 
 
 CI = Size(tasks=30_000, kills=100, pauses=12, restarts=3, terminations=200, stalls=4, seconds=270, promotions=1)
-SOAK = Size(
-    tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1_500, stalls=20, seconds=1_800, promotions=1
-)
+SOAK = Size(tasks=150_000, kills=400, pauses=60, restarts=12, terminations=1500, stalls=20, seconds=1800, promotions=1)
 # Of a run before each change lands: each fault at least once.
 SHORT = Size(tasks=600, kills=4, pauses=1, restarts=1, terminations=10, stalls=2, seconds=20, promotions=1)
 # Of a run with a mutation: stalls show most of them, for they let former holders write.

@@ -33,9 +33,8 @@ class Standby:
         primary.restart()
         password = (primary.root / "password").read_text()
         source = f"host=127.0.0.1 port={primary.port} user=postgres password={password}"
-        self.server = EmbeddedPostgres.start(
-            root, settings={"primary_conninfo": source, "wal_retrieve_retry_interval": "100ms"}
-        )
+        settings = {"primary_conninfo": source, "wal_retrieve_retry_interval": "100ms"}
+        self.server = EmbeddedPostgres.start(root, settings=settings)
         with psycopg.connect(primary.url, autocommit=True) as control:
             control.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
             control.execute("SELECT pg_reload_conf()")
