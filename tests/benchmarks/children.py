@@ -34,9 +34,8 @@ def memory(pid: int, name: str = "VmRSS") -> float:
 def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Run a program meanwhile; show the end of what it said if something fails."""
     with tempfile.TemporaryFile("w+") as log:
-        process = subprocess.Popen(
-            command, cwd=REPOSITORY, env=os.environ | (env or {}), stdout=log, stderr=subprocess.STDOUT
-        )
+        outputs = {"stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | (env or {}), **outputs)
         try:
             yield process
         except BaseException:

@@ -7,7 +7,6 @@ transaction of its own, again and again, enqueues many in the way it offers for 
 import asyncio
 import os
 import sys
-from abc import ABC, abstractmethod
 from datetime import timedelta
 from importlib import import_module
 from importlib.util import find_spec
@@ -95,7 +94,7 @@ class Procrastinate:
         asyncio.run(run())
 
 
-class OnDjango(ABC):
+class OnDjango:
     """One that lives in a Django project. It has no call for many: one transaction round them all."""
 
     def install(self) -> None:
@@ -105,10 +104,6 @@ class OnDjango(ABC):
         with transaction.atomic():
             for number in range(tasks):
                 self.enqueue(number)
-
-    @abstractmethod
-    def enqueue(self, number: int) -> None:
-        """Enqueue one task."""
 
 
 class DjangoTasksDb(OnDjango):

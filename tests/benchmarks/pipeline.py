@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 
@@ -171,11 +172,8 @@ def reading(spark: SparkSession, database: Database, rows: int) -> Ways:
             sink(read_tasks(spark, database, columns, snapshot=snapshot))
 
     selections = {"all columns": None, "three columns": ["id", "status", "finish_time"]}
-    return {
-        f"read: {who}, {what}": partial(read, columns)
-        for what, columns in selections.items()
-        for who, read in (("JDBC", jdbc), ("ours", ours))
-    }
+    both = product(selections.items(), (("JDBC", jdbc), ("ours", ours)))
+    return {f"read: {who}, {what}": partial(read, columns) for (what, columns), (who, read) in both}
 
 
 def writing(spark: SparkSession, database: Database, rows: int) -> Ways:

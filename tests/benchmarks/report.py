@@ -33,11 +33,10 @@ def _tables(result: Result) -> Iterable[str]:
 
 def picture(result: Result) -> str:
     drawn = [name for name in result.scenario.picture if name in result.readings]
-    rates, memories = (
-        [statistics.median(result.values(name, figure)) for name in drawn] for figure in ("tasks/s", "MiB worker")
-    )
+    rates = [statistics.median(result.values(name, "tasks/s")) for name in drawn]
     bars = []
-    for index, (name, rate, memory) in enumerate(zip(drawn, rates, memories, strict=True)):
+    for index, (name, rate) in enumerate(zip(drawn, rates, strict=True)):
+        memory = statistics.median(result.values(name, "MiB worker"))
         y, width = 32 * index, 330 * rate / max(rates)
         bars.append(f'<text x="300" y="{y + 21}" text-anchor="end">{name}</text>')
         bars.append(f'<rect x="310" y="{y + 4}" width="{width:.0f}" height="24" fill="#4a90c2"/>')
