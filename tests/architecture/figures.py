@@ -15,10 +15,8 @@ from tests.architecture.limits import LIMITS, LONG_FILE_LINES
 from tests.architecture.source import PACKAGE, REPOSITORY, WRITTEN, Module, length
 from tests.patience import PATIENCE
 
-OUTCOMES = {
-    *("Complete", "CompleteDelete", "Reenqueue", "Fail", "Poison", "Release", "Park"),
-    *("Outcome", "OUTCOMES", "Settlement"),
-}
+OUTCOMES = {"Complete", "CompleteDelete", "Reenqueue", "Fail", "Poison", "Release", "Park"}
+OUTCOMES |= {"Outcome", "OUTCOMES", "Settlement"}
 NOT_CODE = {"__pycache__", "locale", "py.typed", "static", "templates"}
 CONSTANT = re.compile(r"_?[A-Z][A-Z0-9_]+")
 

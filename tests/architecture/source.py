@@ -1,7 +1,5 @@
 """The package's source, read once: modules, their imports, their functions."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -15,12 +15,7 @@ ORDER = (
     *("poller", "pull", "backend", "admin", "api", "testing", "pipeline", "management", "contrib", "apps"),
 )
 # Of what stands before it, a folder does not import these.
-NEVER = {
-    "pull": {"poller"},
-    "api": {"admin"},
-    "testing": {"admin", "api"},
-    "pipeline": set(ORDER) - {"core", "pipeline"},
-}
+NEVER = {"pull": {"poller"}, "api": {"admin"}, "testing": {"admin", "api"}, "pipeline": {*ORDER} - {"core", "pipeline"}}
 # ``decide`` is pure, and ``rescue`` is a checkout and a settle: neither is a stage.
 STAGES = ("enqueue", "enqueue_many", "checkout", "run", "settle", "observe", "move", "retention")
 # These may use another: many tasks are enqueued and checked out as one is.

@@ -1,11 +1,9 @@
 """``runtaskpoller`` as a process of its own, and what tests want to know of it and of its database."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -37,7 +35,7 @@ class PollerProcess(Fork):
 
         eventually(logged)
 
-    def ready(self) -> PollerProcess:
+    def ready(self) -> Self:
         """Wait until it reports that it polls."""
 
         def reports() -> None:

@@ -33,6 +33,7 @@ from tests.factories import LEASE, age, make_task
 from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, minute_counts, until_blocked
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels")]
+Act = Callable[[], Any]
 
 
 @pytest.fixture
@@ -68,9 +69,7 @@ def status() -> str:
     return str(Task.objects.get().status)
 
 
-def while_we_hold(
-    act: Callable[[], Any], other: Actor, does: Callable[[], Any], then: Callable[[], Any] = lambda: None
-) -> Future[Any]:
+def while_we_hold(act: Act, other: Actor, does: Act, then: Act = lambda: None) -> Future[Any]:
     """Do ``act`` in a transaction; the other begins and is seen waiting for a lock of ours; do ``then``, and commit."""
     pid = other.do(backend_pid).result(PATIENCE)
     with transaction.atomic():
@@ -91,7 +90,7 @@ def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
         assert [lease.id for lease in theirs] == ids[3:]
 
 
-def after_candidates(act: Callable[[], Any]) -> AbstractContextManager[None]:
+def after_candidates(act: Act) -> AbstractContextManager[None]:
     """Let others act, once, between an optimistic checkout's look and its grab."""
     acts = [act]
 
@@ -120,7 +119,7 @@ def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other
     assert line.lost_races == 4
 
 
-CHANGES: dict[str, Callable[[], Any]] = {
+CHANGES: dict[str, Act] = {
     "taken and given back": lambda: settle.release(Session.on("default"), checkout(1, "second")),
     "cancelled": lambda: Task.objects.cancel(),
     "deleted": lambda: Task.objects.purge(),
@@ -291,7 +290,7 @@ def lock_group() -> None:
     groups.lock(Session.on("default"), "parcels", ["UA"])
 
 
-IN_ORDER: dict[str, tuple[dict[str, Any], Callable[[], Any]]] = {
+IN_ORDER: dict[str, tuple[dict[str, Any], Act]] = {
     "the release of an operator": (GROUPED, lambda: acts(RELEASE)),
     "the deletion of an operator": (GROUPED, lambda: acts(DELETE)),
     "the deletion of a consumer": (GROUPED, lambda: queue("parcels").truncate()),

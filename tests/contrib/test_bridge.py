@@ -204,10 +204,8 @@ def outbox(db: None, settings: Any, taskqueue_registry: None) -> Callable[..., A
 
     def send(url: str, payload: object = None, **changes: Any) -> Any:
         peer = {"url": url, "secrets": [SECRET], "queue_names": {"outbox": "inbox"}, **changes}
-        settings.DBTASKQUEUE = {
-            "QUEUES": {"outbox": {"max_attempts": 2, "retry": "fixed:1h"}},
-            "BRIDGE": {"peers": {"there": peer}},
-        }
+        queue = {"max_attempts": 2, "retry": "fixed:1h"}
+        settings.DBTASKQUEUE = {"QUEUES": {"outbox": queue}, "BRIDGE": {"peers": {"there": peer}}}
         enqueue("outbox", payload=payload)
         return drain("outbox")
 
@@ -467,10 +465,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"peer": {}}, "Did you mean 'peers'"),
     ({"peers": {"a/b": {"secrets": [SECRET]}}}, "a peer's name"),
     ({"peers": {"shop": {}}}, '"secrets"] is not valid'),
-    (
-        {"peers": {"shop": {"secrets": [OTHER, SECRET]}, "store": {"secrets": [SECRET]}}},
-        "'shop' and 'store' have a secret",
-    ),
+    ({"peers": {"shop": {"secrets": [OTHER, SECRET]}, "store": {"secrets": [SECRET]}}}, "and 'store' have a secret"),
     ({"remember": "-1d"}, "'remember'"),
 ]
 
