@@ -1,16 +1,13 @@
 """Tasks to archive, and the count that must never change: hot + history + archive + deleted."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from http import HTTPStatus
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit
+from typing import Any, Self
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 
 from deltalake import DeltaTable
 
@@ -60,7 +57,7 @@ class Census:
     deleted: int
 
     @classmethod
-    def of(cls, folder: Path | str) -> Census:
+    def of(cls, folder: Path | str) -> Self:
         """Count in the database and in the files of the lake, if there is one."""
         tasks = [*Task.objects.values_list("pk", flat=True), *TaskHistory.objects.values_list("task_id", flat=True)]
         attempts = [*Attempt.objects.values_list("pk", flat=True)]
@@ -128,8 +125,6 @@ class Bucket:
         self.put(key, bytes(content))
 
     def _asked(self, method: str, key: str, content: bytes | None = None) -> bytes:
-        link = HTTPConnection(urlsplit(self.endpoint).netloc)
-        link.request(method, f"/{self.name}/{quote(key)}", content)
-        answer = link.getresponse()
-        assert answer.status == HTTPStatus.OK, answer.reason
-        return answer.read()
+        request = Request(f"{self.endpoint}/{self.name}/{quote(key)}", content, method=method)  # noqa: S310 -- of ours
+        with urlopen(request) as answer:  # noqa: S310 -- of our own server
+            return bytes(answer.read())

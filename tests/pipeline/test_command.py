@@ -1,5 +1,6 @@
-"""``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``: words in, exit codes out."""
+"""``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``: words in, exit codes out; their jobs."""
 
+import inspect
 import io
 import json
 import logging
@@ -8,30 +9,44 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
 import pytest
 from django.core.management import CommandError, call_command
 from py4j import java_gateway
 
-from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
+from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Face, perform
+from django_dbtaskqueue.pipeline.jobs import (
+    JOBS,
+    Argument,
+    Context,
+    Face,
+    Objective,
+    by_queue,
+    complete,
+    job,
+    objective,
+    perform,
+)
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import terminal
+from django_dbtaskqueue.pipeline.spark.terminal import shown_on
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn
-from tests.pipeline.lakes import Bucket, flip
+from tests.pipeline.lakes import Bucket
 from tests.poller.processes import Program, manage
+from tests.poller.test_logs import Terminal
 from tests.support import PATIENCE, until
 
 
@@ -167,12 +182,8 @@ def test_the_database_is_django_s(database: Database) -> None:
 
 @pytest.mark.soak  # quick: the commands in this process (tests/docs); slow: some in their own, on a cluster
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("where", ["folder", "bucket"])
-def test_each_job_does_its_work(
-    postgres_process_database: ProcessDatabase, tmp_path: Path, where: str, request: pytest.FixtureRequest
-) -> None:
-    bucket: Bucket | None = request.getfixturevalue("bucket") if where == "bucket" else None
-    root = bucket.lake if bucket else str(tmp_path / "lake")
+def test_each_job_does_its_work(postgres_process_database: ProcessDatabase, tmp_path: Path, bucket: Bucket) -> None:
+    root = bucket.lake
     orders, kept = tmp_path / "orders.jsonl", ("--checkpoint", tmp_path / "checkpoint")
     orders.write_text('{"reference": "a", "payload": "{}"}\n')
     Queue.objects.create(name="parcels")
@@ -181,9 +192,8 @@ def test_each_job_does_its_work(
         make_task("COMPLETED", finish_time=-timedelta(days=7 - number), reference=f"r{number}", **times)
     with in_turn(postgres_process_database, *CHEAP) as run:
         assert run("check") == (0, "3 tasks checked\nno findings\n", "")
-        if bucket:
-            code, _out, err = run("stream", "--once", "--lake", root)
-            assert (code, "--checkpoint: a lake in an object store needs a local folder" in err) == (2, True)
+        code, _out, err = run("stream", "--once", "--lake", root)
+        assert (code, "--checkpoint: a lake in an object store needs a local folder" in err) == (2, True)
         code, out, err = run("stream", "--once", "--lake", root, *kept)
         assert (code, "rows: 3\n" in out, err) == (0, True, "")
         code, out, err = run("archive", "--lake", root)
@@ -195,20 +205,16 @@ def test_each_job_does_its_work(
         found = ["--input", orders, "--queue", "claims", "--format", "json", "--map", "reference=reference"]
         assert "enqueued: 1\n" in run("enqueue", *found)[1]
         assert "lake: tasks: 1 -> 0\n" in run("erase", "--reference", "r0", "--lake", root)[1]
-
         lake = Lake.at(root)
         path = lake.path(lake.files("tasks")[0])
-        if bucket:
-            bucket.flip(path)
-        else:
-            flip(Path(path), Path(path).stat().st_size // 2)
+        bucket.flip(path)
         code, out, err = run("replay", "--lake", root)
         assert (code, "enqueued: 1\n" in out, f"{path} is damaged" in err) == (3, True, True)
         assert sorted(Task.objects.values_list("reference", "status")) == [("a", "CREATED"), ("r2", "CREATED")]
         code, out, err = run("report", "--lake", root, "--no-store", "--json", "-")
         assert (code, json.loads(out)["damaged_files"]) == (3, [err.splitlines()[1]])
         assert "Damaged files of the lake were left out: 1." in json.loads(out)["summary"]
-        assert not bucket or bucket.env["AWS_SECRET_ACCESS_KEY"] not in out + err
+        assert bucket.env["AWS_SECRET_ACCESS_KEY"] not in out + err
     assert ArchiveBatch.objects.get().lake == root
 
 
@@ -307,3 +313,113 @@ def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) 
     assert caplog.messages == ["Ours."]
     logging.getLogger().handle(line)
     assert caplog.messages == ["Ours.", "Exception while sending."]
+
+
+# -- the jobs: options, progress, and how errors are told --------------------------------------------------------------
+
+
+def test_every_job_says_what_it_is() -> None:
+    for name in JOBS:
+        found = job(name)
+        assert found.name == name
+        assert found.summary and inspect.getdoc(type(found)), name
+        assert all(one.help for one in found.arguments), name
+        defaults = found.context().options
+        text = found.explain(defaults)
+        assert text.startswith(f"{name}: {found.summary}")
+        assert all(one.flag in text for one in found.arguments), name
+
+
+VALUES: list[tuple[Callable[[str], Any], str, object]] = [
+    (jobs.moment, "2026-01-31", datetime(2026, 1, 31, tzinfo=UTC)),
+    (jobs.moment, "2026-01-31T08:00+01:00", datetime(2026, 1, 31, 7, tzinfo=UTC)),
+    (jobs.day, "2026-01-31", date(2026, 1, 31)),
+    (jobs.count, "12", 12),
+    (jobs.share, "99.5%", pytest.approx(0.995)),
+    (jobs.share, "0.5", 0.5),
+    (jobs.pair, "a=b=c", ("a", "b=c")),
+    (objective, "claims=99.9%/5m", Objective("claims", 0.999, timedelta(minutes=5))),
+    (objective, "*=99%", Objective("*", 0.99)),
+]
+WRONG: list[tuple[Callable[[str], Any], str, str]] = [
+    (jobs.moment, "tomorrow", "is not a time. Write it as 2026-01-31"),
+    (jobs.day, "31.1.", "is not a day. Write it as 2026-01-31"),
+    (jobs.count, "0", "is not a whole number of at least 1"),
+    (jobs.share, "120%", "is not a share"),
+    (jobs.share, "much", "is not a share"),
+    (jobs.pair, "a", "is not NAME=VALUE"),
+    (objective, "99%", 'is not an objective. Write it as "claims=99.9%/5m"'),
+]
+
+
+def test_text_becomes_a_value_or_is_explained() -> None:
+    assert [read(text) for read, text, _ in VALUES] == [value for _, _, value in VALUES]
+    for read, text, reason in WRONG:
+        with pytest.raises(ValueError, match=re.escape(reason)) as caught:
+            read(text)
+        assert text in str(caught.value)
+
+
+def test_options_get_their_defaults_and_types() -> None:
+    known = (
+        Argument("rate", "", type=jobs.count, default=5),
+        Argument("queue", "", many=True),
+        Argument("mode", "", choices=("a", "b")),
+        Argument("dry", "", type=bool, default=False),
+    )
+    assert complete(known, {"queue": "x"}) == {"rate": 5, "queue": ("x",), "mode": None, "dry": False}
+    assert complete(known, {"queue": ["x", "y"], "rate": "7"})["rate"] == 7
+    with pytest.raises(JobOptionError, match="--mode: 'c' is not one of a, b"):
+        complete(known, {"mode": "c"})
+
+
+def test_a_queue_s_own_objective_wins_over_everybody_s() -> None:
+    found = by_queue([Objective("*", 0.5), Objective("claims", 0.9)])
+    assert (found["claims"].share, found["*"].share) == (0.9, 0.5)
+    assert by_queue([])["*"].share == 0.99
+    assert str(Objective("a", 0.999, timedelta(minutes=5))) == "99.9% within 5m"
+
+
+def test_progress_off_a_terminal_is_a_line_for_each_tenth() -> None:
+    stream = io.StringIO()
+    with shown_on(stream) as progress:
+        for done in range(101):
+            progress("copying", done, 100)
+        progress("counting", 0, 0)
+        progress("counting", 0, 0)
+    lines = stream.getvalue().splitlines()
+    assert lines[:2] == ["copying: 0 of 100", "copying: 10 of 100"]
+    assert (len(lines), lines[-1]) == (12, "counting")
+
+
+def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
+    pytest.importorskip("rich")
+    stream = Terminal()
+    with shown_on(stream) as progress:
+        progress("copying", 5, 10)
+    assert "copying" in stream.getvalue()
+    quiet = Terminal()
+    with shown_on(quiet, quiet=True) as progress:
+        progress("copying", 5, 10)
+    assert quiet.getvalue() == ""
+
+
+def test_an_error_is_one_paragraph_and_tells_no_password() -> None:
+    for secret in ("postgresql://me:sesame@db/x failed", "password=sesame user=me", "password='sesame street' user=me"):
+        said = terminal.one_paragraph(psycopg.OperationalError(f"host=db {secret}"))
+        assert "sesame" not in said and "***" in said
+        assert said.startswith("The database says: ")
+    assert terminal.one_paragraph(PipelineError("Do this instead.")) == "Do this instead."
+    assert terminal.one_paragraph(KeyError("a\n\tb")) == r"KeyError: 'a\n\tb'."
+    assert terminal.one_paragraph(ValueError("first\n  second")) == "ValueError: first second."
+
+
+def test_a_result_is_plain_json_in_a_file_that_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    value = {"when": datetime(2026, 1, 1, tzinfo=UTC), "long": timedelta(minutes=2), "no": float("nan"), 1: (1, "a")}
+    expected = {"when": "2026-01-01T00:00:00+00:00", "long": 120.0, "no": None, "1": [1, "a"]}
+    assert json.loads(jobs.as_json(value)) == expected
+    jobs.write_whole(tmp_path / "new" / "a.json", "x")
+    assert (tmp_path / "new" / "a.json").read_text() == "x"
+    with pytest.raises(PipelineError, match="cannot be written"):
+        jobs.write_whole(tmp_path / "new" / "a.json" / "b", "x")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.json"]

@@ -3,6 +3,7 @@
 import io
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,17 @@ import pytest
 from django.core.management import CommandError, call_command
 from pyspark.sql import SparkSession
 
-from django_dbtaskqueue.core.exceptions import DuplicateTask, JobOptionError, PipelineError
+from django_dbtaskqueue import enqueue as enqueue_task
+from django_dbtaskqueue.core.exceptions import CheckFailed, DuplicateTask, JobOptionError, PipelineError
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue, _split, mapped
 from django_dbtaskqueue.pipeline.source.files import guessed
+from tests.factories import make_task
+from tests.pipeline.lakes import DAY, MEANWHILE, archive
+from tests.pipeline.spark.test_copy_jobs import replay
+from tests.pipeline.test_source_write import FUTURE
 
 FLIGHTS = "flight,delay,place\nUA1,12,JFK\nUA2,3,EWR\nUA3,,LGA\n"
 
@@ -221,3 +227,27 @@ def test_the_project_s_limit_of_a_payload_holds(spark: SparkSession, sqlite: Dat
     load: dict[str, Any] = {"map": ("payload=*",), "payload_max_bytes": 50}
     with pytest.raises(PipelineError, match="it takes 108 bytes as JSON and 50 are allowed"):
         enqueue(spark, sqlite, str(tmp_path / "x.jsonl"), **load)
+
+
+TTL = timedelta(minutes=5)
+
+
+def test_an_archived_task_that_the_queue_would_not_take_now_holds_no_other_back(
+    spark: SparkSession, database: Database, tmp_path: Path
+) -> None:
+    for reference, payload in (("fine", {}), ("large", {"text": "x" * 100})):
+        columns: dict[str, Any] = {"reference": reference, "payload": payload, **MEANWHILE}
+        make_task("ERROR", queue="claims", finish_time=-DAY, **columns)
+    enqueue_task("claims", "far", run_at=FUTURE, ttl=TTL)
+    Task.objects.filter(reference="far").cancel()
+    lake, rejects = tmp_path / "lake", tmp_path / "rejects"
+    archive(database, lake)
+    with pytest.raises(CheckFailed, match=r"1 of these tasks .*claims/large: payload: it takes .*--rejects FILE"):
+        replay(spark, database, lake, payload_max_bytes=50)
+    far, fine = Task.objects.order_by("reference")
+    assert (far.reference, fine.reference, far.expire_time) == ("far", "fine", far.next_process_time + TTL)
+    found = replay(spark, database, lake, payload_max_bytes=50, rejects=str(rejects))
+    assert (found["already_there"], found["rejected"]) == (2, 1)
+    assert json.loads(rejects.read_text())["reference"] == "large"
+    with pytest.raises(JobOptionError, match=r"--to: unknown queue 'claim'\. Did you mean 'claims'"):
+        replay(spark, database, lake, to="claim", known_queue=["claims"])
