@@ -14,9 +14,8 @@ import psutil
 import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from tests.faults.disk import TABLESPACE, Disk
 from tests.faults.sizes import LEASE_S, Size
-from tests.faults.standby import Standby
+from tests.faults.standby import TABLESPACE, Disk, Standby
 from tests.proxy import Proxy
 
 STALL_S = LEASE_S * 1.4, LEASE_S * 2  # of the wire

@@ -24,11 +24,10 @@ import psycopg
 
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres, free_port
 from tests.faults.checkers import Needs
-from tests.faults.disk import Disk, mounted
 from tests.faults.nemesis import Nemesis
 from tests.faults.processes import REPOSITORY, Process, clock_library, needs, shifted
 from tests.faults.sizes import CAPACITY, CLOCK_S, LETHAL_ATTEMPTS, Size
-from tests.faults.standby import Standby
+from tests.faults.standby import Disk, Standby, mounted
 from tests.kills import killing
 from tests.mutations.seeded import VARIABLE
 from tests.patience import slowness
