@@ -16,7 +16,7 @@ from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
 from django_dbtaskqueue.poller.process import queue_selection
 from tests.clock import SteppedClock
-from tests.conftest import ProcessDatabase
+from tests.conftest import ProcessDatabase, _as_default
 from tests.poller.processes import keep_full, lines, polling, runtaskpoller
 from tests.support import until
 
@@ -29,7 +29,7 @@ def polls(*queues: str, **options: Any) -> None:
     call_command("runtaskpoller", queue=queues, **options)
 
 
-def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, tmp_path: Path) -> None:
+def test_drain_processes_everything_and_ends(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     enqueue_many("work", [(f"w{n}", {"mark": str(mark)}) for n in range(20)])
     bad = enqueue("other", "bad\nline", {"do": "raise", "message": "two\nlines"})
@@ -37,7 +37,7 @@ def test_drain_processes_everything_and_ends(process_database: ProcessDatabase, 
     enqueue("aio", "async")
     enqueue("work", "again", {"do": "reenqueue", "delay": 0.5})
     words = ("--drain", "--log-format", "json", "--queue", "work,other:2", "--queue", "atomic,aio")
-    with runtaskpoller(process_database, *words) as poller:
+    with runtaskpoller(postgres_process_database, *words) as poller:
         said = [json.loads(line) for line in poller.ended().splitlines()]
     assert statuses() == {"COMPLETED": 21} and statuses("other") == {"ERROR": 1}
     assert statuses("atomic") == statuses("aio") == {"COMPLETED": 1}
@@ -98,10 +98,12 @@ def test_slow_tasks_have_their_turn_beside_a_backlog_of_quick_ones(clock: Steppe
         until(lambda: keep_full("quick") or len(slow) == 5)
 
 
-def test_a_database_that_is_not_migrated_is_said(tmp_path: Path) -> None:
-    with runtaskpoller(ProcessDatabase("sqlite", f"sqlite:///{tmp_path}/empty.sqlite3")) as poller:
-        log = poller.ended(3)
-    assert "not migrated (no such table: dbtaskqueue_task). Run: python manage.py migrate" in log
+def test_a_database_that_is_not_migrated_is_said(tmp_path: Path, django_db_blocker: Any) -> None:
+    empty = ProcessDatabase("sqlite", f"sqlite:///{tmp_path}/empty.sqlite3")
+    sentence = r"not migrated \(no such table: dbtaskqueue_task\)\. Run: python manage\.py migrate"
+    with _as_default(empty, django_db_blocker), pytest.raises(CommandError, match=sentence) as ended:
+        polls("work")
+    assert ended.value.returncode == 3
 
 
 COMMANDS = (

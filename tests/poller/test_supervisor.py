@@ -22,24 +22,23 @@ from tests.support import until
 
 
 def test_a_killed_child_is_replaced_and_a_signal_to_each_process_counts_once(start: Start, gate: Gate) -> None:
-    with start("--queue", "work", "--processes", "2") as poller:
-        until(lambda: len(pids()) == 2)
-        victim, other = pids()
+    with start("--queue", "work", "--processes", "1") as poller:
+        until(pids)
+        (victim,) = pids()
         os.kill(victim, signal.SIGKILL)
         poller.until_logged(f"Child {victim} ended: killed by SIGKILL. Starting another one in 100ms")
-        until(lambda: len(pids()) == 3)
+        until(lambda: len(pids()) == 2)
+        _, heir = pids()
         # When a service manager signals parent and children alike, then what runs may end
         task = enqueue("work", "running", gate.payload)
         gate.until_started()
-        for pid in {*pids()} - {victim}:
-            os.kill(pid, signal.SIGTERM)
+        os.kill(heir, signal.SIGTERM)
         poller.signal()
         poller.until_logged("Stopping: waiting")
         gate.open()
         poller.ended()
     assert status_of(task) == "COMPLETED"
-    assert Poller.objects.filter(state="STOPPED").count() == 2
-    assert not any(alive(pid) for pid in (*pids(), other))
+    assert Poller.objects.get(state="STOPPED").pid == heir and not alive(heir)
 
 
 def test_a_child_that_is_worn_out_is_replaced_without_a_gap(start: Start, gate: Gate, tmp_path: Path) -> None:
