@@ -162,7 +162,7 @@ class ListAdmin(ReadOnlyAdmin):
         before, after = _id(request, BEFORE_KEY), _id(request, AFTER_KEY)
         page = self.read_page(request, filterset, rows, before=before, after=after)
         self.prepare(request, page.rows)
-        looked = _looked(request)
+        looked = id_of(request.GET.get(LOOKED_KEY, "0")) or 0
         place = None if looked else before or after
         verbs = self.list_verbs(request)
         names = str(self.opts.verbose_name_plural)
@@ -276,10 +276,6 @@ def search_effort(request: HttpRequest) -> dict[str, timedelta]:
     if LOOKED_KEY in request.GET:
         return {"look_on": LOOK_ON_TIME}
     return {"patience": conf.settings().operations_timeout} if FULL_SEARCH_KEY in request.GET else {}
-
-
-def _looked(request: HttpRequest) -> int:
-    return id_of(request.GET.get(LOOKED_KEY, "0")) or 0
 
 
 def _rounded(number: int) -> int:

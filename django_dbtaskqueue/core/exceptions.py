@@ -5,6 +5,7 @@ Each error builds its message from facts. The message says what was wrong, where
 
 from __future__ import annotations
 
+import copyreg
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -26,11 +27,7 @@ class TaskQueueError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Let another process make it again: ``args`` holds the message, not what a subclass was made of."""
-        return _remade, (type(self), self.args), self.__dict__
-
-
-def _remade(kind: type[TaskQueueError], args: tuple[object, ...]) -> TaskQueueError:
-    return kind.__new__(kind, *args)
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class EnqueueError(TaskQueueError):

@@ -25,8 +25,8 @@ except ImportError as error:  # a bare install, and no libpq
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.db.session import Session, model_for
-from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.models import Queue as QueueRow
+from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.lookup import locations, locations_on
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.database import Database
@@ -115,10 +115,6 @@ def write_page(files: Sequence[str]) -> Path:
     return file.with_suffix(".html")
 
 
-def _task_tables(alias: str) -> dict[str, type[AbstractTask]]:
-    return {model._meta.label_lower: model for _alias, model in locations_on(alias)} | {Task._meta.label_lower: Task}
-
-
 def database_of_alias(alias: str | None, table: str | None = None) -> Database:
     """Return a database of ``DATABASES`` for the pipeline, with the task table of a model.
 
@@ -132,7 +128,8 @@ def database_of_alias(alias: str | None, table: str | None = None) -> Database:
     settings = connection.settings_dict
     session = Session.on(alias)
     if table is not None:
-        known = _task_tables(alias)
+        own = {model._meta.label_lower: model for _alias, model in locations_on(alias)}
+        known = own | {Task._meta.label_lower: Task}
         if table.lower() not in known:
             near, names = near_match(table.lower(), known), ", ".join(known)
             raise JobOptionError("--task-table", f"{table!r} is no task table of {alias!r}.{near} Known: {names}")

@@ -81,6 +81,7 @@ QUOTED = r'"(?:[^"\\]|\\.)*"'
 TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
 VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
 QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
+ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 BARE = re.compile(r"[\w./@+#=~$-]+")
 _OR = _("Values of one qualifier are joined by commas, as in status:ERROR,POISON; other searches are made one by one.")
 _AND, _NOT = _("Leave it out: all terms must match."), _("A minus negates a term, as in -queue:bulk.")
@@ -256,12 +257,8 @@ def _piece(text: str) -> Piece:
     if star:
         parts[-1] = (last[:-1], False)
     bare = "" if parts[0][1] else parts.pop(0)[0]
-    rest = "".join(_unquoted(part) if quoted else part for part, quoted in parts)
+    rest = "".join(ESCAPED.sub(r"\1", part[1:-1]) if quoted else part for part, quoted in parts)
     return Piece(bare.removeprefix("*"), rest, star=star, star_first=bare.startswith("*"), quoted=bool(parts))
-
-
-def _unquoted(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.DOTALL)
 
 
 def _quoted(text: str) -> str:

@@ -140,7 +140,9 @@ class Batches:
 
     def filters(self, age: timedelta, statuses: tuple[str, ...], queues: tuple[str, ...]) -> TaskFilters:
         """Return the filters for tasks that ended that long ago, by the database's clock."""
-        return TaskFilters(statuses, queues, _moment(self._run(self.sql.cutoff, age=age.total_seconds())[0][0]))
+        found = self._run(self.sql.cutoff, age=age.total_seconds())[0][0]
+        cutoff = found if isinstance(found, datetime) else datetime.fromisoformat(found).replace(tzinfo=UTC)
+        return TaskFilters(statuses, queues, cutoff)
 
     def next(self, source: str, after: int, limit: int, filters: TaskFilters) -> tuple[int, int, int]:
         """Return (first id, last id, number) of at most ``limit`` rows that a batch would take next."""
@@ -244,10 +246,6 @@ def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
     ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
     whole = [int(part.sum(dtype=object)) if len(part) else 0 for part in (ids, attempts)]
     return len(ids), whole[0], int(np.bitwise_xor.reduce(ids)) if len(ids) else 0, whole[1]
-
-
-def _moment(value: datetime | str) -> datetime:
-    return value if isinstance(value, datetime) else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
 
 @contextmanager

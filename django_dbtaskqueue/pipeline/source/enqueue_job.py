@@ -141,14 +141,11 @@ def only(frame: DataFrame, where: str | None) -> DataFrame:
 
     Rows of a file that could not be read stay.
     """
+    unread = F.col(f"{ROW}.fault").isNotNull() if ROW in frame.columns else F.lit(False)
     try:
-        return frame.where(F.expr(where) | _unreadable(frame)) if where else frame
+        return frame.where(F.expr(where) | unread) if where else frame
     except (AnalysisException, ParseException) as error:
         raise JobOptionError("--where", f"Spark cannot use {where!r}: {_short(error)}") from None
-
-
-def _unreadable(frame: DataFrame) -> Column:
-    return F.col(f"{ROW}.fault").isNotNull() if ROW in frame.columns else F.lit(False)
 
 
 def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
