@@ -9,6 +9,7 @@ PayloadError names the path, the expected type and the value, or the class and t
 from __future__ import annotations
 
 import json
+import re
 import sys
 import typing
 from base64 import b64decode, b64encode
@@ -31,6 +32,7 @@ NONE_TYPE = type(None)
 JSON_TYPES: Set[type] = frozenset({dict, list, str, int, float, bool, NONE_TYPE})
 MAX_TYPE_NAME = 200  # characters of the column
 ANY_JSON = typing.Any  # as an annotation: JSON that stays as it is
+MODEL_INPUT = re.compile(r"input_value=.*, (?=input_type=)")  # a value of which pydantic does not say the name beside
 Step = Callable[..., object]  # takes one value, and each step takes values of its own type only
 K = TypeVar("K")
 
@@ -47,7 +49,8 @@ class _Model(Protocol):
 class _Mismatch(Exception):
     def __init__(self, expected: str, value: object, why: object = "") -> None:
         self.steps: list[object] = []  # path to the value; the innermost step comes first
-        super().__init__(f"expected {expected}, got {type(value).__name__} {short_repr(value)}{why and f' ({why})'}")
+        why = MODEL_INPUT.sub("", f" ({why})") if why else ""
+        super().__init__(f"expected {expected}, got {type(value).__name__} {short_repr(value)}{why}")
 
 
 @dataclass(slots=True)
@@ -112,7 +115,10 @@ def _run(step: Step, value: object, *, cannot: str = "be stored") -> object:
     try:
         return step(value)
     except _Mismatch as error:
-        raise PayloadError(str(error), path=path_of(error.steps[::-1]), cannot=cannot) from error
+        # What has led to it may show a masked value, and not the name that a mask finds it by.
+        hidden = any(masking.is_masked(str(one)) for one in error.steps)
+        path = path_of(error.steps[::-1])
+        raise PayloadError(str(error), path=path, cannot=cannot) from None if hidden else error.__cause__
     except RecursionError as error:
         raise PayloadError("it is nested too deep, or contains itself", cannot=cannot) from error
 
@@ -127,7 +133,7 @@ def _codec(name: str, kinds: Set[type], exact: Set[type], write: Step, read: Ste
             except (_Mismatch, RecursionError):
                 raise
             except Exception as error:  # constructors and parsers may raise anything
-                raise _Mismatch(name, value, error) from error
+                raise _Mismatch(name, value, error) from None if MODEL_INPUT.search(str(error)) else error
             raise _Mismatch(name, value)
 
         return run

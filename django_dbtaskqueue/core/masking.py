@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -35,6 +36,7 @@ GAP, INK = r"[ \t\n\r\f\v]", r"[^ \t\n\r\f\v]"
 CAMEL = "(?<=[a-z0-9])(?=[A-Z])"
 WORD_BEGINS, WORD_ENDS = f"(?:(?<![A-Za-z0-9])|{CAMEL})", f"(?:(?![A-Za-z0-9])|{CAMEL})"
 REST_OF_KEY = r"[^ \t\n\r\f\v!-,/:-@\[-\^`{-~]{0,64}"  # letters, digits, and - . _
+IN_LISTS = rf"(?:\[[0-9]{{1,9}}\]{REST_OF_KEY}){{0,8}}"  # tokens[0].text: x
 OPENING = r"[bBrRuU]{0,2}\\*[\"']"
 QUOTED_TEXT = (
     r"""(?:(?<=\\")(?:\\[^"]|[^\\"])*|(?<=\\')(?:\\[^']|[^\\'])*"""
@@ -59,7 +61,7 @@ SECRET_FORMS = (
 OPTION = r"(--?KEYGAP+)[^ \t\n\r\f\v=:-]INK*"
 ITS_NAME = rf"""\\*["'],GAP*\\*["'](?:{"|".join(NAME_KEYS)})\\*["']GAP*:GAP*{OPENING}KEY"""
 VALUE_FIRST = rf"""(\\*["'](?:{"|".join(VALUE_KEYS)})\\*["']GAP*:GAP*{OPENING}){QUOTED_TEXT}(?={ITS_NAME})"""
-SECRET_IN_TEXT = f"(KEY)(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # nine groups, as many as PostgreSQL can name
+SECRET_IN_TEXT = f"(KEY{IN_LISTS})(?:{'|'.join(SECRET_FORMS)})|{OPTION}"  # nine groups, as many as PostgreSQL can name
 PASSWORD_IN_URL = r"(?<=://)([^ \t\n\r\f\v:/@]*):(?:(?!://)[^ \t\n\r\f\v\"'<>])+@"  # noqa: S105 -- a pattern
 CREDENTIALS = (
     rf"(?<![A-Za-z0-9_])(?:([bB][eE][aA][rR][eE][rR]{GAP}+)[A-Za-z0-9_.~+/=-]{{6,}}"
@@ -89,19 +91,14 @@ class Sensitive:
     """Marks a field of a payload type, as in ``iban: Annotated[str, Sensitive]``: its values are masked everywhere."""
 
 
+@dataclass
 class Unreadable:
     """What a row has in place of a value that Python cannot read. It can be shown; as JSON it is refused."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    words: str
 
     def __str__(self) -> str:
         return self.words
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Unreadable) and other.words == self.words
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 _sensitive: frozenset[str] = frozenset()  # names of marked fields, as ``_plain`` writes them
@@ -125,21 +122,22 @@ def masked(value: object) -> object:
 
     Text inside it is treated as ``masked_text`` does.
     """
-    return _masked(value, _rules())
+    return _masked(value, current_rules())
 
 
 def is_masked(key: str) -> bool:
     """Whether the values of a key, or of one key of a path, are replaced."""
-    rules = _rules()
+    rules = current_rules()
     return _is_secret(key, rules) or any(_is_secret(step, rules) for step in key.split("."))
 
 
-def masked_text(text: str) -> str:
+def masked_text(text: str, rules: Rules | None = None) -> str:
     """Return a text, such as a traceback, without the values of secret keys and the passwords in addresses.
 
-    ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``.
+    ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``. ``rules`` are
+    those of another process.
     """
-    return _masked_text(text, _rules())
+    return _masked_text(text, current_rules() if rules is None else rules)
 
 
 Rules = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # parts of keys, words of keys, whole keys
@@ -147,10 +145,11 @@ Rules = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # parts of key
 
 def sql_patterns() -> Patterns:
     """Return the patterns that ``masked`` and ``masked_text`` use; PostgreSQL reads them, too."""
-    return _patterns(_rules())
+    return _patterns(current_rules())
 
 
-def _rules() -> Rules:
+def current_rules() -> Rules:
+    """Return what this process masks."""
     keys = tuple(secret_keys())
     parts = tuple(plain for one in keys if not one.startswith(WORD_MARK) and (plain := _plain(one)))
     words = tuple(plain for one in keys if one.startswith(WORD_MARK) and (plain := _plain(one[1:])))

@@ -2,16 +2,20 @@
 
 import json
 from dataclasses import dataclass
+from datetime import date
 from typing import Annotated, Any
 
 import pytest
 from django.contrib.auth.models import User
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from django_dbtaskqueue import Sensitive, enqueue, processor
 from django_dbtaskqueue.core import masking
-from django_dbtaskqueue.core.exceptions import OperationRefused
+from django_dbtaskqueue.core.codecs import decode
+from django_dbtaskqueue.core.exceptions import OperationRefused, PayloadError
+from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.masking import MASKED, masked, masked_text
 from django_dbtaskqueue.models import Attempt, FailureGroup, Queue, Task
 from django_dbtaskqueue.operations.permissions import search_fault
@@ -126,6 +130,18 @@ def test_a_field_marked_as_sensitive_is_masked_and_cannot_be_searched(caplog: An
     assert masked(enqueue(QUEUE, payload=Card(SECRET)).payload) == {"digits": MASKED}, "who only enqueues masks, too"
     user = User.objects.create_superuser("root")
     assert "cannot be searched" in search_fault(user, parse(f"payload.to.0.number_at_bank:{SECRET[:2]}*"))
+
+
+class Signed(BaseModel):
+    signed_on: Annotated[date, Sensitive]
+
+
+def test_what_does_not_fit_a_class_is_told_without_masked_values() -> None:
+    for cls, payload in ((list[Card], [{"digits": {SECRET: 1}}]), (dict[str, list[date]], {"tokens": [SECRET]}),
+                         (Signed, {"signed_on": SECRET})):  # fmt: skip
+        with pytest.raises(PayloadError) as error:
+            decode(cls, payload)
+        assert SECRET not in str(describe(error.value, QUEUE))
 
 
 JSON = st.recursive(
