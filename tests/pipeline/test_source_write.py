@@ -97,10 +97,13 @@ def test_a_taken_reference_and_nothing_is_written(database: Database) -> None:
     assert held.payload == {"mine": True}
 
 
+SECRET = "c4n4ry"
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"payload": "{"}, "payload: not JSON"),
     ({"payload": '"\\u0000"'}, "NUL"),
     ({"payload": "NaN"}, "payload: "),
+    ({"payload": f'[{{"k": 1, "password": "{SECRET}"}}'}, "payload: not JSON"),
+    ({"context": f'["token", "{SECRET}"]'}, 'context: is ["token", "•••'),
     ({"payload": "[" * 101 + "]" * 101}, "nested deeper than 100"),
     ({"reference": ""}, "reference: '' is not text of 1 to 200"),
     ({"reference": "x" * 201}, "is not text of 1 to 200"),
@@ -128,7 +131,7 @@ def test_bad_rows_are_refused_or_returned_with_the_reason(database: Database) ->
     assert (report.enqueued, report.rejected) == (1, len(BAD))
     for reject, row, (_bad, reason) in zip(report.rejects, rows, BAD, strict=False):
         assert (reject.queue, reject.reference) == (row["queue"], row["reference"])
-        assert reason in reject.reason
+        assert reason in reject.reason and SECRET not in str(reject)
     assert Task.objects.get().reference == "good"
 
 

@@ -26,8 +26,9 @@ from pyspark import SparkContext, cloudpickle
 
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker, work
 from django_dbtaskqueue.core.exceptions import PipelineError
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline.spark import spark_session
-from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph, without_secrets
+from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph
 from django_dbtaskqueue.poller.executors import Answer, Job
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def _stop(spark: SparkSession) -> None:
 
 def _reason(error: Exception) -> str:
     found = LOST_TASK_PATTERN.search(str(error))
-    return without_secrets(found[1]) if found else one_paragraph(error)
+    return masked_text(found[1]) if found else one_paragraph(error)
 
 
 def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:

@@ -11,7 +11,7 @@ import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import NamedTuple
@@ -25,6 +25,8 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
+from django_dbtaskqueue.core.masking import Rules as MaskRules
+from django_dbtaskqueue.core.masking import current_rules, masked_text
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
@@ -55,7 +57,7 @@ BOUNDS: dict[str, tuple[object, object, str]] = {
 
 
 class Reject(NamedTuple):
-    """A row that was not enqueued, and why: the ``value`` of a ``column``. Values are cut."""
+    """A row that was not enqueued, and why: the ``value`` of a ``column``. Values are masked and cut."""
 
     queue: str | None
     reference: str | None
@@ -78,6 +80,7 @@ class Rules:
     priority: int = 0
     ttl: float | None = None  # seconds
     limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
+    secrets: MaskRules = field(default_factory=current_rules)  # of the driver: executors have no settings
 
 
 def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
@@ -96,7 +99,7 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
             faults.setdefault(row, {"column": name, "value": _preview(given[name], row), "reason": f"{name}: {reason}"})
     where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
     rejects = [
-        _reject(given, row, faults[row])._replace(**{name: places[row][name].as_py() for name in where})
+        _reject(given, row, faults[row], rules.secrets)._replace(**{name: places[row][name].as_py() for name in where})
         for row in sorted(faults)
     ]
     if faults:
@@ -183,13 +186,14 @@ def _preview(column: pa.Array, row: int) -> str | None:
         value = column[row].as_py()
     except (OverflowError, ValueError):  # a time beyond Python's
         value = column.slice(row, 1).cast(pa.string())[0].as_py()
-    return None if value is None else str(value)[:PREVIEW_CHARS]
+    return None if value is None else str(value)[: 2 * PREVIEW_CHARS]  # the name of a value may come after it
 
 
-def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str]) -> Reject:
+def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str], secrets: MaskRules) -> Reject:
     queue, reference = (given[name][row].as_py() if name in given else None for name in ("queue", "reference"))
     payload = _preview(given["payload"], row) if "payload" in given else None
-    return Reject(queue, reference, fault["reason"], payload, column=fault["column"], value=fault["value"])
+    payload, value = (text and masked_text(text, secrets)[:PREVIEW_CHARS] for text in (payload, fault["value"]))
+    return Reject(queue, reference, masked_text(fault["reason"], secrets), payload, column=fault["column"], value=value)
 
 
 def _seconds(column: pa.Array) -> pa.Array:

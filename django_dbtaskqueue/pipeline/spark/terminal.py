@@ -16,6 +16,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.masking import masked_text
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +26,6 @@ Progress = Callable[[str, int, int], None]
 PROGRESS_STEP_PERCENT = 10  # between two lines of one stage
 SKETCH_MEMORY = "org.apache.datasketches.memory.internal.ResourceImpl"
 PY4J = "py4j"  # the package, and its logger
-SECRET_PATTERN = re.compile(r"(?i)(password|passwd|pwd)=('[^']*'|\S+)|(?<=://)([^:/@\s]+):[^@\s]+(?=@)")
 JAVA_TRACE_PATTERN = re.compile(r"\s*(JVM stacktrace:|Driver stacktrace:|\n\tat |SQLSTATE: \w+).*", re.DOTALL)
 PYTHON_ERROR_PATTERN = re.compile(r"^(\w+(?:\.\w+)*(?:Error|Exception|Rejected|Unknown\w*): .+)$", re.MULTILINE)
 
@@ -104,9 +104,9 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
 
 
 def one_paragraph(error: BaseException) -> str:
-    """Return the error as one paragraph with a remedy, without passwords and stack traces."""
+    """Return the error as one paragraph with a remedy, masked and without stack traces."""
     if isinstance(error, TaskQueueError):
-        return without_secrets(str(error))
+        return masked_text(str(error))
     kind = type(error)
     text = f"{kind.__name__}: {str(error) or 'no message'}"
     if kind.__module__.startswith(("pyspark", "py4j")):
@@ -115,12 +115,7 @@ def one_paragraph(error: BaseException) -> str:
     elif kind.__module__.startswith(("psycopg", "sqlite3", "adbc")):
         text = f"The database says: {error}. Check that it runs, that its address is right, and that it is migrated"
     text = JAVA_TRACE_PATTERN.sub("", text).strip()
-    return without_secrets(re.sub(r"\s*\n\s*", " ", text).rstrip(".") + ".")
-
-
-def without_secrets(text: str) -> str:
-    """Return the text without passwords of connection strings and URLs."""
-    return SECRET_PATTERN.sub(lambda found: f"{found[1]}=***" if found[1] else f"{found[3]}:***", text)
+    return re.sub(r"\s*\n\s*", " ", masked_text(text)).rstrip(".") + "."
 
 
 # -- Ctrl-C and SIGTERM ------------------------------------------------------------------------------------------------
