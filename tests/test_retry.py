@@ -12,7 +12,7 @@ from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
 
-LOGGER = "django_dbtaskqueue.core.retry"
+LOGGER = "django_dbtaskqueue"
 
 
 def s(seconds: float) -> timedelta:

@@ -181,7 +181,7 @@ def free_port() -> int:
 
 __all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "PostgresNotFound", "find_binaries"]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 StopMode = Literal["fast", "immediate"]
 SERVER_SETTINGS = {"max_connections": "200", "shared_buffers": "256MB", "timezone": "UTC", "log_timezone": "UTC"}

@@ -24,8 +24,8 @@ from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.context import enqueue_hook, trace_id
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.failure_signature import masked_line
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.outcomes import Outcome
 
 __all__ = ["instrument", "uninstrument"]
@@ -33,7 +33,6 @@ __all__ = ["instrument", "uninstrument"]
 SCOPE = "django_dbtaskqueue"
 SYSTEM = "dbtaskqueue"
 MAX_OPEN_SPANS = 10_000  # of attempts that have started; a task that is given back then ends no span by itself
-ERROR_TEXT_LENGTH = 500
 PROPAGATOR = TraceContextTextMapPropagator()
 Attributes = dict[str, str | int]
 T = TypeVar("T")
@@ -191,9 +190,5 @@ def _error_type(error: BaseException | str) -> str:
 
 
 def _fail(span: Span, error: BaseException | str) -> None:
-    try:
-        text = masked_text(str(error))[:ERROR_TEXT_LENGTH]
-    except BaseException:  # its text raises
-        text = ""
-    span.set_status(Status(StatusCode.ERROR, text))
+    span.set_status(Status(StatusCode.ERROR, masked_line(error)))
     span.set_attribute("error.type", _error_type(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sysconfig
 import traceback
@@ -25,7 +26,7 @@ VARYING_PATTERNS = (
     (re.compile(r"\b(?=[0-9a-fA-F]*[0-9])[0-9a-fA-F]{12,}\b"), "#"),
     (re.compile(r"[0-9][0-9.,:_-]*"), "#"),
 )
-MAX_MESSAGE_CHARS = 500  # of a group's message
+MAX_MESSAGE_CHARS = 500  # of a group or of a line of the log
 COMPARED_CHARS = 200  # of the message, for the fingerprint
 
 
@@ -47,8 +48,7 @@ class RemoteError(str):
     @classmethod
     def of(cls, error: BaseException | str, queue: str) -> RemoteError:
         """Return what to send to another process of an error. Never raises."""
-        name, message = _type_and_message(error)
-        remote = cls(json_payload.clean_text(f"{name.rpartition('.')[2]}: {message}" if name else message))
+        remote = cls(json_payload.clean_text(_one_text(error)))
         remote.signature, remote.description = signature_of(error, queue), describe(error, queue)
         return remote
 
@@ -87,6 +87,29 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
     return FailureSignature(digest, name, frame, message)
 
 
+def masked_line(error: BaseException | str) -> str:
+    """Return ``Type: message``, or a text as it is, masked, cut and in one line. Never raises."""
+    text = masked_text(_one_text(error)[: MAX_MESSAGE_CHARS + MASKED_AROUND])
+    return text.replace("\n", " ").replace("\r", " ")[:MAX_MESSAGE_CHARS]
+
+
+def _one_text(error: BaseException | str) -> str:
+    name, message = _type_and_message(error)
+    return f"{name.rpartition('.')[2]}: {message}" if name else message
+
+
+def mask_record(record: logging.LogRecord) -> bool:
+    """A filter of the package's logger: texts, what errors say and tracebacks are logged with secrets masked."""
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            masked_text(_type_and_message(one)[1][:TRACEBACK_BYTES]) if isinstance(one, str | BaseException) else one
+            for one in record.args
+        )
+    if record.exc_info and record.exc_info[1]:
+        record.exc_text = masked_text("".join(traceback.format_exception(record.exc_info[1]))[-TRACEBACK_BYTES:])
+    return True
+
+
 def normalised(message: str) -> str:
     """Return the first line of a message with what varies from case to case replaced."""
     line = message.strip().partition("\n")[0]
@@ -118,3 +141,6 @@ def _frame(error: BaseException | str) -> str:
             found = f"{step.tb_frame.f_globals.get('__name__', '?')}:{code.co_qualname}"
         step = step.tb_next
     return found
+
+
+logging.getLogger("django_dbtaskqueue").addFilter(mask_record)

@@ -21,7 +21,7 @@ from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.outcomes import Fail
 
-logger = logging.getLogger("django_dbtaskqueue.core.retry")
+logger = logging.getLogger("django_dbtaskqueue")
 
 Policy = Callable[[int, BaseException | None], timedelta | None]
 

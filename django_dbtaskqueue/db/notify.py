@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import Session, should_prepare
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 CHANNEL = "dbtaskqueue"
 LEASES_LOST = "lost "  # before the queue's name: leases of it were ended. No name has a blank, so old pollers ignore it

@@ -28,7 +28,7 @@ from django_dbtaskqueue.db.session import Session, is_task_table, model_named, s
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 ENDED_PER_TRANSACTION = 1000  # tasks whose ends are told in one transaction
 FAILED_END_S = 5.0, 300.0  # before an end that could not be told is told again

@@ -13,8 +13,8 @@ from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.context import trace_id
 from django_dbtaskqueue.core.durations import clock, format_duration
 from django_dbtaskqueue.core.exceptions import LeaseLost
+from django_dbtaskqueue.core.failure_signature import masked_line
 from django_dbtaskqueue.core.lease import Declared, Lease
-from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.outcomes import Lost, Outcome, Settlement, said
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -92,7 +92,7 @@ def _finished(lease: Lease, settlement: Settlement | None, seconds: float | None
     error = None if outcome is None else outcome.facts.error
     if error is not None:
         extra = fields(lease) if settlement is None else _ending(lease, settlement, seconds)
-        text = _short(error)
+        text = masked_line(error)
         if lease.port.log_level and settlement is not None:
             text += f"; due again at {extra['due_time']}" if extra["due_time"] else "; it is in ERROR"
         facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, text)
@@ -163,7 +163,7 @@ def _log_ending(lease: Lease, settlement: Settlement, seconds: float | None) -> 
     if extra["due_time"] is not None:
         text += f", due again at {extra['due_time']}"
     if reason := settlement.facts.error or getattr(settlement, "reason", ""):
-        text += f": {_short(reason)}"
+        text += f": {masked_line(reason)}"
     _log(lease, text, extra)
 
 
@@ -211,11 +211,3 @@ def _time(seconds: float) -> str:
 def fields(lease: Lease) -> Fields:
     """Return what a structured log line says of a task."""
     return {"task_id": lease.id, "queue": lease.queue, "reference": lease.reference, "attempt": lease.attempt}
-
-
-def _short(error: BaseException | str) -> str:
-    try:
-        text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
-    except BaseException:  # a SystemExit from its text must not end the poller's thread
-        text = type(error).__name__
-    return masked_text(text[:4000]).replace("\n", " ").replace("\r", " ")[:500]

@@ -41,7 +41,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_of
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
 CAPACITY_POLL_INTERVAL_S = 0.05
 UNIQUE_OVER_HISTORY = "history"  # the setting ``unique_over`` of a queue whose references stay taken

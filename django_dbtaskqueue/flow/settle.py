@@ -39,7 +39,7 @@ from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]

@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 FLUSH_INTERVAL_S = 5.0  # between two batches
 FLUSH_AT_EXIT_S = 2.0  # that a process waits at its end for its last batch

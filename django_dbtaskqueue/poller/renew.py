@@ -20,7 +20,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import resolve
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
 RETRY_SECONDS = 1.0  # at most, after a renewal that could not reach the database; of a short lease sooner
 

@@ -83,7 +83,7 @@ def shape_of(address: str) -> tuple[str, ...]:
     return (re.sub(r"/[^/]*[-_\d][^/]*/(?=change|history|report)", "/N/", where), *sorted(parts))
 
 
-def crawled(browser: Client, *guessed: str) -> Iterator[tuple[str, Any]]:
+def crawled(browser: Client, *guessed: str, of_a_shape: int = ADDRESSES_OF_A_SHAPE) -> Iterator[tuple[str, Any]]:
     """Yield each address of the admin, its lists, the guessed ones and what they link to, and the answer."""
     asked, shapes = set[str](), Counter[tuple[str, ...]]()
     waiting = [*guessed, "/admin/", *(f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES)]
@@ -93,7 +93,7 @@ def crawled(browser: Client, *guessed: str) -> Iterator[tuple[str, Any]]:
         if address in asked or not address.startswith("/admin/") or "logout" in address or "password" in address:
             continue
         shapes[shape_of(address)] += 1
-        if shapes[shape_of(address)] > ADDRESSES_OF_A_SHAPE and address not in known:
+        if shapes[shape_of(address)] > of_a_shape and address not in known:
             continue
         asked.add(address)
         answer = browser.get(address)

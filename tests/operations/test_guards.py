@@ -26,6 +26,7 @@ from django_dbtaskqueue.flow.schedule import enqueue_due
 from django_dbtaskqueue.models import Attempt, Batch, BulkOperation, Schedule, Task
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.testing import drain
+from tests.contrib import test_bridge
 from tests.contrib.test_otel import Site
 from tests.contrib.test_sentry import Sent
 from tests.factories import QUEUE, make_task
@@ -101,7 +102,9 @@ def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what each road shows."""
     tasks = [*Task.objects.values_list("pk", flat=True)]
     pages = [f"{TASKS}{pk}/{name}/" for pk in tasks for name in ("change", "history")]
-    for address, answer in crawled(browser, *pages, f"{TASKS}?q=payload.plain:sh0wn", f"{TASKS}?q=error:refused"):
+    for address, answer in crawled(
+        browser, *pages, f"{TASKS}?q=payload.plain:sh0wn", f"{TASKS}?q=error:refused", of_a_shape=1
+    ):
         yield address, (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode()
     for pk in tasks:
         yield f"API {pk}", browser.get(f"/api/tasks/{pk}").content.decode()
@@ -135,9 +138,21 @@ def test_a_secret_is_shown_by_no_road(made: dict[str, Any], sent: Callable[[], s
     assert len(shown) > 100
 
 
-def test_an_error_of_the_database_is_noted_without_its_secrets(settings: Any) -> None:
-    """On a bulk operation and on a schedule, whose pages and answers show the note."""
-    settings.DBTASKQUEUE |= {"QUEUES": {QUEUE: {}}}
+def refuse(attempt: int, error: BaseException | None) -> None:
+    raise ValueError(SAID)
+
+
+def test_a_traceback_is_logged_without_its_secrets(taskqueue_registry: None, caplog: Any) -> None:
+    processor(QUEUE, max_attempts=2, retry=refuse)(process)
+    enqueue(QUEUE, "fails")
+    drain(QUEUE)
+    assert SECRET not in caplog.text and caplog.text.count(MASKED) > 1
+
+
+def test_an_error_of_the_database_is_noted_without_its_secrets(settings: Any, caplog: Any) -> None:
+    """On a bulk operation and on a schedule, whose pages and answers show the note; of the bridge in the log."""
+    test_bridge.configure(settings)
+    settings.DBTASKQUEUE["QUEUES"][QUEUE] = {}
     make_task("ERROR", reference="refused")
     sql(f"""
         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION '{SAID}'; END $$;
@@ -147,8 +162,7 @@ def test_an_error_of_the_database_is_noted_without_its_secrets(settings: Any) ->
     bulk.start("reprocess", "ref:refused", None)
     work()
     enqueue_due("default", ())
-    for note in (
-        *Schedule.objects.values_list("note", flat=True),
-        *BulkOperation.objects.values_list("note", flat=True),
-    ):
+    assert test_bridge.post(test_bridge.body_of()).status_code == 503
+    for note in (*Schedule.objects.values_list("note", flat=True), BulkOperation.objects.get().note, caplog.text):
         assert MASKED in note and SECRET not in note
+    assert "The bridge could not store" in caplog.text

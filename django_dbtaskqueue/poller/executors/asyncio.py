@@ -25,7 +25,7 @@ from django_dbtaskqueue.flow.run import run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.thread import Doubt, check, tidy_async, unless_dead_async
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 
 MAX_TURN_SECONDS = 0.005  # before a consumer yields to the event loop
 BLOCKED_AFTER_LOOKS = 20  # without an answer of the event loop: about five seconds in which this process ran

@@ -169,7 +169,7 @@ def _aged(connection: BaseDatabaseWrapper) -> bool:
 
 # -- thread ------------------------------------------------------------------------------------------------------------
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("django_dbtaskqueue")
 BLOCKED_AFTER_SECONDS = 0.005  # in one job: from then on, waiting jobs get another thread
 HAND_OVER_SECONDS = 0.001  # at most, from the wake-up of an idle thread until it has the interpreter
 

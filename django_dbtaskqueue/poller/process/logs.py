@@ -42,7 +42,7 @@ class TextFormatter(logging.Formatter):
         when = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
         line = f"{when} {record.levelname:<7} {record.getMessage().translate(CONTROL_ESCAPES)}"
         if record.exc_info:
-            frames = self.formatException(record.exc_info).splitlines()
+            frames = (record.exc_text or self.formatException(record.exc_info)).splitlines()
             line = "\n".join([line, *("    " + frame.translate(CONTROL_ESCAPES) for frame in frames)])
         return line
 
@@ -63,7 +63,7 @@ class JsonFormatter(logging.Formatter):
         }
         facts |= {name: getattr(record, name) for name in TASK_FIELDS if hasattr(record, name)}
         if record.exc_info:
-            facts["exception"] = self.formatException(record.exc_info)
+            facts["exception"] = record.exc_text or self.formatException(record.exc_info)
         return facts
 
 
