@@ -34,6 +34,7 @@ def test_a_bad_setting_is_named(settings: Any) -> None:
         ({"QUEUES": {"a": {"lease": "1ms"}}}, "lease=datetime.timedelta(microseconds=1000) is not valid"),
         ({"QUEUES": {"a": {"retry": 5}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['retry']: 5 is not a retry policy"),
         ({"QUEUES": {"a": {"retry": "geo:1s"}}}, "['a']['retry']: 'geo:1s' is not a retry policy"),
+        ({"QUEUES": {"a": {"extra": ["url"]}}}, "a dict of the project's own settings"),
         ({"DEFAULTS": {"keep": "no"}}, "DBTASKQUEUE[\"DEFAULTS\"]: keep='no' is not valid"),
     ]:
         settings.DBTASKQUEUE = given

@@ -17,21 +17,10 @@ from django.core.management import CommandError, call_command
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from django_dbtaskqueue import (
-    DuplicateTask,
-    PayloadError,
-    UnknownQueue,
-    batch,
-    chain,
-    enqueue,
-    enqueue_many,
-    queue,
-    registry,
-    signal,
-)
+from django_dbtaskqueue import batch, chain, enqueue, enqueue_many, queue, registry, signal
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core.exceptions import EnqueueError, TaskQueueError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations.lookup import search

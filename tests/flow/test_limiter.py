@@ -208,13 +208,7 @@ def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str
     assert take("two", alias) == []
 
 
-def test_the_pull_api_obeys_and_drain_does_not_wait(alias: str, taskqueue_registry: None) -> None:
-    enqueue_many("two", range_of(3), using=alias)
-    handle = queue("two", using=alias)
-    held = handle.take()
-    assert (handle.take() is None, handle.take()) == (False, None)
-    handle.ack(held)
-    assert handle.take() is not None
+def test_drain_does_not_wait_for_a_rate(alias: str, taskqueue_registry: None) -> None:
     processor("paced")(lambda task: None)
     enqueue_many("paced", range_of(11), using=alias)
     assert drain("paced", using=alias).completed == 11

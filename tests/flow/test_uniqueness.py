@@ -100,7 +100,6 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
         with pytest.raises(DuplicateTask, match="The rule allows"):
             enqueue_many("work", [{"payload": item} for item in items], unique=rule, using=alias)
     assert ids(alias) == [first.pk]
-    # In a period, too, when the task has left the table
     rule = Unique(period=HOUR, on_duplicate="error")
     enqueue("delete", payload=1, unique=rule, using=alias)
     taken(alias, "delete").complete()
@@ -281,7 +280,6 @@ def test_a_processor_states_the_rule_of_its_queue(alias: str) -> None:
     assert enqueue("declared", "mine", {"user": 1}, using=alias).reference == "mine"
     with pytest.raises(DuplicateTask, match="on_duplicate"):
         enqueue("declared", "mine", {"user": 1}, using=alias)
-    # A rule of the call goes before
     assert enqueue("declared", payload={"user": 1}, unique="unique", using=alias).reference.startswith("unique:")
     with pytest.raises(ImproperlyConfigured, match=r"unique.*is the queue's"):
         processor("declared", payload=date, unique=Unique())(lambda task: None)
@@ -372,7 +370,6 @@ def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
     known = enqueue("once", "r1", on_duplicate="ignore", using=alias)
     assert (known.pk, known.queue, known.reference) == (None, "once", "r1")
     assert not Task.objects.using(alias).filter(queue="once").exists()
-    # Another reference, and none, are free
     assert enqueue("once", "r2", using=alias).pk and enqueue("once", using=alias).pk
 
 
@@ -408,22 +405,18 @@ def test_it_is_taken_exactly_if_the_callers_transaction_commits(alias: str) -> N
 
 
 def test_only_an_operators_deletion_frees_it() -> None:
-    # By the verb, while the task is in the table
     enqueue("once", "r1")
     assert Task.objects.purge() == 1
     enqueue("once", "r1")
-    # By reference, when the task is gone
     finish("default", "once")
     assert lookup.delete("once", "r1") is True
     assert lookup.delete("once", "r1") is False
     assert enqueue("once", "r1").pk
-    # And not by retention
     (lease,) = Task.objects.checkout("once", poller_instance="a")
     lease.fail("lost", retry=False)
     assert Task.objects.housekeep(older_than=timedelta(0)) == 1
     with pytest.raises(DuplicateTask):
         enqueue("once", "r1")
-    # A queue that is dropped leaves nothing
     queue("once").drop()
     assert not UsedReference.objects.exists()
 

@@ -4,10 +4,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import processor, queue
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.models import Poller, Queue
 from tests.factories import make_task
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
@@ -83,6 +81,3 @@ def test_a_processor_reads_the_project_s_own_settings_of_its_queue(site: Site, s
     site.enqueue()
     site.drain()
     assert seen == ["https://one.example"] * 2 + ["https://two.example"] * 2
-    settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"extra": ["url"]}}}
-    with pytest.raises(ImproperlyConfigured, match="a dict of the project's own settings"):
-        conf.queue_settings(QUEUE)
