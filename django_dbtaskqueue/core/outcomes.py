@@ -136,6 +136,11 @@ def as_outcome(value: object) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Raised(Fail):
+    """The failure of an attempt that raised its error, or had it raised: no processor returned it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """A failure that ``flow.decide`` has decided: the next attempt is due after ``delay``; None: ERROR."""
 

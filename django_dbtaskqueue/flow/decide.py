@@ -7,7 +7,7 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.exceptions import ReenqueueDelayMissing, SignalTimeout, StepChanged
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Complete, Fail, Failed, Outcome, Reenqueue, Settlement, checked
+from django_dbtaskqueue.core.outcomes import Complete, Fail, Failed, Outcome, Raised, Reenqueue, Settlement, checked
 
 
 def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
@@ -37,7 +37,7 @@ def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
 def failure(error: BaseException) -> Fail:
     """Return what an exception means: a failure, retried unless each retry would end in the same way."""
     gave_up = isinstance(error, ReenqueueDelayMissing) and error.ended
-    return Fail(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
+    return Raised(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
 
 
 def _decide_failure(lease: Lease, outcome: Fail) -> Failed:

@@ -38,6 +38,7 @@ from django_dbtaskqueue.core.outcomes import (
     Outcome,
     Park,
     Poison,
+    Raised,
     Settlement,
     Suspend,
     as_outcome,
@@ -168,19 +169,13 @@ def prepare(lease: Lease, processor: Processor) -> Fail | None:
     try:
         processor.decode(lease)
     except Exception as error:
-        return Fail(error, retry=False)
+        return Raised(error, retry=False)
     return None
 
 
 def run(lease: Lease, processor: Processor) -> Settlement | None:
     """``perform``, decided: what is to be written; None for nothing. Never raises."""
     outcome = perform(lease, processor)
-    return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
-
-
-async def run_async(lease: Lease, processor: Processor) -> Settlement | None:
-    """``run`` for an async processor; a cancellation is left to the caller."""
-    outcome = await perform_async(lease, processor)
     return outcome if outcome is None or outcome is DONE else decide_call(lease, outcome)
 
 
@@ -191,15 +186,13 @@ def run_all(leases: Sequence[Lease], processor: Processor) -> list[Settlement | 
 
 async def run_all_async(leases: Sequence[Lease], processor: Processor) -> list[Settlement | None]:
     """``run_all`` for an async processor; a cancellation is left to the caller."""
-    if processor.batch is not None:
-        return decide_all(leases, await perform_batch_async(leases, processor))
-    return [await run_async(lease, processor) for lease in leases]
+    return decide_all(leases, await perform_all_async(leases, processor))
 
 
 def decide_all(leases: Sequence[Lease], outcomes: Sequence[Outcome | Settlement | None]) -> list[Settlement | None]:
     """Return what is to be written of each lease's outcome."""
     pairs = zip(leases, outcomes, strict=True)
-    return [None if outcome is None else decide_call(lease, outcome) for lease, outcome in pairs]
+    return [one if one is None or one is DONE else decide_call(lease, one) for lease, one in pairs]
 
 
 def perform_all(leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
@@ -209,10 +202,15 @@ def perform_all(leases: Sequence[Lease], processor: Processor) -> Sequence[Outco
     return [perform(lease, processor) for lease in leases]
 
 
+async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+    """``perform_all`` for an async processor; a cancellation is left to the caller."""
+    if processor.batch is not None:
+        return await perform_batch_async(leases, processor)
+    return [await perform_async(lease, processor) for lease in leases]
+
+
 def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     """Decode and call; None when the task is already settled, or its lease is lost. Never raises."""
-    if processor.batch is not None:
-        return perform_batch([lease], processor)[0]
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
@@ -279,8 +277,6 @@ def _is_open(lease: Lease) -> bool:
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
-    if processor.batch is not None:
-        return (await perform_batch_async([lease], processor))[0]
     liveness.begin_coroutine()
     unreadable = prepare(lease, processor)
     if unreadable is not None:

@@ -35,7 +35,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, Suspend
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_async
+from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
 from django_dbtaskqueue.poller.executors import (
     LOST,
     Answer,
@@ -538,9 +538,9 @@ class _Server:
         perform = async_to_sync(self._perform_async) if processor.is_async else perform_all
         return perform(leases, processor)
 
-    async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+    async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
         self._coroutine = asyncio.current_task()
         try:
-            return [await perform_async(lease, processor) for lease in leases]
+            return await perform_all_async(leases, processor)
         except BaseException as error:
             return [Fail(error)] * len(leases)
