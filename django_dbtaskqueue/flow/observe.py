@@ -89,11 +89,11 @@ def ended(
 def _finished(lease: Lease, settlement: Settlement | None, seconds: float | None) -> None:
     """An attempt ended, and that is stored. None: it is not known here how."""
     outcome = None if settlement is None else said(settlement)
-    error = None if outcome is None else outcome.facts.error
-    if error is not None:
-        extra = fields(lease) if settlement is None else _ending(lease, settlement, seconds)
+    error = None if settlement is None else settlement.facts.error
+    if settlement is not None and error is not None:
+        extra = _ending(lease, settlement, seconds)
         text = masked_line(error)
-        if lease.port.log_level and settlement is not None:
+        if lease.port.log_level:
             text += f"; due again at {extra['due_time']}" if extra["due_time"] else "; it is in ERROR"
         facts = (lease.id, lease.queue, lease.attempt, lease.max_attempts, text)
         logger.warning("Task %s of %s failed, attempt %s of %s: %s", *facts, extra=extra)

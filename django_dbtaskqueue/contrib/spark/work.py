@@ -23,11 +23,12 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Fail, Lost, Outcome, Settlement, with_error, without_result
+from django_dbtaskqueue.core.outcomes import Fail, Lost, Settlement, with_error, without_result
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
+from django_dbtaskqueue.poller.executors.pool import portable_outcome
 from django_dbtaskqueue.poller.executors.thread import check, tidied, tidy
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -111,7 +112,7 @@ class JobRunner:
                 logger.warning("Outcomes of %s are left to the poller: %s", pairs[0][0].queue, error)
                 tidy()
                 self.answers.update(
-                    {lease: Answer(_portable(outcome, lease.queue), None, "") for lease, outcome in pairs}
+                    {lease: Answer(portable_outcome(lease, outcome), None, "") for lease, outcome in pairs}
                 )
         self._open.clear()
         self._settled_at = clock.monotonic()
@@ -124,7 +125,7 @@ class JobRunner:
         held_leases = find_out(session, pairs, settled, keep=port.keep) if len(settled) < len(pairs) else set()
         for lease, outcome in pairs:
             if lease.id in held_leases:  # the row is locked, or was refused
-                self.answers[lease] = Answer(_portable(outcome, lease.queue), None, "")
+                self.answers[lease] = Answer(portable_outcome(lease, outcome), None, "")
                 continue
             result = lease.result_of(outcome) or outcome
             stored = None if isinstance(result, Lost) else _summary(result, lease.queue)
@@ -161,15 +162,3 @@ def _summary(outcome: Settlement, queue: str) -> Settlement:
     """Return a stored outcome without its large parts, because it is sent to the poller."""
     error = outcome.facts.error
     return without_result(outcome) if error is None else with_error(outcome, RemoteError.of(error, queue))
-
-
-def _portable(outcome: Settlement, queue: str) -> Outcome | Settlement:
-    """Return an outcome that is not stored yet as one that can be pickled; an error that cannot becomes its text."""
-    try:
-        pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
-    except Exception:
-        error = outcome.facts.error
-        if error is None:
-            return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
-        return with_error(outcome, RemoteError.of(error, queue))
-    return outcome

@@ -186,20 +186,23 @@ def answers_of(job: Job, outcomes: Sequence[Outcome | Settlement | None]) -> lis
     for lease, outcome in zip(job.leases, outcomes, strict=True):
         error = None if outcome is None else outcome.facts.error
         if outcome is not None and isinstance(error, BaseException) and multiprocessing.parent_process() is not None:
-            outcome = _portable_failure(lease, outcome, error)
+            outcome = portable_outcome(lease, outcome)
         answers.append(Answer(outcome, lease.outcome if lease.settled else None, lease.lost))
     return answers
 
 
-def _portable_failure(lease: Lease, failed: Outcome | Settlement, error: BaseException) -> Outcome | Settlement:
-    """Return a failure for the poller's process. An error that cannot be pickled is decided here, and sent as text."""
+def portable_outcome(lease: Lease, outcome: Outcome | Settlement) -> Outcome | Settlement:
+    """Return an outcome as another process can send it. An error that cannot be pickled is decided here, and text."""
+    error = outcome.facts.error
     try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 -- made in the same line
+        pickle.loads(pickle.dumps(outcome))  # noqa: S301 -- made in the same line
     except Exception:
-        return with_error(decide_call(lease, failed), RemoteError.of(error, lease.queue))
-    if error.__traceback__:
+        if error is None:
+            return Fail(f"{type(outcome).__name__} with a result that is not JSON could not be stored.")
+        return with_error(decide_call(lease, outcome), RemoteError.of(error, lease.queue))
+    if isinstance(error, BaseException) and error.__traceback__:
         error.add_note("".join(traceback.format_tb(error.__traceback__)))  # a traceback object cannot be pickled
-    return failed
+    return outcome
 
 
 def note_processor(job: Job) -> None:
