@@ -16,7 +16,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
 
-from django_dbtaskqueue import Fixed, enqueue, processor, signals, testing
+from django_dbtaskqueue import Fixed, enqueue, periodic, processor, signals, testing
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Poison, Reenqueue
 from django_dbtaskqueue.models import Attempt, Queue, Task, TaskHistory
@@ -178,19 +178,56 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str)
     assert Attempt.objects.using(alias).get().poller_instance == "dead"
 
 
-def test_a_batch_processor_gets_its_tasks_one_by_one() -> None:
+def test_a_batch_processor_gets_its_tasks_together() -> None:
     calls: list[list[str | None]] = []
 
-    @processor("batched", batch=3)
+    @processor("batched", batch=2)
     def batched(tasks: list[Lease]) -> list[Any]:
         calls.append([task.reference for task in tasks])
         return [Poison() if task.reference == "b" else task.reference for task in tasks]
 
-    for reference in "ab":
+    for reference in "abc":
         enqueue("batched", reference)
-    assert drain("batched").outcomes == (Complete("a"), Poison())
-    assert calls == [["a"], ["b"]]
-    assert perform("batched", reference="c") == Complete("c")
+    assert drain("batched").outcomes == (Complete("a"), Poison(), Complete("c"))
+    assert calls == [["a", "b"], ["c"]]
+    assert perform("batched", reference="d") == Complete("d")
+
+
+@both
+def test_limits_hold_and_time_brings_what_they_held_back(alias: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {
+        "QUEUES": {"slow": {"rate": "1/h", "burst": 2, "max_running": 1}, "off": {"concurrency": 0}}
+    }
+    for queue in ("slow", "off"):
+        processor(queue)(lambda task: task.reference)
+        for reference in "abcd":
+            enqueue(queue, reference, using=alias)
+    assert drain(using=alias).outcomes == (Complete("a"), Complete("b"))
+    assert str(drain(using=alias)) == "nothing was due"
+    advance("1h", using=alias)
+    assert drain(using=alias).outcomes == (Complete("c"),)
+    assert drain(using=alias, with_scheduled=True).outcomes == (Complete("d"),)
+    assert perform("slow", reference="e", using=alias) == Complete("e"), "whatever the limits say"
+
+
+@both
+def test_tagged_tasks_are_left_to_those_that_ask_for_them(alias: str) -> None:
+    processor("tagged")(lambda task: task.reference)
+    for tag in (None, "gpu", "other"):
+        enqueue("tagged", f"of {tag}", tag=tag, using=alias)
+    assert drain("tagged", using=alias).outcomes == (Complete("of None"),)
+    assert drain("tagged", using=alias, tags=["gpu"]).outcomes == (Complete("of gpu"),)
+
+
+def test_a_schedule_that_is_due_gets_its_task() -> None:
+    @periodic("*/5 * * * *")
+    @processor("reports")
+    def report(task: Lease) -> None:
+        """Has nothing to say."""
+
+    assert str(drain("reports", with_scheduled=True)) == "nothing was due"
+    advance("5m")
+    assert drain("reports").completed == 1
 
 
 def test_listeners_are_told_as_by_a_poller() -> None:

@@ -16,7 +16,6 @@ from uuid import uuid4
 from django.db import connections
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
@@ -24,11 +23,9 @@ from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup, listen, unlisten
-from django_dbtaskqueue.db.session import aliases_of, model_for
+from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide
-from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
@@ -361,9 +358,4 @@ class Poller:
 
 def _queue_state(name: str, weight: int, alias: str) -> QueueState:
     with liveness.bounded_answers(connections[alias]):
-        settings = overrides.queue_settings(name, alias)
-    key = f"{name}@{alias}" if settings.shards else name
-    port = SettlePort(alias, model_for(name), key=key)
-    state = QueueState(name, settings, port, ScanCursor(name), weight=weight, overrides=overrides.applied(name, alias))
-    state.apply(settings)
-    return state
+        return QueueState.of(name, alias, weight)

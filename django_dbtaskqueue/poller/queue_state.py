@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.overrides import applied, queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.json import read
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
-from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
 from django_dbtaskqueue.flow.checkout import Strategy
 from django_dbtaskqueue.flow.limiter import Limiter
@@ -121,6 +122,16 @@ class QueueState:
 
     def __post_init__(self) -> None:
         self._follow_limits()
+
+    @classmethod
+    def of(cls, name: str, alias: str, weight: int = 1) -> QueueState:
+        """Return the state of a queue on one database, with its settings and their runtime overrides."""
+        settings, port = queue_settings(name, alias), SettlePort(alias, model_for(name), key=name)
+        if settings.shards:
+            port.key = f"{name}@{alias}"
+        state = cls(name, settings, port, ScanCursor(name), weight=weight, overrides=applied(name, alias))
+        state.apply(settings)
+        return state
 
     def apply(self, settings: QueueSettings) -> None:
         """Use other settings from the next checkout and settle on."""

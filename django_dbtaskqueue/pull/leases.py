@@ -148,10 +148,9 @@ def take(
     lease: timedelta | None = None,
     tags: Sequence[str] = (),
     strategy: stage.Strategy | None = None,
-    limited: bool = True,
 ) -> list[Lease]:
     """Take the first due tasks on the port's database; their payloads are still text."""
-    session, limiter = Session.on(port.alias, port.model), Limiter.of(queue, settings) if limited else None
+    session, limiter = Session.on(port.alias, port.model), Limiter.of(queue, settings)
     while True:
         taken = stage.take(
             session,

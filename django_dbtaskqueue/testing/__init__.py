@@ -1,10 +1,10 @@
 """The test kit: the true flow on the calling thread's own connection, so that it works inside ``TestCase``.
 
-No part of the queue is replaced. ``drain`` and ``perform`` check out, run and settle as a poller does, but one task
-after the other and in the transaction of the test, with which everything is rolled back. All differences from a poller:
-leases are not renewed and timeouts not enforced; everything runs on the calling thread, whatever ``executor=`` says;
-tasks of every tag are taken; a batch processor gets them one by one; and where a processor breaks the test's own
-transaction with a database error, all it wrote in that run is taken back.
+No part of the queue is replaced. ``drain`` and ``perform`` fetch and settle by a poller's own code, but one call of a
+processor after the other and in the transaction of the test, with which everything is rolled back. All differences from
+a poller: leases are not renewed and timeouts not enforced; everything runs on the calling thread, whatever
+``executor=`` says; and where a processor breaks the test's own transaction with a database error, all it wrote in that
+run is taken back.
 
 Names are resolved on first use, because pytest imports this package before Django is set up.
 

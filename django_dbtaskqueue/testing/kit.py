@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -142,7 +142,12 @@ def _short(value: Any) -> str:
 
 @contextmanager
 def run_poller(
-    *queues: str, threads: int = 2, coroutines: int = 20, timeout: timedelta = POLLER_TIMEOUT, using: str | None = None
+    *queues: str,
+    threads: int = 2,
+    coroutines: int = 20,
+    tags: Sequence[str] = (),
+    timeout: timedelta = POLLER_TIMEOUT,
+    using: str | None = None,
 ) -> Iterator[Poller]:
     """Run a real poller of ``queues``, on threads and connections of its own, for as long as the block lasts.
 
@@ -160,7 +165,7 @@ def run_poller(
                 f"run_poller() has connections of its own, which see nothing of the open transaction on {alias!r}. "
                 "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
             )
-    poller = Poller(dict.fromkeys(queues, 1), Options(threads=threads, coroutines=coroutines), using=using)
+    poller = Poller(dict.fromkeys(queues, 1), Options(threads, coroutines, tags=tuple(tags)), using=using)
     heartbeat = Heartbeat(poller)
     poller.start()
     heartbeat.start()

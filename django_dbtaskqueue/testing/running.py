@@ -1,38 +1,46 @@
-"""``drain`` and ``perform``: run tasks as a poller does, on the calling thread and its connection."""
+"""``drain`` and ``perform``: run tasks by a poller's own fetch and settle, on the calling thread and its connections.
+
+The queues' limits, tags, overrides, schedules and listeners so hold in a test as in production.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 from asgiref.sync import async_to_sync
 from django.db import connections, transaction
-from django.db.models import QuerySet
 
 from django_dbtaskqueue import registry, signals
-from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import Outcome, Settlement, said
-from django_dbtaskqueue.db.session import Row, Session, aliases_of, model_for
-from django_dbtaskqueue.flow import checkout, dependencies, enqueue, move, observe, run, settle
+from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
+from django_dbtaskqueue.db.session import Row, Session, aliases_of
+from django_dbtaskqueue.flow import dependencies, observe
+from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.flow.rescue import rescue
-from django_dbtaskqueue.flow.run import Processor, no_handler
+from django_dbtaskqueue.flow.run import Processor, no_handler, run_all, run_all_async
 from django_dbtaskqueue.flow.scan import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
-from django_dbtaskqueue.pull import leases
+from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
+from django_dbtaskqueue.poller.fetch import Fetcher
+from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.periodic import ScheduleJob
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
+from django_dbtaskqueue.poller.settle_batches import Counts, Settler
+from django_dbtaskqueue.pull.leases import next_due
 from django_dbtaskqueue.testing.clock import advance, known_queues
 
-TEST_INSTANCE = "testing"
 MAX_RUNS = 10_000
 CLOCK_TICK = timedelta(milliseconds=1)  # every database can tell two times apart that differ by this much
+TEST_INSTANCE = "testing"
+KINDS_OF_END = {"deleted": "completed", "suspend": "suspended"}  # where ``Facts`` has another word
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +64,58 @@ class DrainReport:
         return [error for outcome in self.outcomes if (error := outcome.facts.error) is not None]
 
     def __str__(self) -> str:
-        counts = {field.name: getattr(self, field.name) for field in fields(self)[:-1]}
+        counts = {name: getattr(self, name) for name in DRAIN_COUNTS}
         return ", ".join(f"{number} {kind}" for kind, number in counts.items() if number) or "nothing was due"
+
+
+DRAIN_COUNTS = [field.name for field in fields(DrainReport)][:-1]
 
 
 def drain(
     queue: str | None = None,
     *,
     using: str | None = None,
+    tags: Sequence[str] = (),
     limit: int = MAX_RUNS,
     with_scheduled: bool = False,
     raising: bool = False,
 ) -> DrainReport:
     """Run what is due in ``queue`` (None: in every known queue), and what that enqueues, until nothing is due.
 
-    One task at a time, in the order (priority, ready_time, id), each settled before the next is taken.
+    One call of a processor at a time, of each queue in the order (priority, ready_time, id), each settled before the
+    next is taken. Tasks with a tag are left, but for those with one of ``tags``. Schedules that are due get their
+    tasks. What the limits of a queue hold back is not due yet.
     ``with_scheduled=True`` goes on with what is due later, letting time pass (``advance``) up to the next task.
     A failed attempt is stored as a poller would store it; ``raising=True`` then raises the processor's exception.
     Raises ``AssertionError`` naming the queue when there is more to do after ``limit`` attempts.
     """
-    queues = [queue] if queue is not None else known_queues()
-    runners = [QueueRunner(name, alias) for name in queues for alias in aliases_of(name, using)]
-    counts = Counter({"failed": sum(len(runner.unpark_and_rescue()) for runner in runners)})
-    outcomes: list[Outcome] = []
-    for runner, lease in _due(runners, with_scheduled=with_scheduled):
-        if counts.total() >= limit:
-            raise AssertionError(
-                f"drain() ran {limit:,} attempts and queue {lease.queue!r} still has a task due (id {lease.id}, "
-                f"reference {lease.reference!r}, attempt {lease.attempt}, reenqueued {lease.reenqueue_attempt} times). "
-                "Does its processor enqueue or reenqueue itself without end? If it should, pass a higher limit=."
-            )
-        ran = runner.run(lease, registry.find(lease.queue, lease.payload_type))
-        counts[ran.kind] += 1
-        outcomes += [] if ran.outcome is None else [ran.outcome]
-        if raising and ran.raised is not None:
-            raise ran.raised
-    return DrainReport(**counts, outcomes=tuple(outcomes))
+    poller = InlinePoller([queue] if queue is not None else known_queues(), using, tags)
+    counts, outcomes, before = Counter[str](), list[Outcome](), -1
+    while True:
+        wait = poller.seconds_until_due() if with_scheduled else None  # asked first: a task may become due meanwhile
+        counts["failed"] += len(poller.begin_pass())
+        while poller.fetch():
+            if poller.taken and counts.total() >= limit:
+                raise AssertionError(_endless(poller.taken[0], limit))
+            for ran in poller.work():
+                counts[ran.kind] += 1
+                outcomes += [] if ran.outcome is None else [ran.outcome]
+                if raising:
+                    ran.raise_again()
+        if counts.total() == before:
+            if wait is None:
+                return DrainReport(**{name: counts[name] for name in DRAIN_COUNTS}, outcomes=tuple(outcomes))
+            for alias in poller.aliases:
+                advance(timedelta(seconds=wait) + CLOCK_TICK, using=alias)
+        before = counts.total()
+
+
+def _endless(lease: Lease, limit: int) -> str:
+    return (
+        f"drain() ran {limit:,} attempts and queue {lease.queue!r} still has a task due (id {lease.id}, "
+        f"reference {lease.reference!r}, attempt {lease.attempt}, reenqueued {lease.reenqueue_attempt} times). "
+        "Does its processor enqueue or reenqueue itself without end? If it should, pass a higher limit=."
+    )
 
 
 def perform(
@@ -108,22 +132,33 @@ def perform(
     """Run one payload through its whole round trip (enqueue, checkout, decode, processor, settle); return the outcome.
 
     ``queue`` is a queue's name or its processor. The task is a real row, gone afterwards; what the processor wrote
-    stays. ``attempt`` is the number the processor sees; the last of the budget fails for good.
+    stays. ``attempt`` is the number the processor sees; the last of the budget fails for good. Limits do not count.
     What the processor raises is raised here, unless ``raising=False``; an outcome it returns never is. Raises
     ``LeaseLost`` when the lease was gone before an outcome could be stored.
     """
     processor = _processor(queue)
     name = queue if processor is None else processor.queue
-    runner = QueueRunner(name, aliases_of(name, using)[0])
-    with transaction.atomic(using=runner.alias):  # no poller may take it before us
-        task = enqueue.enqueue(name, reference, payload, context=context, using=runner.alias)
-        lease = runner.take_task(task, processor, attempt, reenqueue_attempt)
+    poller = InlinePoller([name], aliases_of(name, using)[0])
+    [state] = poller.queues
+    session = poller.connections.session(state)
+    with transaction.atomic(using=state.port.alias):  # no poller may take it before us
+        task = enqueue(name, reference, payload, context=context, using=state.port.alias)
+        if not 1 <= attempt <= task.max_attempts:
+            raise ValueError(f"perform(attempt={attempt}): queue {name!r} has {task.max_attempts} attempts.")
+        before = {"attempt": attempt - 1, "total_attempt": attempt - 1, "reenqueue_attempt": reenqueue_attempt}
+        named = {} if processor is None or processor.payload is None else {"payload_type": processor.payload_type}
+        session.model._base_manager.using(state.port.alias).filter(pk=task.pk).update(**before, **named)
+        state.strategy, state.limiter = _Exactly(json.dumps([{"task_id": task.pk, "token": attempt - 1}])), None
+        poller.fetch()
+        if not poller.taken:
+            raise TaskQueueError(f"Queue {name!r} is paused, so perform() cannot take a task. Resume it first.")
+    [lease] = poller.taken
     try:
-        ran = runner.run(lease, processor or registry.find(lease.queue, lease.payload_type))
+        [ran] = poller.work()
     finally:
-        runner.delete_traces(task)
-    if raising and ran.raised is not None:
-        raise ran.raised
+        _delete_traces(session, task)
+    if raising:
+        ran.raise_again()
     if ran.kind == "parked":
         raise TaskQueueError(f"perform(): {no_handler(lease.queue, lease.payload_type)}.")
     if ran.kind == "suspended":
@@ -136,31 +171,13 @@ def perform(
     return ran.outcome
 
 
-def _due(runners: list[QueueRunner], *, with_scheduled: bool) -> Iterator[tuple[QueueRunner, Lease]]:
-    """Yield leases for as long as there is something due in any runner."""
-    more, swept = True, False
-    while more:
-        wait = _wait(runners) if with_scheduled else None  # asked first: a task may become due meanwhile
-        more = False
-        for runner in runners:
-            while lease := runner.take():
-                more, swept = True, False
-                yield runner, lease
-        if not more and not swept:  # in a test's transaction nothing is committed, so no end of a task was told
-            more = swept = True
-            for runner in runners:
-                dependencies.sweep(runner.session)
-                dependencies.sweep_missing(runner.session, 0)
-        elif not more and wait is not None:
-            more = True
-            for alias in {runner.alias for runner in runners}:
-                advance(wait, using=alias)
-
-
-def _wait(runners: list[QueueRunner]) -> timedelta | None:
-    """Return the time until the next task is due; None when none is scheduled for later."""
-    waits = [wait for runner in runners if (wait := leases.next_due(runner.queue, runner.alias)) is not None]
-    return timedelta(seconds=max(0.0, min(waits))) + CLOCK_TICK if waits else None
+def _delete_traces(session: Session, task: AbstractTask) -> None:
+    """Take back all that the queue itself wrote for ``task``."""
+    alias = session.connection.alias
+    session.model._base_manager.using(alias).filter(pk=task.pk)._raw_delete(alias)
+    for model in (TaskHistory, Attempt, Step):
+        traces = model._base_manager.using(alias).filter(location=session.location, task_id=task.pk)
+        traces._raw_delete(alias)
 
 
 def _processor(target: Any) -> Processor | None:
@@ -182,15 +199,6 @@ def _is_of(function: Callable[[Lease], Any], target: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """One attempt: what became of it, the outcome that is stored, and what the processor raised."""
-
-    kind: str
-    outcome: Outcome | None = None
-    raised: BaseException | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Exactly:
     """A checkout strategy that takes one task, wherever it stands in the ready order."""
 
@@ -200,140 +208,159 @@ class _Exactly:
         return session.run(session.sql.checkout_optimistic, {**params, "queue_name": cursor.queue, "rows": self.rows})
 
 
-class QueueRunner:
-    """Works on one queue as a poller does, with the calling thread's connection."""
+# -- the poller of a test --------------------------------------------------------------------------------------------
 
-    def __init__(self, queue: str, alias: str) -> None:
-        self.queue = queue
-        self.alias = alias
-        self.session = Session.on(alias, model_for(queue))
-        self.tasks: QuerySet[AbstractTask] = self.session.model._base_manager.using(alias)  # of the table
-        self.settings = settings = queue_settings(queue, alias)
-        self.port = leases.port_of(SettlePort, queue, alias, settings)
-        self.tags: set[str] = set()
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a lease, and the outcome that is stored."""
+
+    kind: str
+    outcome: Outcome | None = None
+
+    def raise_again(self) -> None:
+        """Raise what the processor raised."""
+        if isinstance(self.outcome, Raised) and isinstance(self.outcome.error, BaseException):
+            raise self.outcome.error
+
+
+class InlineExecutor(Executor):
+    """Runs all jobs on the calling thread, in ``work``."""
+
+    slots = 1
+
+    def work(self) -> None:
+        """Run the jobs that wait."""
+        while self.todo:
+            run = self._begin(self.todo.popleft())
+            if run is None:
+                continue
+            for lease in run.job.leases:
+                observe.started(lease, run.job.processor)
+            with _sheltered():
+                settlements = _call(run.job)
+            self._end(run, settlements, clock.monotonic() - run.started)
+
+    def nudge(self) -> None:
+        """Do nothing: jobs start in ``work``."""
+
+    def running(self) -> list[Any]:
+        return []
+
+
+class InlineExecutors(Executors):
+    """One executor for all processors, whatever they ask for."""
+
+    def __init__(self, finish: Finish) -> None:
+        super().__init__(1, 1, finish)
+        self.inline = InlineExecutor(finish, self.limiter)
+        self.all = [self.inline]
+
+    def of(self, processor: Processor | None) -> Executor:
+        return self.inline
+
+    def submit_isolated(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            self.submit_special(job.processor, [job.lease])
+
+
+class CallersConnections(ConnectionSet):
+    """The connections of the calling thread, so that all takes part in its transactions."""
+
+    def session(self, queue: QueueState) -> Session:
+        return Session.on(queue.port.alias, queue.port.model)
+
+
+class InlinePoller:
+    """Polls queues one call of a processor at a time: ``fetch``, then ``work``."""
+
+    def __init__(self, queues: Sequence[str], using: str | None, tags: Sequence[str] = ()) -> None:
         signals.load()
+        self.queues = [QueueState.of(name, alias) for name in queues for alias in aliases_of(name, using)]
+        for queue in self.queues:
+            calls = [processor.batch or 1 for processor in registry.processors(queue.name)]
+            queue.apply(replace(queue.settings, batch_size=max(calls, default=1)))
+        by_key = {queue.port.key: queue for queue in self.queues}
+        self.aliases = sorted({queue.port.alias for queue in self.queues})
+        self._schedules = [ScheduleJob(alias, lambda _: None) for alias in self.aliases]
+        counts = Counts()
+        self._settler = Settler(by_key, counts, lambda: None)
+        executors = InlineExecutors(self._settler.finish)
+        self._executor, self.connections = executors.inline, CallersConnections()
+        options = Options(threads=1, tags=tuple(tags))
+        self._fetcher = Fetcher(TEST_INSTANCE, by_key, executors, self._settler, lambda *_: None, counts, options)
 
-    def unpark_and_rescue(self) -> list[Lease]:
-        """Do what pollers do from time to time: unpark tasks, and end those whose process died on its last attempt.
+    def begin_pass(self) -> list[Lease]:
+        """Do what pollers do beside their polls, and let the next fetches look at all queues.
 
-        Return the latter; they are in ERROR.
+        Return the leases of processes that died on the last attempt; their tasks are in ERROR.
         """
-        self._find_tags()
-        types, untyped = registry.payload_types(self.queue), registry.find(self.queue, None) is not None
-        move.unpark(self.session, self.queue, types, untyped=untyped)
-        return [lease for lease, *_ in rescue(self.session, self.queue, self.port, keep=self.settings.keep)]
+        for job in self._schedules:
+            job.run()
+        for alias, model in {(queue.port.alias, queue.port.model) for queue in self.queues}:
+            session = Session.on(alias, model)
+            dependencies.sweep(session)  # in a test's transaction nothing is committed, so no end of a task was told
+            dependencies.sweep_missing(session, 0)
+        dead: list[Lease] = []
+        for queue in self.queues:
+            queue.next_poll = 0.0
+            ended = rescue(self.connections.session(queue), queue.name, queue.port, keep=queue.settings.keep)
+            dead += [lease for lease, *_ in ended]
+        return dead
 
-    def take(self) -> Lease | None:
-        """Check out the first task that is due, whatever its tag."""
-        taken = self._take()
-        return self._take() if taken is None and self._find_tags() else taken
+    @property
+    def taken(self) -> list[Lease]:
+        """What ``work`` is to run and settle."""
+        return list(self._settler.held)
 
-    def take_task(self, task: AbstractTask, processor: Processor | None, attempt: int, reenqueue_attempt: int) -> Lease:
-        """Check out one task that has just been enqueued, as its ``attempt``-th attempt."""
-        if not 1 <= attempt <= task.max_attempts:
-            raise ValueError(f"perform(attempt={attempt}): queue {self.queue!r} has {task.max_attempts} attempts.")
-        before = {"attempt": attempt - 1, "total_attempt": attempt - 1, "reenqueue_attempt": reenqueue_attempt}
-        if processor is not None and processor.payload is not None:
-            before["payload_type"] = codecs.type_name(processor.payload)  # type: ignore[assignment]
-        self.tasks.filter(pk=task.pk).update(**before)
-        lease = self._take(_Exactly(json.dumps([{"task_id": task.pk, "token": attempt - 1}])))
-        if lease is None:
-            raise TaskQueueError(f"Queue {self.queue!r} is paused, so perform() cannot take a task. Resume it first.")
-        return lease
+    def seconds_until_due(self) -> float | None:
+        """Return the time until the next task is due, or a rate allows one; None if there is none."""
+        waits = [next_due(queue.name, queue.port.alias) for queue in self.queues]
+        pauses = [queue.limiter.pause or None for queue in self.queues if queue.limiter]
+        return min([max(0.0, wait) for wait in (*waits, *pauses) if wait is not None], default=None)
 
-    def _take(self, strategy: checkout.Strategy | None = None) -> Lease | None:
-        tags = sorted(self.tags)
-        taken = leases.take(
-            self.queue, self.port, self.settings, poller_instance=TEST_INSTANCE, tags=tags, strategy=strategy,
-            limited=False,
-        )  # fmt: skip
-        observe.checked_out(taken, [registry.find(lease.queue, lease.payload_type) for lease in taken])
-        return taken[0] if taken else None
+    def fetch(self) -> bool:
+        """Take what is next in the ready order of a queue; False if nothing is due in any queue."""
+        for queue in self.queues:
+            queue.cursor.rewind()
+            queue.cursors.clear()
+        chosen = self._fetcher.choose()
+        if chosen is not None:
+            self._fetcher.fetch(self.connections, *chosen)
+        return chosen is not None
 
-    def _find_tags(self) -> bool:
-        """Look which tags tasks carry; whether there are new ones."""
-        tagged = self.tasks.filter(queue=self.queue, ready_time__isnull=False, tag__isnull=False)
-        before = len(self.tags)
-        self.tags.update(map(str, tagged.values_list("tag", flat=True).distinct()))
-        return len(self.tags) > before
-
-    def delete_traces(self, task: AbstractTask) -> None:
-        """Take back all that the queue itself wrote for ``task``."""
-        self.tasks.filter(pk=task.pk)._raw_delete(self.alias)
-        for model in (TaskHistory, Attempt, Step):
-            traces = model._base_manager.using(self.alias).filter(location=self.session.location, task_id=task.pk)
-            traces._raw_delete(self.alias)
-
-    def run(self, lease: Lease, processor: Processor | None) -> Ran:
-        """Process and settle one lease."""
-        leases.apply_retry_override(lease, self.settings)
-        refused = run.refusal(lease, processor, self.settings.expired)
-        if refused is not None or processor is None:
-            return self._refuse(lease, refused)
-        observe.started(lease, processor)
-        returned: list[Any] = []
-        with _sheltered():
-            outcome = _call(lease, _watched(processor, returned))
-        stored = self._store(lease, outcome)
-        if stored is None:
-            lease.lost = lease.lost or (outcome.facts.verb if outcome is not None else "")
-        observe.ended(lease, lease.result_of(stored))
-        if stored is None or not stored.facts.counts_as:
-            return Ran("lost" if stored is None else "suspended")
-        final, error, kind = _outcome(stored), stored.facts.error, stored.facts.counts_as
-        # A failure that the processor returned, or settled by itself, was not raised.
-        own = stored is lease.outcome or any(final is value for value in returned)
-        raised = error if isinstance(error, BaseException) and not own else None
-        return Ran("completed" if kind == "deleted" else kind, final, raised)
-
-    def _refuse(self, lease: Lease, refused: Settlement | None) -> Ran:
-        stored = self._store(lease, refused)
-        if stored is None or stored.facts.parks:
-            return Ran("parked")
-        observe.ended(lease, lease.result_of(stored))
-        return Ran("expired", _outcome(stored))
-
-    def _store(self, lease: Lease, outcome: Settlement | None) -> Settlement | None:
-        """Settle. Return what is stored: the outcome, or what the processor settled by itself, or nothing."""
-        keep, group_retry = self.port.keep, self.port.group_retry
-        if outcome and settle.settle_surely(self.session, [(lease, outcome)], keep=keep, group_retry=group_retry):
-            return outcome
-        _, held = settle.resolve(self.session, [lease])
-        return None if held else lease.outcome
+    def work(self) -> list[Ran]:
+        """Run what was taken, and settle it; return what became of each lease, in order."""
+        self._executor.work()
+        ran: list[Ran] = []
+        while self._settler.done:
+            ended = list(self._settler.done)
+            self._settler.settle(self.connections)
+            ran += [_ran(done) for done in ended if done not in self._settler.done]
+        return ran
 
 
-def _outcome(stored: Settlement) -> Outcome | None:
-    return cast(Outcome, said(stored)) if stored.facts.counts_as else None  # a release and a park are no attempts
+def _ran(done: Done) -> Ran:
+    lease = done.lease
+    result = lease.result_of(done.settlement) or Complete()
+    facts = result.facts
+    if isinstance(result, Lost) or not facts.counts_as:
+        return Ran("parked" if facts.parks else KINDS_OF_END.get(facts.verb, facts.verb))
+    outcome: Any = said(result)
+    if lease.expire_text is not None and lease.is_expired():
+        return Ran("expired", outcome)
+    return Ran(KINDS_OF_END.get(facts.counts_as, facts.counts_as), outcome)
 
 
-def _call(lease: Lease, processor: Processor) -> Settlement | None:
-    if processor.is_async:
-        return async_to_sync(run.run_async)(lease, processor)
-    outcome = run.run(lease, processor)
-    error = None if outcome is None else outcome.facts.error
-    if isinstance(error, BaseException) and not isinstance(error, Exception | SystemExit):
-        raise error  # Ctrl-C, or the test framework ending the test
-    return outcome
-
-
-def _watched(processor: Processor, returned: list[Any]) -> Processor:
-    """Return the processor so that what it returns is noted: what it did not return, it raised."""
-
-    surrounded = processor.with_middleware()
-
-    def call(task: Any) -> Any:
-        value = surrounded(task)
-        returned.extend(value if isinstance(value, list) else [value])  # a batch processor may return a list
-        return value
-
-    async def call_async(task: Any) -> Any:
-        value = await surrounded(task)
-        returned.extend(value if isinstance(value, list) else [value])
-        return value
-
-    watched = replace(processor)
-    object.__setattr__(watched, "call", call_async if processor.is_async else call)
-    return watched
+def _call(job: Job) -> list[Settlement | None]:
+    if job.processor.is_async:
+        return async_to_sync(run_all_async)(job.leases, job.processor)
+    settlements = run_all(job.leases, job.processor)
+    for settlement in settlements:
+        error = None if settlement is None else settlement.facts.error
+        if isinstance(error, BaseException) and not isinstance(error, Exception | SystemExit):
+            raise error  # Ctrl-C, or the test framework ending the test
+    return settlements
 
 
 @contextmanager

@@ -180,20 +180,14 @@ def by_hand(found: str, note: str) -> dict[str, Differs]:
     return dict.fromkeys(("take()", "checkout"), Differs(found, note))
 
 
-def unlimited(found: str) -> dict[str, Differs]:
-    return {"drain()": Differs(found, "It runs one task at a time and asks no limits.")}
-
-
 GROUPS = {"a1": "a", "a2": "a", "b1": "b"}
 TAGS = {"untagged": None, "gpu": "gpu", "other": "other"}
 PRIORITIES = {"low": 5, "mid": 0, "urgent": -5}
 a, abc = partial(fill, references="a"), partial(fill, references="abc")
-TICKS = "Only pollers enqueue tasks of schedules."
+TICKS = "Only pollers and the test kit enqueue tasks of schedules."
 DIRECT = Differs("the caller", "Everything runs on the calling thread.")
 BY_CALLER = dict.fromkeys(("drain()", "take()", "checkout"), DIRECT)
 LEFT = Differs("CREATED", "It leaves queues whose processors name an executor to `runtaskpoller`.")
-UNTAGGED = Differs("COMPLETED untagged, CREATED gpu other", "It takes tasks without a tag only.")
-EVERY_TAG = Differs("COMPLETED untagged gpu other", "It takes tasks of every tag.")
 LATER = "fail in 1 h, again in 2 h"
 MANY = Differs(f"{LATER}, 3 at once, 0 not taken", "Its `limit` counts, and not `batch_size`.", holds=True)
 SPREAD = "COMPLETED d e f g a b c h"  # over two databases
@@ -207,18 +201,15 @@ FEATURES: dict[str, Feature] = {
     "batch": Feature("batches", fill_batch, "COMPLETED a b callback", roads=once("COMPLETED a b, CREATED callback")),
     "overrides": Feature("overrides of an operator", fill_overrides, f"{LATER}, 0 not taken", overridden,
                          {**once(f"{LATER}, 1 not taken"), "checkout": MANY}),
-    "max_running": Feature("`max_running`", abc, "COMPLETED a b c", in_turn,
-                           {**once("COMPLETED a, CREATED b c"), **unlimited("COMPLETED a b c")}),
-    "rate": Feature("`rate`", abc, "COMPLETED a b, CREATED c", roads=unlimited("COMPLETED a b c")),
+    "max_running": Feature("`max_running`", abc, "COMPLETED a b c", in_turn, once("COMPLETED a, CREATED b c")),
+    "rate": Feature("`rate`", abc, "COMPLETED a b, CREATED c"),
     "rate_per_group": Feature("`rate_per_group`", partial(fill_each, option="group", values=GROUPS),
-                              "COMPLETED a1 b1, CREATED a2", roads=unlimited("COMPLETED a1 a2 b1")),
+                              "COMPLETED a1 b1, CREATED a2"),
     "groups": Feature("groups", partial(abc, group="g"), "COMPLETED a b c", in_turn, once("COMPLETED a, CREATED b c")),
-    "tags": Feature("tags", partial(fill_each, option="tag", values=TAGS), "COMPLETED untagged gpu, CREATED other",
-                    roads={"run_poller": UNTAGGED, "drain()": EVERY_TAG}),
+    "tags": Feature("tags", partial(fill_each, option="tag", values=TAGS), "COMPLETED untagged gpu, CREATED other"),
     "priorities": Feature("priorities", partial(fill_each, option="priority", values=PRIORITIES), "urgent mid low",
                           order, once("urgent")),
-    "schedules": Feature("schedules", fill_schedule, "COMPLETED", kinds,
-                         {**by_hand("", TICKS), "drain()": Differs("", TICKS)}),
+    "schedules": Feature("schedules", fill_schedule, "COMPLETED", kinds, by_hand("", TICKS)),
     "unique": Feature("uniqueness", lambda queue: [enqueue(queue, payload="same") for _ in range(2)],
                       "COMPLETED, a further call inserts", further_call),
     "ttl": Feature("`ttl`", fill_ttl, "COMPLETED in time, POISON late"),

@@ -73,8 +73,8 @@ SPARK = "Spark"
 ROADS: dict[str, Road] = {
     "--once": lambda _: nullcontext(once()),
     "--drain": command("--drain"),
-    "run_poller": lambda _: run_poller(*FEATURES),
-    "drain()": lambda _: nullcontext(drain()),
+    "run_poller": lambda _: run_poller(*FEATURES, tags=["gpu"]),
+    "drain()": lambda _: nullcontext(drain(tags=["gpu"])),
     "take()": lambda _: nullcontext(take()),
     "checkout": lambda _: nullcontext(checkout()),
     "poller": command(),

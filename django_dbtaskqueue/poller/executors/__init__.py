@@ -185,9 +185,9 @@ class Executor:
     def nudge(self) -> None:
         """Start waiting jobs if slots are free."""
 
-    @abstractmethod
     def busy(self) -> int:
         """Return how many slots are taken."""
+        return len(self.running())
 
     @abstractmethod
     def running(self) -> list[Run]:
@@ -211,11 +211,9 @@ class Executor:
         """Return the threads that run until ``close``."""
         return []
 
-    @abstractmethod
     def cancel(self) -> None:
-        """Interrupt the jobs that can be interrupted."""
+        """Interrupt the jobs that can be interrupted: Python cannot interrupt a thread."""
 
-    @abstractmethod
     def close(self) -> None:
         """Take no more jobs and end idle slots."""
 

@@ -226,9 +226,6 @@ class ThreadExecutor(Executor):
     def threads(self) -> list[WatchedThread]:
         return self._threads[:]
 
-    def cancel(self) -> None:
-        """Do nothing: Python cannot interrupt a thread."""
-
     def close(self) -> None:
         """End idle threads and their connections. A thread that runs a task is left alone."""
         self._closed = True
