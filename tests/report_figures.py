@@ -30,32 +30,23 @@ def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
         heights = zip(queues, (height, height / 3), strict=True)
         return [{"name": queue, "values": [wave(one, hour) for hour in range(len(HOURS))]} for queue, one in heights]
 
-    return {
-        "kind": "report",
-        **PERIOD,
-        "summary": f"12,001 tasks ended, 97 % of them COMPLETED. Beyond their error budget: {name}.",
-        "everything": total,
+    heights = {"wait_p95": 90.0, "backlog": 400.0, "budget_spent": 0.4, "failure_rate": 0.02}
+    over_time = {"times": HOURS, "run_p95": [], **{one: lines(height) for one, height in heights.items()}}
+    for outcome, most in (("completed", 60), ("failed", 9)):
+        over_time[outcome] = [round(wave(most, hour)) for hour in range(len(HOURS))]
+    spendings = (name, None), (name, 3.008), ("mail", 0.4)
+    budget = {"objective": "99%", "reached": 0.97, "bad": 361, "allowed": 120.01}
+    tables = {
         "queues": [{"queue": queue, **total} for queue in queues],
-        "budgets": [
-            {"queue": queue, "objective": "99%", "reached": 0.97, "bad": 361, "allowed": 120.01, "spent": spent}
-            for queue, spent in ((name, None), (name, 3.008), ("mail", 0.4))
-        ],
+        "budgets": [{"queue": one, **budget, "spent": spent} for one, spent in spendings],
         "failures": [{**last, "message": f"{error} <n>", "tasks_ended": 1, "attempts_failed": 3}],
         "never_succeeding": [{**last, "tag": None, "reference": name, "ended": 3}],
         "noisy": [{"queue": name, "attempts": 12_400, "unsuccessful_attempts": 399, **shares, "noisy": True}],
         "retry_waste": [],
-        "over_time": {
-            "times": HOURS,
-            "completed": [round(wave(60, hour)) for hour in range(len(HOURS))],
-            "failed": [round(wave(9, hour)) for hour in range(len(HOURS))],
-            "wait_p95": lines(90.0),
-            "run_p95": [],
-            "backlog": lines(400.0),
-            "budget_spent": lines(0.4),
-            "failure_rate": lines(0.02),
-        },
-        **changes,
     }
+    summary = f"12,001 tasks ended, 97 % of them COMPLETED. Beyond their error budget: {name}."
+    facts = {"kind": "report", **PERIOD, "summary": summary, "everything": total}
+    return {**facts, **tables, "over_time": over_time, **changes}
 
 
 def forecast_figures() -> dict[str, Any]:
@@ -69,13 +60,9 @@ def forecast_figures() -> dict[str, Any]:
     capacity = {"target_wait": 30.0, "share": 0.95, "pollers": 6, "slots": 4, "run_seconds": 20.0}
     capacity |= {"unevenness_of_arrivals": 1.7, "unevenness_of_run_times": 1.0}
     quality = {"coverage": 0.912, "weeks": 8, "weeks_tested": 7}
+    facts = {"kind": "forecast", **PERIOD, "summary": "Add 2 pollers Sunday 10-14 UTC.", "time_zone": "Europe/Berlin"}
     return {
-        "kind": "forecast",
-        **PERIOD,
-        "summary": "Add 2 pollers Sunday 10-14 UTC.",
-        "time_zone": "Europe/Berlin",
-        **capacity,
-        **quality,
+        **(facts | capacity | quality),
         "model": model,
         "errors": [{"model": model, "error": 1.36}, {"model": "same hour last week", "error": 1.55}],
         "stretches": [{"when": "Sunday 10-14", "start": 154, "end": 158, "pollers": 8, "expected": 7}],
@@ -88,20 +75,13 @@ def whatif_figures() -> dict[str, Any]:
     """Return the figures of a replay with more slots."""
     waits = {"p50": 1.0, "p95": 60.0, "max": 7200.0}
     found = {"recorded": 3.0, "now": 2.0, "then": 0.5}
+    replays = {one: {"mean_lead": 5.0, **{p: wait * found[one] for p, wait in waits.items()}} for one in found}
+    over_time = {one: [wave(90 * found[one], hour) for hour in range(len(HOURS))] for one in ("now", "then")}
+    summary = "95 % of the tasks would have waited at most 30s instead of 2m: shorter."
+    facts = {"kind": "whatif", **PERIOD, "summary": summary, "tasks": 1484, "slots_now": 1, "slots_then": 3}
     return {
-        "kind": "whatif",
-        **PERIOD,
-        "summary": "95 % of the tasks would have waited at most 30s instead of 2m: shorter.",
-        "tasks": 1484,
-        "slots_now": 1,
-        "slots_then": 3,
-        **{
-            replay: {**{name: wait * factor for name, wait in waits.items()}, "mean_lead": 5.0}
-            for replay, factor in found.items()
-        },
-        "over_time": {
-            "times": HOURS,
-            **{name: [wave(90 * found[name], hour) for hour in range(len(HOURS))] for name in ("now", "then")},
-        },
+        **facts,
+        **replays,
+        "over_time": {"times": HOURS, **over_time},
         "curve": {name: [found[name] * (share / 20) ** 4 for share in range(101)] for name in ("now", "then")},
     }

@@ -219,20 +219,14 @@ LINES = {
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
 }  # fmt: skip
 PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "checkout_skip_locked": ({}, BY_LINE),
-    "checkout_of_many": (LINES, BY_LINE),
-    "candidates": ({}, BY_LINE),
-    "checkout_optimistic": (FENCED, BY_KEY),
-    "priorities": ({}, BY_LINE),
-    "priorities_of_many": (LINES, BY_LINE),
-    "ages": ({}, BY_LINE),
-    "next_due": ({}, BY_LINE),
+    **dict.fromkeys(("checkout_skip_locked", "candidates", "priorities", "ages", "next_due"), ({}, BY_LINE)),
+    **dict.fromkeys(("exhausted", "seconds_until_exhausted"), ({}, BY_LINE)),
+    **dict.fromkeys(("checkout_of_many", "priorities_of_many"), (LINES, BY_LINE)),
+    **dict.fromkeys(("checkout_optimistic", "renew", "count_deleted"), (FENCED, BY_KEY)),
+    **dict.fromkeys(("delete_settled", "outcome_of"), (FENCED, BY_KEY)),
     "next_due_of_many": ({"queues": ["parcels"] * 5}, BY_LINE),
     "soon": ({"horizon": 5.0}, BY_LINE),
-    "exhausted": ({}, BY_LINE),
-    "seconds_until_exhausted": ({}, BY_LINE),
     "find": ({"reference_number": "r-777"}, {"dbtaskqueue_task_reference"}),
-    "renew": (FENCED, BY_KEY),
     "touch": ({**ONE, "delta": 5.0}, BY_KEY),
     "progress": ({**ONE, "note": "half"}, BY_KEY),
     "unpark": ({"types": ["city"], "untyped": True}, {"dbtaskqueue_task_nohd"}),
@@ -241,9 +235,6 @@ PLANS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "write": ({"rows": json.dumps([{**lease, **WRITE} for lease in LEASES])}, BY_KEY),
     "attempts": ({"rows": json.dumps([{**lease, **FAILURE} for lease in LEASES]), **PLACE}, BY_KEY),
     "to_history": ({"rows": RESULTS, **PLACE}, BY_KEY),
-    "count_deleted": (FENCED, BY_KEY),
-    "delete_settled": (FENCED, BY_KEY),
-    "outcome_of": (FENCED, BY_KEY),
 }
 
 

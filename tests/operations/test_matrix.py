@@ -48,7 +48,6 @@ GIVEN: dict[str, dict[str, Any]] = {
 # -- what is expected --------------------------------------------------------------------------------------------------
 
 GONE, NO_CHANGE = None, "as it was"
-ANY = dict.fromkeys(Status, GONE)
 # Each verb: the statuses that it changes, and where they lead. It leaves tasks of another status as they are.
 TARGETS: dict[str, dict[Any, str | None]] = {
     "reprocess": {"ERROR": "CREATED"},
@@ -56,16 +55,12 @@ TARGETS: dict[str, dict[Any, str | None]] = {
     "unpoison": {"POISON": "ERROR"},
     "kick": {"POISON": "CREATED"},
     "cancel": {"CREATED": "POISON", "PROCESSING": "POISON"},
-    "run_now": {"CREATED": "CREATED"},
-    "snooze": {"CREATED": "CREATED"},
-    "change_priority": {"CREATED": "CREATED"},
-    "move": {"CREATED": "CREATED"},
+    **{verb: {"CREATED": "CREATED"} for verb in ("run_now", "snooze", "change_priority", "move")},
     "signal": {"CREATED": "CREATED", "PROCESSING": "PROCESSING"},
     "edit": {"ERROR": "CREATED", "POISON": "CREATED"},
     "release": {"PROCESSING": "CREATED"},
     "housekeep": {"COMPLETED": GONE, "ERROR": GONE, "POISON": GONE},
-    "delete": ANY,
-    "purge": ANY,
+    **{verb: dict.fromkeys(Status, GONE) for verb in ("delete", "purge")},
 }
 
 

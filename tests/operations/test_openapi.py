@@ -31,20 +31,18 @@ urlpatterns = [path("here/api/", include("django_dbtaskqueue.api.urls"))]
 ROOT = "/here/api"
 FINGERPRINT = "f" * 40
 # What each POST is sent; a route without an entry here fails.
+WITH_A_REASON = "cancel_operation", "put_back_operation", "command_poller", "act_on_schedule"
 BODIES: dict[str, dict[str, Any]] = {
+    **{name: {"reason": "why"} for name in WITH_A_REASON},
     "act_on_task_ids": {"ids": [1, 2], "reason": "why"},
     "preview_search": {"q": "status:ERROR"},
     "act_on_search": {"q": "status:ERROR", "reason": "why", "limit": 5},
-    "cancel_operation": {"reason": "why"},
-    "put_back_operation": {"reason": "why"},
     "pause_queue": {"reason": "why", "for": "30m"},
     "start_queue": {},
     "change_queue_settings": {"values": {"batch_size": 7, "lease": "5m"}, "reset": ["ttl"]},
     "purge_queue": {"confirm": QUEUE, "reason": "why"},
-    "command_poller": {"reason": "why"},
     "make_schedule": {"queue": QUEUE, "cron": "0 7 * * *", "reason": "why"},
     "change_schedule": {"cron": "0 8 * * *", "priority": -1, "payload": {"n": 1}},
-    "act_on_schedule": {"reason": "why"},
 }
 QUERIES = {"tasks": {"q": "status:ERROR", "limit": "1"}, "trend": {"since": "2h"}, "status": {"queue": QUEUE}}
 
