@@ -21,10 +21,9 @@ from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
-from django_dbtaskqueue.flow.checkout import Strategy
+from django_dbtaskqueue.flow.checkout import ScanCursor, Strategy
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
-from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Poller
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in

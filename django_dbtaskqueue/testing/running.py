@@ -23,10 +23,10 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
 from django_dbtaskqueue.db.session import Row, Session, aliases_of
 from django_dbtaskqueue.flow import dependencies, observe
+from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, no_handler, run_all, run_all_async
-from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher

@@ -6,8 +6,7 @@ It knows no watermarks and no ageing of priorities, so a long line of held tasks
 from typing import Any
 
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow.checkout import take_rows_of_many
-from django_dbtaskqueue.flow.scan import Scan, ScanCursor
+from django_dbtaskqueue.flow.checkout import Scan, ScanCursor, take_rows_of_many
 
 
 class Plain:

@@ -12,8 +12,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.checkout import strategy_for
-from django_dbtaskqueue.flow.scan import START, ScanCursor
+from django_dbtaskqueue.flow.checkout import START, ScanCursor, strategy_for
 from tests.conformance.conftest import STRATEGIES, World, any_strategy
 from tests.flow.test_many_groups import nodes_of, plan_of, read_rows
 

@@ -8,8 +8,16 @@ import pytest
 
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
-from django_dbtaskqueue.flow.checkout import QueueShare, next_due_by_queue, take_many
-from django_dbtaskqueue.flow.scan import FULL_SCAN_MAX_INTERVAL_S, SCAN_NOW, Scan, ScanCursor, take_rows
+from django_dbtaskqueue.flow.checkout import (
+    FULL_SCAN_MAX_INTERVAL_S,
+    SCAN_NOW,
+    QueueShare,
+    Scan,
+    ScanCursor,
+    next_due_by_queue,
+    take_many,
+    take_rows,
+)
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock

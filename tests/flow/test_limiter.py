@@ -21,9 +21,8 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, retention, settle
-from django_dbtaskqueue.flow.checkout import strategy_for
+from django_dbtaskqueue.flow.checkout import ScanCursor, strategy_for
 from django_dbtaskqueue.flow.limiter import Limiter
-from django_dbtaskqueue.flow.scan import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain

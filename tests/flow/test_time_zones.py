@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Schedule, Task, TaskHistory

@@ -10,7 +10,7 @@ from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf.settings import queue_settings
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.models.tasks import MAX_TOTAL_ATTEMPT
 from django_dbtaskqueue.poller import settle_batches

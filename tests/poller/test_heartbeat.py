@@ -21,7 +21,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.scan import ScanCursor
+from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.operations import doctor
