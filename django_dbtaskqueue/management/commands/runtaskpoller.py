@@ -21,12 +21,13 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
+from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.periodic import ScheduleJob
-from django_dbtaskqueue.poller.process import logs, probe_port, queue_selection, status_lines, supervisor
+from django_dbtaskqueue.poller.process import logs, probe_port, status_lines, supervisor
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
@@ -124,8 +125,8 @@ class Command(BaseCommand):
                 watcher = supervisor.FileWatcher(self._shutdown)
                 watcher.start()
         try:
-            queues = queue_selection.parse(options["queue"], options["exclude"])
-            queue_selection.check_databases(queues, options["database"])
+            queues = queue_state.parse(options["queue"], options["exclude"])
+            queue_state.check_databases(queues, options["database"])
             with self._logging(queues, options) as status, tuned_interpreter():
                 code = work(queues, options, status)
         except (ImproperlyConfigured, TaskQueueError) as error:
