@@ -14,7 +14,6 @@ from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf import toml_file
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations import checks
@@ -69,7 +68,7 @@ def edit(file: Path, clock: SteppedClock) -> Edit:
         new.write_text(text)
         os.utime(new, (next(moments),) * 2)  # one that was written a moment ago may be half written
         os.replace(new, file)
-        clock.advance(toml_file.CHECK_INTERVAL_S)
+        clock.advance(conf.CHECK_INTERVAL_S)
 
     return write
 
@@ -157,7 +156,7 @@ def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(e
 def test_a_lost_file_is_no_change(file: Path, edit: Edit, clock: SteppedClock, caplog: Any) -> None:
     assert lease_minutes() == 15
     file.unlink()
-    clock.advance(toml_file.CHECK_INTERVAL_S)
+    clock.advance(conf.CHECK_INTERVAL_S)
     assert lease_minutes() == 15
     assert "cannot be read" in caplog.text
     edit('[queues.mail]\nlease = "2m"')
@@ -237,12 +236,12 @@ def test_pollers_follow_and_show_what_they_applied(
 
 
 def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 3600.0)
-    monkeypatch.setattr(toml_file, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(conf, "HALF_WRITTEN_S", 3600.0)
+    monkeypatch.setattr(conf, "CHECK_INTERVAL_S", 0.0)
     assert lease_minutes() == 15
     file.write_text("")  # truncated, the rest is to come
     assert lease_minutes() == 15
     file.write_text('[queues.mail]\nlease = "2m"')
-    monkeypatch.setattr(toml_file, "HALF_WRITTEN_S", 0.0)
+    monkeypatch.setattr(conf, "HALF_WRITTEN_S", 0.0)
     monkeypatch.setattr(conf._state.file, "_next_check", 0.0)  # type: ignore[union-attr]
     assert lease_minutes() == 2
