@@ -13,9 +13,8 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
-from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds
+from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds, task_number
 from django_dbtaskqueue.core.exceptions import UnknownQueue
-from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management.output import Output, ago, printable

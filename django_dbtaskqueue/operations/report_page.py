@@ -20,8 +20,8 @@ from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import override
 
+from django_dbtaskqueue.core.durations import UNKNOWN, number, percent, seconds
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.core.numbers import UNKNOWN, number, percent, seconds
 
 __all__ = ["html_file"]
 

@@ -15,7 +15,7 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test.html import Element, parse_html
 
-from django_dbtaskqueue.core.numbers import number, percent, seconds
+from django_dbtaskqueue.core.durations import number, percent, seconds
 from django_dbtaskqueue.operations.report_page import html_file, report_body
 from django_dbtaskqueue.pipeline.reports.report import MAX_CHART_STEPS, over_time
 from tests.pipeline.histories import HOUR, MONDAY

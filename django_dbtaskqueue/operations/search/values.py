@@ -20,10 +20,9 @@ from django.db.models.sql.compiler import SQLCompiler
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.core.durations import parse_duration
+from django_dbtaskqueue.core.durations import parse_duration, task_number
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
-from django_dbtaskqueue.core.numbers import task_number
 from django_dbtaskqueue.core.states import Status
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from django_dbtaskqueue.core.durations import parse_length
+from django_dbtaskqueue.core.durations import number, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.core.numbers import number
 from django_dbtaskqueue.pipeline.database import Database, arrow_schema, database_errors, schema_of
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_files

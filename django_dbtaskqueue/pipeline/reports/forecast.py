@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.core.durations import format_duration, parse_length
-from django_dbtaskqueue.core.numbers import number, percent
+from django_dbtaskqueue.core.durations import format_duration, number, parse_length, percent
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
 from django_dbtaskqueue.pipeline.reports import transforms as T

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from django_dbtaskqueue.core.numbers import number, percent, seconds
+from django_dbtaskqueue.core.durations import number, percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
 from django_dbtaskqueue.pipeline.reports import transforms

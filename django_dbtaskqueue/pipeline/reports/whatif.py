@@ -22,8 +22,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core.durations import percent, seconds
 from django_dbtaskqueue.core.exceptions import JobOptionError
-from django_dbtaskqueue.core.numbers import percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.database import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
