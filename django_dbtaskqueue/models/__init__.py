@@ -2,7 +2,6 @@
 counted; ``operations``: what operators did and do; ``workflows``: what waits for what, and batches; ``archive``: what
 the data pipeline keeps."""
 
-from django_dbtaskqueue.models.archive import ArchiveBatch, FinishEvent, PipelineReport, StreamPosition
 from django_dbtaskqueue.models.control import (
     Doctor,
     FailureGroup,
@@ -15,9 +14,13 @@ from django_dbtaskqueue.models.control import (
 )
 from django_dbtaskqueue.models.operations import (
     ApiToken,
+    ArchiveBatch,
     AuditEntry,
     BulkOperation,
+    FinishEvent,
+    PipelineReport,
     SavedSearch,
+    StreamPosition,
     TaskChange,
 )
 from django_dbtaskqueue.models.tasks import (
