@@ -29,10 +29,19 @@ from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_stats import Overview, Pause, Quantiles, QueueStats, health, overview
+from django_dbtaskqueue.operations.queue_stats import (
+    Overview,
+    Pause,
+    Point,
+    Quantiles,
+    QueueStats,
+    health,
+    new_versions,
+    overview,
+    series,
+)
 from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.trends import Point, new_versions, series
 
 CHART_SPAN = timedelta(hours=1)
 POINTS_PER_STEP = 5  # of a heat map

@@ -52,9 +52,8 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue, stats_of_types
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.trends import stats_of_types
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
 if TYPE_CHECKING:

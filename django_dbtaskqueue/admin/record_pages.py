@@ -37,10 +37,10 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import Verb
+from django_dbtaskqueue.operations.queue_stats import WINDOWS, FailureStats, stats_of_groups
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.serializers import message_of, short_error
-from django_dbtaskqueue.operations.trends import WINDOWS, FailureStats, stats_of_groups
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
 

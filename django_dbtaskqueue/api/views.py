@@ -60,7 +60,17 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, alive, overview, pauses, stats_of_queue
+from django_dbtaskqueue.operations.queue_stats import (
+    Health,
+    Overview,
+    Pause,
+    alive,
+    overview,
+    pauses,
+    series,
+    stats_of_groups,
+    stats_of_queue,
+)
 from django_dbtaskqueue.operations.queue_stats import health as judged
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
@@ -73,7 +83,6 @@ from django_dbtaskqueue.operations.serializers import (
     operation_document,
     summary,
 )
-from django_dbtaskqueue.operations.trends import series, stats_of_groups
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb, VerbOptions
 
 M = TypeVar("M", bound=Model)

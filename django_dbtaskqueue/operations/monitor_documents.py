@@ -9,9 +9,17 @@ from typing import TypedDict
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.models import AuditEntry, FailureGroup, Poller
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, LimitUse, limits_by_queue
-from django_dbtaskqueue.operations.queue_stats import Health, Overview, Pause, Quantiles, QueueStats, health
+from django_dbtaskqueue.operations.queue_stats import (
+    FailureStats,
+    Health,
+    Overview,
+    Pause,
+    Point,
+    Quantiles,
+    QueueStats,
+    health,
+)
 from django_dbtaskqueue.operations.serializers import document
-from django_dbtaskqueue.operations.trends import FailureStats, Point
 
 
 class CountDocument(TypedDict):

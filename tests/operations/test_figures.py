@@ -18,8 +18,7 @@ from django_dbtaskqueue.operations import bounded_reads
 from django_dbtaskqueue.operations import queue_stats as figures
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.queue_control import pause
-from django_dbtaskqueue.operations.queue_stats import ApproxCount, health, overview
-from django_dbtaskqueue.operations.trends import series, stats_of_groups
+from django_dbtaskqueue.operations.queue_stats import ApproxCount, health, overview, series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import refused, sql

@@ -28,8 +28,8 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import class_of
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, MinuteCount, PipelineReport, Poller, Queue, Task
 from django_dbtaskqueue.operations.queue_control import pause
+from django_dbtaskqueue.operations.queue_stats import Point
 from django_dbtaskqueue.operations.report_page import html_file
-from django_dbtaskqueue.operations.trends import Point
 from tests.factories import HOLDER, QUEUE, make_task
 from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, failure_group, staff, text
 from tests.poller.processes import polling
