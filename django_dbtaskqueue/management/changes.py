@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
-from django_dbtaskqueue.management.output import Output, ago, printable
+from django_dbtaskqueue.management import Output, ago, printable
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations

@@ -17,7 +17,7 @@ from django_dbtaskqueue.core.durations import clock, format_duration, format_sec
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management.output import Output, ago, printable
+from django_dbtaskqueue.management import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import monitor_documents, serializers

@@ -10,8 +10,8 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils.timezone import localtime
 
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
+from django_dbtaskqueue.management import Output
 from django_dbtaskqueue.management.changes import Options
-from django_dbtaskqueue.management.output import Output
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
