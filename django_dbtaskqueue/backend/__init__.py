@@ -28,6 +28,7 @@ from django_dbtaskqueue.backend.functions import finished_listener, processor_of
 from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, id_of, new_result, read_result
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import LeaseLost, PayloadError, near_match
 from django_dbtaskqueue.core.lease import current_lease
 from django_dbtaskqueue.core.retry import AnyPolicy, Fixed
@@ -120,10 +121,9 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
         if connections[alias_for(task.queue_name, None)].vendor != "postgresql":
             payload[NONCE] = secrets.token_hex(8)
         try:
+            options = TaskOptions(payload=payload, priority=-task.priority, run_at=task.run_after)
             stored = {"payload_type": task.module_path, "max_attempts": self._max_attempts(task)}
-            row = enqueue.enqueue_stored(
-                task.queue_name, stored, payload=payload, priority=-task.priority, run_at=task.run_after
-            )
+            row = enqueue.enqueue_task(task.queue_name, options, InsertOptions(), stored)
         except PayloadError as error:
             if (fault := json_payload.find_fault(payload)) is not None:
                 raise TypeError(f"{task.module_path}: {fault[0]}: {fault[1]}") from error

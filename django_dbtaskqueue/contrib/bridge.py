@@ -37,6 +37,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.peers import Peer
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
+from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
 from django_dbtaskqueue.core.durations import clock, jittered
 from django_dbtaskqueue.core.exceptions import (
@@ -50,7 +51,7 @@ from django_dbtaskqueue.core.exceptions import (
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
-from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_stored
+from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_task
 from django_dbtaskqueue.models import UsedReference
 from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounded_reads import time_limit
@@ -442,9 +443,9 @@ def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, ob
 
 def _enqueue(peer: Peer, sent: _Transfer, alias: str) -> int:
     stored = {"payload": sent.payload, "payload_type": sent.payload_type}
-    priority = sent.priority if peer.accept_priority else None
+    options = TaskOptions(reference=sent.reference, priority=sent.priority if peer.accept_priority else None)
     with restored({} if sent.traceparent is None else {"traceparent": sent.traceparent}):
-        task = enqueue_stored(sent.queue, stored, using=alias, reference=sent.reference, priority=priority)
+        task = enqueue_task(sent.queue, options, InsertOptions(using=alias), stored)
     return task.pk
 
 

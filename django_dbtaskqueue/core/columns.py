@@ -9,12 +9,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.unique import UniqueRule
 
 INTEGER_TYPES = ("bigint", "int", "smallint")
+
+
+class TaskOptions(NamedTuple):
+    """What a caller says of one task: the arguments of ``enqueue`` that make its row."""
+
+    reference: str | None = None
+    payload: object = None
+    delay: timedelta | None = None
+    run_at: datetime | None = None
+    priority: int | None = None
+    group: str | None = None
+    tag: str | None = None
+    ttl: timedelta | None = None
+    context: Mapping[str, object] | None = None
+    lease: timedelta | None = None
+    columns: Mapping[str, object] | None = None
+
+
+class InsertOptions(NamedTuple):
+    """What a caller says of one call: the arguments that ``enqueue`` and ``enqueue_many`` share."""
+
+    unique: UniqueRule | str | None = None
+    on_duplicate: str = "error"
+    keep_due: bool = False
+    after: object = None
+    on_parent_failure: str = "hold"
+    timeout: timedelta | None = None
+    using: str | None = None
 
 
 class EnqueueManyOptions(TypedDict, total=False):
@@ -139,7 +167,7 @@ ENQUEUED = tuple(column for column in TASK_COLUMNS if column.enqueued)
 # Arguments of enqueue() that are not stored as they are: they set next_process_time, ready_time and expire_time.
 TIMING = {"delay": "float8", "run_at": "timestamptz", "ttl": "float8"}
 OWN_COLUMNS = "columns"  # the argument of enqueue() for the columns that only a project's own table has
-OPTIONS = (*(column.option for column in ENQUEUED if column.option), *TIMING, OWN_COLUMNS)
+OPTIONS = TaskOptions._fields
 COPIED = tuple(column for column in ENQUEUED if column.copied)
 HISTORY_COLUMNS = tuple(column for column in TASK_COLUMNS if column.history)
 LISTED = tuple(column.name for column in TASK_COLUMNS if column.shown in (Shown.ALWAYS, Shown.IF_SET))

@@ -119,14 +119,12 @@ def in_copy(function: Callable[[S], Awaitable[T]], given: S) -> Generator[object
             step, value = awaited.throw, error
 
 
-def captured(explicit: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """Return the context of a task enqueued here. ``explicit`` wins over the ambient context and the active span."""
-    inherited, trace = ambient.get(), _trace() if "opentelemetry.trace" in sys.modules else None
-    if not inherited and trace is None:
-        return explicit
-    if trace is not None:
-        inherited = {key: value for key, value in inherited.items() if key != "tracestate"} | trace
-    return {**inherited, **(explicit or {})}
+def with_span(inherited: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a context with the active span of OpenTelemetry, if there is one."""
+    trace = _trace()
+    if trace is None:
+        return inherited
+    return {key: value for key, value in inherited.items() if key != "tracestate"} | trace
 
 
 def mapping(context: object) -> dict[str, object]:

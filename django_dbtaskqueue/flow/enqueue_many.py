@@ -1,55 +1,57 @@
 """Enqueue many: one statement per 5,000 rows, one transaction for all of them.
 
-PostgreSQL takes plain tasks by COPY, which costs less than an INSERT. COPY has no ON CONFLICT: it fails at a reference
-that is taken, and an INSERT of the same rows then says which one it is. To ignore such references, a query looks first
-whether there are any.
+Items are read as they are needed. Those that are no more than references and payloads are checked together.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, is_dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any, NamedTuple, NoReturn, Self, Unpack
+from functools import partial
+from itertools import chain, islice
+from types import NoneType
+from typing import Any, NoReturn, Unpack
 
 from asgiref.sync import sync_to_async
-from django.db import IntegrityError, NotSupportedError, transaction
+from django.db import transaction
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.columns import OWN_COLUMNS, EnqueueManyOptions
+from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.columns import OPTIONS, EnqueueManyOptions, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
-from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError
+from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError, near_match
+from django_dbtaskqueue.core.json import dumps_many, short_repr
 from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
-from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow import groups, selection, usage
-from django_dbtaskqueue.flow.chunks import DERIVED, WRITE, WRITE_TIMED, Batch, Chunks, Rejection, UniformRows
-from django_dbtaskqueue.flow.dependencies import TaskKey
-from django_dbtaskqueue.flow.enqueue import ON_DUPLICATE, Row, check_choice, insert_by_rule
-from django_dbtaskqueue.flow.parents import Edge, Members, attach, checked_parents, members
-from django_dbtaskqueue.flow.placement import (
-    LEFT_TABLE,
-    UNIQUE_OVER_HISTORY,
-    PeriodTaken,
-    check_timeout,
-    checked_rule,
-    claim_periods,
-    free_capacity,
-    free_references,
-    in_period,
-    own_columns,
-    with_own_values,
-    without_spent,
-)
+from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, check_choice, joined, row_of
+from django_dbtaskqueue.flow.insert import Batch, Insert, UniformRows, Written, as_rows
+from django_dbtaskqueue.flow.parents import related_of
+from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, apply_rule, check_timeout, checked_rule, route
 
-MIN_ROWS_TO_COPY = 200  # fewer do not pay for the savepoint
-# PostgreSQL keeps 64 savepoints of a transaction in shared memory. With more, each reader of a row looks on disk.
-MAX_SAVEPOINTS = 50
+NO_OPTIONS = TaskOptions()
+DERIVED = "derived"  # a key of a row whose reference a rule has derived
+MAX_ROWS_PER_STATEMENT = 5000  # this bounds the memory of an enqueue_many
+MAX_PAYLOAD_BYTES_PER_STATEMENT = 16 * 2**20  # of payload in one statement, give or take a slice
+MAX_SLICE_ITEMS = 500  # items looked at together, fewer where payloads may be large:
+MAX_SLICE_BYTES = 128 * 2**20  # PostgreSQL takes an array of 256 MiB
+Sliced = UniformRows | list[tuple[str, Row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """One item that ``enqueue_many(..., on_invalid="reject")`` left out."""
+
+    index: int
+    reference: str | None
+    error: EnqueueError
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,45 +96,37 @@ def enqueue_many(
     reference, as in ``enqueue``; ``on_duplicate`` is for those with one. ``after``: parents of each of the tasks, as in
     ``enqueue``.
     """
-    options, queue = locals(), queue.value if isinstance(queue, Enum) else queue
+    how = InsertOptions(unique, on_duplicate, keep_due, after, on_parent_failure, timeout, using)
+    return _enqueue_items(queue, items, how, on_invalid)
+
+
+def _enqueue_items(queue: str, items: Iterable[Any], how: InsertOptions, on_invalid: str) -> EnqueueReport:
     if enqueue_hook.around is not None and enqueue_hook.applies():
-        return enqueue_hook.surround(queue, lambda: enqueue_many(**options))
-    check_choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+        return enqueue_hook.surround(queue, partial(_enqueue_items, queue, items, how, on_invalid))
+    queue = queue.value if isinstance(queue, Enum) else queue
+    check_choice("on_duplicate", how.on_duplicate, ON_DUPLICATE)
     check_choice("on_invalid", on_invalid, ("error", "reject"))
-    check_timeout(timeout)
-    sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, using)}
-    settings = queue_settings(queue, next(iter(sessions)))
-    related = _related(settings, list(sessions), after, on_parent_failure, on_duplicate)
+    check_timeout(how.timeout)
+    sessions = {alias: Session.on(alias, model_for(queue)) for alias in aliases_of(queue, how.using)}
+    first, *others = sessions
+    settings = queue_settings(queue, first)
+    if how.after is not None and (others or how.on_duplicate in REPLACE or settings.unique is not None):
+        raise EnqueueError(
+            "enqueue_many(after=…) does not go with shards, a rule of uniqueness or on_duplicate='replace'. Call "
+            "enqueue(after=…) for each task."
+        )
+    _, related = related_of(how._replace(using=first), settings, first)
+    insert = Insert(queue, settings, how, related)
+    rule = settings.unique if how.unique is None else checked_rule(how.unique, None)
     rejections: list[Rejection] = []
-    rule = settings.unique if unique is None else checked_rule(unique, None)
     chunks = Chunks(queue, items, settings, list(sessions), rejections if on_invalid == "reject" else None, rule)
     done = Counter(enqueued=0, ignored=0, replaced=0)
-    savepoints = Counter(dict.fromkeys(sessions, MAX_SAVEPOINTS if on_duplicate not in REPLACE and not related else 0))
     with ExitStack() as stack:
         for alias in sessions:
             stack.enter_context(transaction.atomic(using=alias))
         for shares in chunks:
             for alias, share in shares.items():
-                if rule is not None:
-                    share, derived = _apart(share)
-                    done.update(
-                        _insert_unique(
-                            sessions[alias], queue, derived, rule, settings.capacity, timeout, related=related
-                        )
-                    )
-                if settings.unique_over == UNIQUE_OVER_HISTORY:
-                    rows = share.rows() if isinstance(share, UniformRows) else share
-                    share = without_spent(sessions[alias], queue, rows, on_duplicate)
-                    done["ignored"] += len(rows) - len(share)
-                with free_capacity(sessions[alias], queue, settings.capacity, len(share), timeout):
-                    if not _copy(sessions[alias], queue, share, on_duplicate, savepoints, done):
-                        one = _insert(sessions[alias], queue, share, on_duplicate, keep_due=keep_due, related=related)
-                        done.update(one)
-                if related is not None:
-                    related.relate(sessions[alias], queue)
-        if done["enqueued"] or done["replaced"]:
-            for session in sessions.values():
-                notify.after_commit(session.connection, queue, lost=on_duplicate == "replace_running")
+                done.update(_insert(insert, sessions[alias], share, rule))
     return EnqueueReport(**done, rejections=tuple(rejections))
 
 
@@ -141,257 +135,232 @@ async def aenqueue_many(queue: str, items: Iterable[Any], **options: Unpack[Enqu
     return await sync_to_async(enqueue_many)(queue, items, **options)
 
 
-def _apart(share: Batch) -> tuple[list[Row], list[Row]]:
-    """Return the rows whose reference a caller gave, or that have none, and those whose reference a rule derived."""
-    parts: tuple[list[Row], list[Row]] = ([], [])
-    for row in share.rows() if isinstance(share, UniformRows) else share:
-        parts[DERIVED in row].append(row)
-    return parts
-
-
-def _insert_unique(
-    session: Session,
-    queue: str,
-    rows: list[Row],
-    rule: UniqueRule,
-    capacity: int | None,
-    timeout: timedelta | None,
-    *,
-    related: _Related | None,
-) -> Counter[str]:
-    """Insert rows whose references a rule derived. If another producer began one's period first, begin again."""
-    while True:
-        taken = in_period(session, queue, rule, [row["reference_number"] for row in rows])
-        if taken and rule.on_duplicate == "error":
-            raise DuplicateTask(queue, min(taken), status=LEFT_TABLE, rule=rule.words)
-        fresh = [row for row in rows if row["reference_number"] not in taken]
-        with suppress(PeriodTaken), session.atomic(), free_capacity(session, queue, capacity, len(fresh), timeout):
-            free_references(session, queue, rule, [row["reference_number"] for row in fresh])
-            done = _insert(session, queue, fresh, rule.on_duplicate, keep_due=False, rule=rule, related=related)
-            done["ignored"] += len(rows) - len(fresh)
-            usage.after_commit(session.connection, {(queue, "ignored"): done["ignored"]})
-            return done
-
-
-def _by_rule(
-    session: Session, queue: str, rows: list[Row], written: _Written, rule: UniqueRule, related: _Related | None
-) -> Counter[str]:
-    """Begin the periods of what was written. What was not is looked at one by one where a task may have started."""
-    tasks = session.model._base_manager.using(session.connection.alias).filter(pk__in=written.ids)
-    there = {str(reference) for reference in tasks.values_list("reference", flat=True)}
-    claim_periods(session, queue, rule, sorted(there))
-    others = [row for row in rows if row["reference_number"] not in there]
-    done = Counter(enqueued=written.new, ignored=len(rows) - len(others) - written.number)
-    if done["ignored"] and rule.on_duplicate == "error":
-        raise DuplicateTask(queue, min(there), rule=rule.words)
-    if not rule.until_started and rule.on_duplicate == "ignore":
-        done["ignored"] += len(others)
-        return done
-    for row in others:
-        task = insert_by_rule(session, queue, row, rule)
-        done["enqueued" if not task.enqueue_note else "ignored"] += 1
-        if related is not None and not task.enqueue_note:
-            related.ids.append(task.pk)
+def _insert(insert: Insert, session: Session, share: Batch, rule: UniqueRule | None) -> Counter[str]:
+    """Insert the tasks of one statement; return how many items were enqueued, ignored and replaced."""
+    done: Counter[str] = Counter()
+    if rule is not None:
+        rows = as_rows(share)
+        if derived := [row for row in rows if DERIVED in row]:
+            share = [row for row in rows if DERIVED not in row]
+            done = _counted(insert, session, derived, insert.by_rule(session, derived, rule), rule)
+            usage.after_commit(session.connection, {(insert.queue, "ignored"): done["ignored"]})
+    if share:
+        done.update(_counted(insert, session, share, insert.by_reference(session, share)))
     return done
 
 
-class _Written(NamedTuple):
-    """What one statement wrote, of these new ones, and the ids if they were asked for."""
-
-    number: int
-    new: int
-    ids: list[int]
-
-    @classmethod
-    def of(cls, session: Session, answer: list[tuple[Any, ...]]) -> Self:
-        if session.postgresql:
-            number, new, ids = answer[0]
-            return cls(number, new, ids or [])
-        return cls(len(answer), sum(is_new for _, is_new in answer), [task_id for task_id, _ in answer])
-
-
-@dataclass(slots=True)
-class _Related:
-    """What the tasks of one call wait for, and the block that takes note of them."""
-
-    parents: dict[TaskKey, str] | None
-    policy: str
-    block: Members | None
-    ids: list[int] = field(default_factory=list)  # of tasks that were inserted and are not related yet
-
-    @property
-    def held(self) -> bool:
-        return self.parents is not None
-
-    def relate(self, session: Session, queue: str) -> None:
-        """Let the tasks wait that were inserted since the last call, and have the block take note of them."""
-        keys = [TaskKey(session.location, task_id) for task_id in self.ids]
-        self.ids.clear()
-        if self.parents is not None:
-            edges = [Edge(parent, key, name) for key in keys for parent, name in self.parents.items()]
-            attach(session, edges, dict.fromkeys(keys, self.policy))
-        if self.block is not None:
-            self.block.add(session.connection.alias, queue, keys)
-
-
-def _related(
-    settings: QueueSettings, aliases: list[str], after: object, policy: str, on_duplicate: str
-) -> _Related | None:
-    block = members.get()
-    if after is None:
-        return None if block is None else _Related(None, policy, block)
-    if len(aliases) > 1 or on_duplicate in REPLACE or settings.unique is not None:
-        raise EnqueueError(
-            "enqueue_many(after=…) does not go with shards, a rule of uniqueness or on_duplicate='replace'. Call "
-            "enqueue(after=…) for each task."
-        )
-    return _Related(checked_parents(after, policy, settings, aliases[0], aliases[0])[1], policy, block)
-
-
-def _insert(
-    session: Session,
-    queue: str,
-    share: Batch,
-    on_duplicate: str,
-    *,
-    keep_due: bool,
-    rule: UniqueRule | None = None,
-    related: _Related | None = None,
+def _counted(
+    insert: Insert, session: Session, share: Batch, written: Written, rule: UniqueRule | None = None
 ) -> Counter[str]:
-    """Write one statement's tasks; return how many items were enqueued, ignored and replaced."""
-    if not share:
-        return Counter()
-    held = related is not None and related.held
-    if isinstance(share, UniformRows) and session.postgresql and on_duplicate not in REPLACE and not held:
-        references = share.references
-        written = _insert_uniform(session, queue, share, on_duplicate, want_ids=related is not None)
-    else:
-        rows = share.rows() if isinstance(share, UniformRows) else share
-        if on_duplicate in REPLACE:  # one statement may not touch a row twice: the last one wins
-            rows = list({row["reference_number"] or id(row): row for row in rows}.values())
-        shapes = {tuple(row[OWN_COLUMNS]) for row in rows}
-        if len(shapes) > 1:  # a statement sets the same columns in all of its rows
-            done: Counter[str] = Counter(replaced=len(share) - len(rows))
-            for shape in sorted(shapes):
-                part = [row for row in rows if tuple(row[OWN_COLUMNS]) == shape]
-                done.update(_insert(session, queue, part, on_duplicate, keep_due=keep_due, rule=rule, related=related))
-            return done
-        references = [row["reference_number"] for row in rows]
-        written = _insert_rows(session, queue, rows, on_duplicate, keep_due=keep_due, rule=rule, related=related)
-    if related is not None:
-        related.ids += written.ids
-    if on_duplicate in REPLACE and written.number > written.new:  # the replaced tasks begin anew
-        tasks = session.model._base_manager.using(session.connection.alias).filter(queue=queue, total_attempt__gt=0)
-        selection.delete_steps(session.model, tasks.db, tasks.filter(reference__in=references).values("pk"))
-    if written.number:
-        usage.after_commit(session.connection, {(queue, "put"): written.ids or written.number})
-    if rule is not None:
-        done = _by_rule(session, queue, rows, written, rule, related)
-        done["replaced"] += len(share) - done.total()
-        return done
-    missing = len(references) - written.number
-    if missing and on_duplicate != "ignore":
-        _raise_duplicate(session, queue, share, set(written.ids), replace=on_duplicate in REPLACE)
-    replaced = written.number - written.new + len(share) - len(references)
-    return Counter(enqueued=written.new, ignored=missing, replaced=replaced)
+    """Count items: each is enqueued, ignored, replaced, or an error."""
+    on_duplicate = insert.how.on_duplicate if rule is None else rule.on_duplicate
+    rest = len(share) - written.new
+    if on_duplicate == "ignore" or not rest:
+        return Counter(enqueued=written.new, ignored=rest)
+    if on_duplicate == "error" or written.refused:
+        _raise_duplicate(insert, session, as_rows(share), written, rule)
+    return Counter(enqueued=written.new, replaced=rest)
 
 
-def _copy(
-    session: Session, queue: str, share: Batch, on_duplicate: str, savepoints: Counter[str], done: Counter[str]
-) -> bool:
-    """Write and count one chunk by COPY. False: nothing was written, because COPY cannot or a reference is taken."""
-    alias = session.connection.alias
-    if not (isinstance(share, UniformRows) and len(share) >= MIN_ROWS_TO_COPY and savepoints[alias]):
-        return False
-    if not session.postgresql or session.watched() or usage.watched():  # the signal names ids: COPY does not return any
-        return False
-    referenced = any(share.references)
-    if referenced and on_duplicate == "ignore" and _some_taken(session, queue, share.references):
-        return False
-    risky = referenced or savepoints[alias] == MAX_SAVEPOINTS  # the first chunk shows whether COPY is allowed at all
-    savepoints[alias] -= risky
-    try:
-        with session.atomic() if risky else nullcontext():
-            ids = None
-            if referenced and not share.ordered:
-                ids = session.run(session.sql.reserve_ids, {"number": len(share)})[0][0].split(",")
-            names, rows = share.copied(queue, ids)
-            session.copy(session.sql.copy_uniform(names), rows)
-    except (IntegrityError, NotSupportedError):  # the latter: COPY does not work under row-level security
-        if not risky:
-            raise
-        savepoints[alias] = 0
-        return False
-    usage.after_commit(session.connection, {(queue, "put"): len(share)})
-    done["enqueued"] += len(share)
-    return True
-
-
-def _some_taken(session: Session, queue: str, references: list[str | None]) -> bool:
-    """Whether an item has the reference of another item or of a task."""
-    named = [reference for reference in references if reference is not None]
-    if len(set(named)) < len(named):
-        return True
-    params = {"queue_name": queue, "references": session.sql.dialect.text_array(named)}
-    return bool(session.run(session.sql.some_taken, params)[0][0])
-
-
-def _insert_uniform(session: Session, queue: str, share: UniformRows, on_duplicate: str, *, want_ids: bool) -> _Written:
-    referenced = any(share.references)
-    ids = want_ids or usage.watched() or (referenced and on_duplicate == "error")
-    sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and share.ordered, ids=ids)
-    params = {**share.columns(), "queue_name": queue, "ids": ids}
-    if ids:
-        return _Written.of(session, session.run(sql, params))
-    number = session.count(sql, params)
-    return _Written(number, number, [])
-
-
-def _insert_rows(
-    session: Session,
-    queue: str,
-    rows: list[Row],
-    on_duplicate: str,
-    *,
-    keep_due: bool,
-    rule: UniqueRule | None,
-    related: _Related | None,
-) -> _Written:
-    timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
-    grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
-    own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
-    bound = None if rule is None else rule.bound
-    held = related is not None and related.held
-    sql = session.sql.insert_many(
-        on_duplicate,
-        timed=timed,
-        grouped=bool(grouped),
-        keep_due=keep_due,
-        bounded=bound is not None,
-        held=held,
-        own=own,
-    )
-    grouped = set() if held else grouped  # a task that waits enters its group later
-    ids = related is not None or usage.watched() or on_duplicate != "ignore" or rule is not None
-    groups.lock(session, queue, grouped)
-    write, time = WRITE_TIMED if timed else WRITE, session.time_text
-    items = [write(row, time) for row in rows]  # payloads are JSON text already
-    text = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
-    params = {"queue_name": queue, "rows": text, "ids": ids, "max_wait": bound and bound.total_seconds()}
-    params["number"] = groups.heads_of(session, queue) if grouped else 1
-    written = _Written.of(session, session.run(sql, params))
-    groups.regroup(session, queue, grouped)
-    return written
-
-
-def _raise_duplicate(session: Session, queue: str, share: Batch, written: set[int], *, replace: bool) -> NoReturn:
+def _raise_duplicate(
+    insert: Insert, session: Session, rows: list[Row], written: Written, rule: UniqueRule | None
+) -> NoReturn:
     """Name the first reference that was held by a task before, or that stands twice among the items."""
-    rows = share.rows() if isinstance(share, UniformRows) else share
-    named = [row["reference_number"] for row in rows if row["reference_number"] is not None]
+    queue, words = insert.queue, "" if rule is None else rule.words
+    named = Counter(row["reference_number"] for row in rows if row["reference_number"] is not None)
     tasks = session.model._default_manager.using(session.connection.alias)
-    holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written).first()
-    if holder is not None:
-        same = (holder.reference, holder.group_key)
-        moves = replace and same not in ((row["reference_number"], row["group_key"]) for row in rows)
-        raise DuplicateTask(queue, str(holder.reference), task_id=holder.pk, status=holder.status, in_other_group=moves)
-    raise DuplicateTask(queue, Counter(named).most_common(1)[0][0])  # its holder went after the insert
+    holder = tasks.filter(queue=queue, reference__in=named).exclude(pk__in=written.ids).first()
+    if holder is None:  # its task has left the table, or went after the insert
+        status = LEFT_TABLE if written.spent else None
+        raise DuplicateTask(queue, named.most_common(1)[0][0], status=status, rule=words)
+    is_same = (holder.reference, holder.group_key) in ((row["reference_number"], row["group_key"]) for row in rows)
+    moves = insert.how.on_duplicate in REPLACE and not is_same
+    raise DuplicateTask(
+        queue, str(holder.reference), task_id=holder.pk, status=holder.status, in_other_group=moves, rule=words
+    )
+
+
+class Chunks:
+    """Reads items as needed; yields what each database gets with one statement. Bad items raise, or are rejections."""
+
+    def __init__(
+        self,
+        queue: str,
+        items: Iterable[Any],
+        settings: QueueSettings,
+        aliases: list[str],
+        rejections: list[Rejection] | None,
+        rule: UniqueRule | None = None,
+    ) -> None:
+        self._queue = queue
+        self._items = iter(items)
+        self._read = 0
+        self._settings = settings
+        self._aliases = aliases
+        self._rejections = rejections
+        self._limits = conf.payload_limits()
+        self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
+        self._rule = rule
+        self._same = constants(queue, settings) if len(aliases) == 1 and rule is None else None
+
+    def __iter__(self) -> Iterator[dict[str, Batch]]:
+        while slices := self._chunk():
+            yield self._shares(slices)
+
+    def _chunk(self) -> list[Sliced]:
+        slices: list[Sliced] = []
+        rows = size = 0
+        while (
+            rows < MAX_ROWS_PER_STATEMENT
+            and size < MAX_PAYLOAD_BYTES_PER_STATEMENT
+            and (items := list(islice(self._items, min(self._step, MAX_ROWS_PER_STATEMENT - rows))))
+        ):
+            some = self._uniform(items) or list(self._rows(items))
+            self._read += len(items)
+            rows += len(items)
+            size += _size(some)
+            slices.append(some)
+        return slices
+
+    def _shares(self, slices: list[Sliced]) -> dict[str, Batch]:
+        uniform = [one for one in slices if isinstance(one, UniformRows)]
+        if len(uniform) == len(slices) and all(one.same == uniform[0].same for one in uniform):
+            references = list(chain.from_iterable(one.references for one in uniform))
+            written = list(chain.from_iterable(one.payloads for one in uniform))
+            return {self._aliases[0]: UniformRows(references, written, uniform[0].same)}
+        shares: dict[str, list[Row]] = {alias: [] for alias in self._aliases}
+        for one in slices:
+            if isinstance(one, UniformRows):
+                shares[self._aliases[0]] += one.rows()
+            else:
+                for alias, row in one:
+                    shares[alias].append(row)
+        return {**shares}
+
+    def _uniform(self, items: list[Any]) -> UniformRows | None:
+        """Return items that are no more than references and payloads; None for others, and for those with a fault."""
+        if self._same is None or (columns := _columns(items)) is None or not are_references(columns[0]):
+            return None
+        references, values = columns
+        try:
+            payload_type, plain = _encoded(values)
+            if payload_type is not None:
+                codecs.refuse_namesake(self._queue, payload_type, type(values[0]))
+        except PayloadError:
+            return None
+        written = dumps_many(plain, limits=self._limits)
+        if written is None:
+            return None
+        return UniformRows(references, written, {**self._same, "payload_type": payload_type})
+
+    def _rows(self, items: list[Any]) -> Iterator[tuple[str, Row]]:
+        """Check items one by one and yield (where to, row)."""
+        for index, item in enumerate(items, self._read):
+            task = NO_OPTIONS
+            try:
+                task = options_of(index, item)
+                row = row_of(self._queue, task, self._settings)
+                if self._rule is not None and row["reference_number"] is None:
+                    apply_rule(self._rule, row)
+                    row[DERIVED] = True
+            except EnqueueError as error:
+                named = _named(index, error)
+                if self._rejections is None:
+                    raise named from None
+                self._rejections.append(Rejection(index, task.reference, named))
+                continue
+            alias = self._aliases[0]
+            if len(self._aliases) > 1:
+                alias = route(self._settings, row["reference_number"], task.payload)
+            yield alias, row
+
+
+def _columns(items: list[Any]) -> tuple[list[str | None], list[Any]] | None:
+    kinds = set(map(type, items))
+    if kinds == {dict}:
+        if set().union(*items) <= {"reference", "payload"}:
+            return [item.get("reference") for item in items], [item.get("payload") for item in items]
+    elif kinds == {tuple}:
+        if set(map(len, items)) == {2}:
+            return [item[0] for item in items], [item[1] for item in items]
+    elif len(kinds) == 1 and is_payload(items[0]):
+        return [None] * len(items), items
+    return None
+
+
+def _encoded(values: list[Any]) -> tuple[str | None, list[Any]]:
+    """Return the type's name and the JSON-ready values of payloads that are all plain, or all of one class."""
+    kinds = set(map(type, values))
+    if kinds <= codecs.JSON_TYPES:
+        return None, values
+    if len(kinds) > 1:
+        raise PayloadError("payloads of several classes are looked at one by one")
+    names, plain = zip(*map(codecs.encode, values), strict=True)
+    return names[0], list(plain)
+
+
+def _size(some: Sliced) -> int:
+    if isinstance(some, UniformRows):
+        return sum(map(len, some.payloads))
+    return sum(len(row["payload"] or "") for _, row in some)
+
+
+def _named(index: int, error: EnqueueError) -> EnqueueError:
+    """Return the error with the item's place in it."""
+    place = f"items[{index}]"
+    if isinstance(error, PayloadError):
+        return PayloadError(error.reason, path=joined(f"{place}.payload", error.path))
+    return error if str(error).startswith(place) else EnqueueError(f"{place}: {error}")
+
+
+def options_of(index: int, item: Any) -> TaskOptions:
+    """Return what one item of ``enqueue_many`` says of its task."""
+    if isinstance(item, Mapping):
+        for key in item:
+            if key not in OPTIONS:
+                shown = short_repr(key)
+                raise EnqueueError(
+                    f"items[{index}] has no argument {shown}.{near_match(shown[1:-1], OPTIONS)} An item is a mapping "
+                    f'of enqueue()\'s arguments: put a plain JSON payload under {{"payload": …}}.'
+                )
+        return TaskOptions(**item)
+    if isinstance(item, tuple) and len(item) == 2:
+        return TaskOptions(*item)
+    if is_payload(item):
+        return TaskOptions(payload=item)
+    raise EnqueueError(
+        f"items[{index}] is {short_repr(item)}: an item is a mapping of enqueue()'s arguments, a (reference, payload) "
+        "pair, or a dataclass or pydantic payload."
+    )
+
+
+def is_payload(item: Any) -> bool:
+    """Whether an item of ``enqueue_many`` is a payload of its own class."""
+    return (is_dataclass(item) or hasattr(item, "model_dump")) and not isinstance(item, Mapping | tuple)
+
+
+def constants(queue: str, settings: QueueSettings) -> Row | None:
+    """Return what all tasks with only a reference and a payload share; None if they must be checked one by one."""
+    try:
+        row = row_of(queue, NO_OPTIONS, settings)
+    except EnqueueError:
+        return None
+    return None if row["ttl"] is not None else row
+
+
+def are_references(references: list[Any]) -> bool:
+    """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
+    kinds = set(map(type, references))
+    if kinds == {NoneType}:
+        return True
+    if not kinds <= {str, NoneType}:
+        return False
+    texts = [text for text in references if text is not None] if NoneType in kinds else references
+    together = "".join(texts)
+    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
+        return False
+    try:
+        together.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

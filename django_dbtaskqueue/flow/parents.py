@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from django.db import connections, transaction
 from django.db.models import Count
 
 from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import short_repr
 from django_dbtaskqueue.core.lease import Lease
@@ -31,7 +31,7 @@ from django_dbtaskqueue.flow.dependencies import (
 )
 from django_dbtaskqueue.flow.groups import Groups, lock_in_order
 from django_dbtaskqueue.flow.placement import refused
-from django_dbtaskqueue.models import AbstractTask, Dependency, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
 ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
@@ -228,10 +228,37 @@ class Members(Protocol):
         """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
 
 
-def checked_parents(
-    after: object, policy: str, settings: QueueSettings, alias: str, using: str | None
-) -> tuple[str, dict[TaskKey, str]]:
+@dataclass(frozen=True, slots=True)
+class Related:
+    """What the tasks of one call wait for, with the names that they have for it, and the block that takes note."""
+
+    parents: Mapping[TaskKey, str] | None
+    policy: str
+    block: Members | None
+
+    def relate(self, session: Session, queue: str, ids: Sequence[int]) -> None:
+        """Let tasks wait that this transaction has inserted, and have the block take note of them."""
+        keys = [TaskKey(session.location, task_id) for task_id in ids]
+        if self.parents is not None and keys:
+            edges = [Edge(parent, key, name) for key in keys for parent, name in self.parents.items()]
+            policies = dict.fromkeys(keys, self.policy)
+            if self.block is None or not self.block.defer(edges, policies):
+                attach(session, edges, policies)
+        if self.block is not None and keys:
+            self.block.add(session.connection.alias, queue, keys)
+
+
+def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, Related | None]:
+    """Return the database of the tasks of a call, which is that of their parents, and what they are related to."""
+    block, parents = members.get(), None
+    if how.after is not None:
+        alias, parents = _checked_parents(how, settings, alias)
+    return alias, None if block is None and parents is None else Related(parents, how.on_parent_failure, block)
+
+
+def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, dict[TaskKey, str]]:
     """Return the database of some parents, and their keys with the names that the child has for them."""
+    after, policy = how.after, how.on_parent_failure
     if policy not in POLICIES:
         raise refused("on_parent_failure", policy, f"must be one of {', '.join(map(repr, POLICIES))}.")
     if isinstance(after, AbstractTask | int | TaskKey):
@@ -241,7 +268,7 @@ def checked_parents(
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
     location = model_of(settings)._meta.label_lower
     aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}
-    if settings.shards and using is None:
+    if settings.shards and how.using is None:
         alias = next(iter(sorted(aliases)), alias)
     if aliases - {alias}:
         raise EnqueueError(
@@ -273,22 +300,3 @@ def _key(parent: object, location: str) -> TaskKey:
         return TaskKey(location, parent)
     wanted = f"must be a task that enqueue() returned, or the id of a task in the table {location}"
     raise refused("after", parent, f"{wanted}; or a list of them, or a mapping of names to them.")
-
-
-def insert_related(
-    insert: Callable[[str], Task], parents: Mapping[TaskKey, str] | None, policy: str, alias: str
-) -> Task:
-    """Insert one task that waits for parents, or that a block takes note of. Nothing happens for one not inserted."""
-    block = members.get()
-    with transaction.atomic(using=alias):
-        task = insert(alias)
-        if task.enqueue_note:
-            return task
-        key = TaskKey(task._meta.label_lower, task.pk)
-        if parents is not None:
-            edges = [Edge(parent, key, name) for parent, name in parents.items()]
-            if block is None or not block.defer(edges, {key: policy}):
-                attach(Session(connections[alias], type(task)), edges, {key: policy})
-        if block is not None:
-            block.add(alias, task.queue, [key])
-    return task

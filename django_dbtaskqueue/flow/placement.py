@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from zlib import crc32
 
 from django.conf import settings as django_settings
@@ -38,8 +38,7 @@ from django_dbtaskqueue.core.sql.enqueue import OwnColumns
 from django_dbtaskqueue.core.unique import RULE_FORMS, UniqueRule
 from django_dbtaskqueue.core.unique import parse as parse_rule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_of
-from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.models import AbstractTask, Queue, Task
+from django_dbtaskqueue.models import AbstractTask, Queue
 
 logger = logging.getLogger("django_dbtaskqueue")
 T = TypeVar("T")
@@ -282,29 +281,3 @@ def with_own_values(session: Session, rows: Sequence[Mapping[str, Any]], written
     values = [own_columns(session, row, as_json=True)[1] for row in rows]
     more = [json.dumps(one, cls=DjangoJSONEncoder)[1:] for one in values]
     return [f"{text[:-1]},{also}" for text, also in zip(written, more, strict=True)]
-
-
-def existing_task(
-    session: Session,
-    queue: str,
-    reference: str,
-    on_duplicate: str,
-    found: tuple[int, str, str | None] | None,
-    rule: UniqueRule | None,
-) -> Task:
-    """Return the task that holds the reference, as ``find`` found it, or raise ``DuplicateTask``."""
-    task_id, status, _ = found or (None, LEFT_TABLE, None)
-    words = "" if rule is None else rule.words
-    if on_duplicate != "ignore":
-        raise DuplicateTask(queue, reference, task_id=task_id, status=status, rule=words)
-    task = session.model(queue=queue, reference=reference)  # all that is known of one that has left the table
-    there = "its task has left the table"
-    if task_id is not None:
-        task = session.model._default_manager.using(session.connection.alias).get(pk=task_id)
-        there = f"there is task {task_id} ({status})"
-        if rule is not None:
-            usage.after_commit(session.connection, {(queue, "ignored"): [task_id]})
-    task.enqueue_note = f"No task was inserted: {there}. " + (
-        f"The rule allows {words}." if words else f"The reference {reference!r} is taken."
-    )
-    return cast(Task, task)

@@ -23,6 +23,7 @@ from django.utils.timezone import make_aware
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.cron import check_timing, ticks
 from django_dbtaskqueue.core import codecs
+from django_dbtaskqueue.core.columns import TaskOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.masking import masked_text
@@ -98,7 +99,8 @@ class Definition:
             words = [word for word, _label in known]
             if getattr(self, key) not in words:
                 raise ValueError(f"{key}={getattr(self, key)!r} must be one of {', '.join(map(repr, words))}.")
-        row_of({"payload": self.payload, "priority": self.priority}, conf.default_settings(self.queue))
+        task = TaskOptions(payload=self.payload, priority=self.priority)
+        row_of(self.queue, task, conf.default_settings(self.queue))
         self.readable_payload()
 
     def readable_payload(self) -> object:

@@ -215,7 +215,7 @@ MAY_LOAD = {
     "contrib.spark.executor": "pickle: between a driver and its own Spark workers",
     "contrib.spark.work": "pickle: between a driver and its own Spark workers",
     "flow.checkout": "import_string: `strategy`, which a queue's row cannot set",
-    "flow.chunks": "eval: a function made of our own columns",
+    "core.sql.enqueue": "eval: a function made of our own columns",
     "flow.placement": "import_string: `router`, which a queue's row cannot set",
     "operations.checks": "import_string: the settings",
     "operations.permissions": "import_string: the settings",

@@ -13,7 +13,14 @@ import pytest
 from django.db.models import Field
 
 from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.core.columns import HISTORY_COLUMNS, OPTIONS, TASK_COLUMNS, EnqueueManyOptions, EnqueueOptions
+from django_dbtaskqueue.core.columns import (
+    HISTORY_COLUMNS,
+    TASK_COLUMNS,
+    EnqueueManyOptions,
+    EnqueueOptions,
+    InsertOptions,
+    TaskOptions,
+)
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
@@ -37,7 +44,9 @@ def test_the_models_and_the_table_of_columns_agree() -> None:
 
 
 def test_the_functions_take_every_option_and_assertions_know_it() -> None:
-    assert set(OPTIONS) <= set(inspect.signature(enqueue).parameters)
+    said = {*TaskOptions.__annotations__, *InsertOptions.__annotations__}
+    assert {"queue", *said} == set(inspect.signature(enqueue).parameters)
+    assert {column.option for column in TASK_COLUMNS if column.option} <= set(TaskOptions.__annotations__)
     assert set(Wanted.__annotations__) == set(ASSERTABLE)
     for function, options in ((enqueue, EnqueueOptions), (enqueue_many, EnqueueManyOptions)):
         parameters = inspect.signature(function).parameters.values()
@@ -52,12 +61,14 @@ EDITS = (
             search=("region",),
         ),
     """),
-    ("core/columns.py", "    tag: str", "    region: str | None\n"),
+    ("core/columns.py", "    columns: Mapping[str, object] | None = None", "    region: str | None = None\n"),
+    ("core/columns.py", "    tag: str | None\n", "    region: str | None\n"),
     ("core/lease.py", "    port: Port", "    region: str | None\n"),
     ("models/tasks.py", "    tag: OptionalText = models", """\
         region: OptionalText = models.CharField("region", max_length=9, null=True, blank=True, db_column="region_name")
     """),
     ("flow/enqueue.py", "    tag: str | None = None,", "    region: str | None = None,\n"),
+    ("flow/enqueue.py", "        ttl=ttl, context", "    region=region,\n"),
     ("testing/kit.py", "    tag: Any", "    region: Any\n"),
 )  # fmt: skip
 # Run with the changed package, on SQLite.

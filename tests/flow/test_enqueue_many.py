@@ -18,8 +18,11 @@ import django_dbtaskqueue
 from django_dbtaskqueue import DuplicateTask, EnqueueReport, PayloadError, UnknownQueue, enqueue, enqueue_many
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import context
+from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.flow.chunks import Batch, Chunks, UniformRows, options_of
+from django_dbtaskqueue.flow.enqueue import enqueue_task
+from django_dbtaskqueue.flow.enqueue_many import Chunks, options_of
+from django_dbtaskqueue.flow.insert import Batch, UniformRows
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
@@ -241,7 +244,7 @@ def test_items_of_one_form_become_columns_and_others_rows() -> None:
 def test_either_way_many_is_what_one_is(alias: str, items: list[Any]) -> None:
     with context.bound(trace="t"):
         for item in items:
-            enqueue("letters", using=alias, **options_of(0, item))
+            enqueue_task("letters", options_of(0, item), InsertOptions(using=alias))
         enqueue_many("parcels", items, using=alias)
     ours = {"id", "queue", "max_attempts", "create_time", "ready_time", "next_process_time", "last_update_time"}
     columns = [field.name for field in Task._meta.concrete_fields if field.name not in ours]

@@ -30,11 +30,8 @@ def _all(**values: Any) -> Variants:
 # Of each statement that takes arguments: those it is shown with.
 VARIANTS: dict[str, Variants] = {
     "Statements.insert": [
-        *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
-        *_all(on_duplicate=["error"], timed=[False], grouped=[False], referenced=[False]),
-        *_all(on_duplicate=["error"], timed=[False], grouped=[False], bare=[True]),
-        *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
-        *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
+        *_all(timed=FLAG, referenced=FLAG, bare=[False]),
+        *_all(timed=[False], referenced=[True], bare=[True]),
     ],
     "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
@@ -43,6 +40,7 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
         *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
+        *_all(on_duplicate=["error"], timed=[False], grouped=[False], held=FLAG, whole=[True]),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
     "StatsStatements.counts": _all(max_rows=[1000]),
@@ -62,7 +60,7 @@ VARIANTS: dict[str, Variants] = {
     "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
 PARTS = {
-    "returned", "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
+    "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
     "tables_of_people", "about", "finished_in", "create_trigger",
 }  # fmt: skip
 ONLY_POSTGRESQL = {

@@ -508,10 +508,10 @@ LIMIT %(limit)s
 FOR NO KEY UPDATE OF t SKIP LOCKED;
 
 -- Statements.find
-SELECT id, status, group_key
+SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
-WHERE reference_number = %(reference_number)s
-AND queue_name = %(queue_name)s;
+WHERE queue_name = %(queue_name)s
+AND reference_number = ANY(%(references)s::text[]);
 
 -- Statements.first_ready
 SELECT id, total_attempt
@@ -639,10 +639,11 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.hold
-SELECT id, status, group_key
+SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
-WHERE reference_number = %(reference_number)s
-AND queue_name = %(queue_name)s
+WHERE queue_name = %(queue_name)s
+AND reference_number = ANY(%(references)s::text[])
+ORDER BY reference_number COLLATE "C"
 FOR SHARE;
 
 -- Statements.hold_again
@@ -663,7 +664,7 @@ WHERE queue_name = %(queue_name)s
 AND reference_number = ANY(%(references)s::text[])
 AND create_time > statement_timestamp() + %(ago)s * interval '1 second';
 
--- Statements.insert (error)
+-- Statements.insert
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -672,16 +673,30 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     NULL, NULL)
 RETURNING id, create_time;
 
--- Statements.insert (error, grouped)
+-- Statements.insert (referenced)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
 VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), NULL, 'group', NULL)
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
+    NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
--- Statements.insert (error, timed)
+-- Statements.insert (timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
+    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
+    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
+    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
+    %(ttl)s * interval '1 second')
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (timed, referenced)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -695,19 +710,7 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
--- Statements.insert (error, timed, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    NULL, 'group', greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second' + %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time, next_process_time;
-
--- Statements.insert (error, bare)
+-- Statements.insert (referenced, bare)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -715,140 +718,6 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     NULL, NULL, statement_timestamp(), statement_timestamp(), NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
-
--- Statements.insert (replace, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
-    %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
-    excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN excluded.next_process_time END END,
-    parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
-    t.create_time + 0.001 * interval '1 second')
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
-    %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
-    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
-    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace_running, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
-    %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
-    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
-    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
-    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
-    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
-    greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1),
-    ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by
-    IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'),
-    last_update_time = greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
-WHERE t.status IN ('CREATED', 'PROCESSING')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace_running, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
-    %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
-    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
-    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
-    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
-    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
-    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
-    max_attempts = greatest(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END
-    + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
-    parked_by = nullif(t.parked_by, 'signal'), last_update_time = greatest(statement_timestamp(),
-    t.create_time + 0.001 * interval '1 second')
-WHERE t.status IN ('CREATED', 'PROCESSING')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace, timed, bounded)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second',
-    greatest(statement_timestamp(), coalesce(%(run_at)s::timestamptz, statement_timestamp())) +
-    coalesce(%(delay)s, 0) * interval '1 second', NULL, greatest(statement_timestamp(),
-    coalesce(%(run_at)s::timestamptz, statement_timestamp())) + coalesce(%(delay)s, 0) * interval '1 second' +
-    %(ttl)s * interval '1 second')
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second'), expire_time =
-    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') + extract(epoch FROM
-    excluded.expire_time - excluded.next_process_time)::float8 * interval '1 second', max_attempts =
-    greatest(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
-    least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1 second') ELSE CASE WHEN
-    t.parked_by IS NULL THEN least(excluded.next_process_time, t.create_time + %(max_wait)s * interval '1
-    second') END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
-    greatest(statement_timestamp(), t.create_time + 0.001 * interval '1 second')
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
 
 -- Statements.insert_edges
 INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
@@ -916,9 +785,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, grouped)
@@ -966,9 +836,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, timed)
@@ -1005,9 +876,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, timed, grouped)
@@ -1044,9 +916,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed)
@@ -1093,9 +966,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed, keep_due)
@@ -1140,9 +1014,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace_running, timed)
@@ -1194,9 +1069,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace_running, timed, keep_due)
@@ -1247,9 +1123,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed, bounded)
@@ -1299,10 +1176,73 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
+
+-- Statements.insert_many (error, whole)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+    u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
+                lease_seconds float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, held, whole)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+    u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), NULL, 'parents', NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(reference_number text, max_attempts int, priority
+                smallint, payload jsonb, payload_type text, context jsonb, group_key text, tag text,
+                lease_seconds float8)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_uniform (referenced)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, payload, max_attempts, priority,
@@ -1340,9 +1280,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.r COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_uniform (referenced, ordered)
@@ -1368,9 +1309,10 @@ WITH w AS (
     FROM (jsonb_array_elements_text(%(references)s::jsonb), jsonb_array_elements(%(payloads)s::jsonb)) AS u(r,
         p)
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_uniform
@@ -3288,16 +3230,6 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
--- Statements.insert (error) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
-    NULL, NULL)
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time;
-
 -- Statements.insert_edges (one row)
 INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
 SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
@@ -3336,9 +3268,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, grouped) (one row)
@@ -3377,9 +3310,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, timed) (one row)
@@ -3408,9 +3342,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (error, timed, grouped) (one row)
@@ -3439,9 +3374,10 @@ WITH w AS (
     ) AS u
     ORDER BY u.reference_number COLLATE "C"
     ON CONFLICT (reference_number, queue_name) DO NOTHING
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed) (one row)
@@ -3480,9 +3416,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
@@ -3519,9 +3456,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace_running, timed) (one row)
@@ -3565,9 +3503,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace_running, timed, keep_due) (one row)
@@ -3610,9 +3549,10 @@ WITH w AS (
     WHERE t.status IN ('CREATED', 'PROCESSING')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
 
 -- Statements.insert_many (replace, timed, bounded) (one row)
@@ -3654,10 +3594,55 @@ WITH w AS (
     WHERE t.status IN ('CREATED')
     AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
     AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-    RETURNING id, last_update_time = create_time AS u
+    RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run
 )
-SELECT count(*), count(*) FILTER (WHERE u), array_agg(id) FILTER (WHERE %(ids)s)
+SELECT count(*), count(*) FILTER (WHERE is_new), array_agg(id) FILTER (WHERE %(ids)s), array_agg(id) FILTER
+    (WHERE has_run)
 FROM w;
+
+-- Statements.insert_many (error, whole) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+    u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), statement_timestamp(), NULL, NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM (
+        SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+            %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+            payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text AS
+            tag, %(lease_seconds)s::float8 AS lease_seconds
+    ) AS u
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, held, whole) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT u.id, %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type,
+    u.context, u.group_key, u.tag, u.lease_seconds, statement_timestamp(), NULL, 'parents', NULL
+FROM (
+    SELECT nextval((
+        SELECT pg_get_serial_sequence('"dbtaskqueue_task"', 'id')
+    )::regclass) AS id, u.*
+    FROM (
+        SELECT %(reference_number)s::text AS reference_number, %(max_attempts)s::int AS max_attempts,
+            %(priority)s::smallint AS priority, %(payload)s::jsonb AS payload, %(payload_type)s::text AS
+            payload_type, %(context)s::jsonb AS context, %(group_key)s::text AS group_key, %(tag)s::text AS
+            tag, %(lease_seconds)s::float8 AS lease_seconds
+    ) AS u
+) AS u
+ORDER BY u.reference_number COLLATE "C"
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.moved (one row)
 SELECT h.task_id
@@ -3999,16 +3984,6 @@ SELECT id, total_attempt
 FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
-
--- Statements.insert (error) (without some payload types)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, statement_timestamp(), statement_timestamp(),
-    NULL, NULL)
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time;
 
 -- Statements.soon (without some payload types)
 SELECT 1

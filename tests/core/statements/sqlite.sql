@@ -383,10 +383,13 @@ ORDER BY t.priority, t.ready_time, t.id
 LIMIT %(limit)s;
 
 -- Statements.find
-SELECT id, status, group_key
+SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
-WHERE reference_number = %(reference_number)s
-AND queue_name = %(queue_name)s;
+WHERE queue_name = %(queue_name)s
+AND reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+);
 
 -- Statements.first_ready
 SELECT id, total_attempt
@@ -524,10 +527,13 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.hold
-SELECT id, status, group_key
+SELECT id, reference_number, status, group_key
 FROM "dbtaskqueue_task"
-WHERE reference_number = %(reference_number)s
-AND queue_name = %(queue_name)s;
+WHERE queue_name = %(queue_name)s
+AND reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+);
 
 -- Statements.hold_again
 UPDATE "dbtaskqueue_task"
@@ -551,7 +557,7 @@ AND reference_number IN (
 )
 AND create_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s));
 
--- Statements.insert (error)
+-- Statements.insert
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -560,17 +566,32 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 RETURNING id, create_time;
 
--- Statements.insert (error, grouped)
+-- Statements.insert (referenced)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
 VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL,
-    'group', NULL)
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
 
--- Statements.insert (error, timed)
+-- Statements.insert (timed)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
+    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
+    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
+    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
+    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
+RETURNING id, create_time, next_process_time;
+
+-- Statements.insert (timed, referenced)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -586,21 +607,7 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time;
 
--- Statements.insert (error, timed, grouped)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, 'group', CASE WHEN %(ttl)s IS NOT NULL
-    THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time, next_process_time;
-
--- Statements.insert (error, bare)
+-- Statements.insert (referenced, bare)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -609,156 +616,6 @@ VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(
     NULL)
 ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time;
-
--- Statements.insert (replace, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    excluded.next_process_time, expire_time = excluded.expire_time, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE
-    WHEN t.parked_by IS NULL THEN excluded.next_process_time END END, parked_by = nullif(t.parked_by,
-    'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, max_attempts =
-    max(excluded.max_attempts, t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN
-    excluded.next_process_time ELSE t.ready_time END, parked_by = nullif(t.parked_by, 'signal'),
-    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace_running, timed)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    excluded.next_process_time, expire_time = excluded.expire_time, poller_instance = CASE WHEN t.status =
-    'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status = 'PROCESSING' THEN
-    NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL ELSE
-    t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
-    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END, max_attempts =
-    max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END + 1), ready_time =
-    CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE CASE WHEN t.parked_by IS NULL THEN
-    excluded.next_process_time END END, parked_by = nullif(t.parked_by, 'signal'), last_update_time =
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time,
-    printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED', 'PROCESSING')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace_running, timed, keep_due)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, poller_instance = CASE WHEN
-    t.status = 'PROCESSING' THEN NULL ELSE t.poller_instance END, start_time = CASE WHEN t.status =
-    'PROCESSING' THEN NULL ELSE t.start_time END, process_result = CASE WHEN t.status = 'PROCESSING' THEN NULL
-    ELSE t.process_result END, lost_leases = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.lost_leases END,
-    status = 'CREATED', attempt = CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END,
-    next_process_time = CASE WHEN t.status = 'PROCESSING' THEN t.ready_time ELSE t.next_process_time END,
-    max_attempts = max(excluded.max_attempts, CASE WHEN t.status = 'PROCESSING' THEN 0 ELSE t.attempt END +
-    1), ready_time = CASE WHEN t.parked_by = 'signal' THEN excluded.next_process_time ELSE t.ready_time END,
-    parked_by = nullif(t.parked_by, 'signal'), last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED', 'PROCESSING')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
-
--- Statements.insert (replace, timed, bounded)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    'now'))), printf('%%.3f seconds', coalesce(%(delay)s, 0))), NULL, CASE WHEN %(ttl)s IS NOT NULL THEN
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', strftime('%%Y-%%m-%%d %%H:%%M:%%f', max(strftime('%%Y-%%m-%%d
-    %%H:%%M:%%f', 'now'), coalesce(%(run_at)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))), printf('%%.3f
-    seconds', coalesce(%(delay)s, 0))), printf('%%.3f seconds', %(ttl)s)) END)
-ON CONFLICT (reference_number, queue_name) DO UPDATE
-SET priority = excluded.priority, payload = excluded.payload, payload_type = excluded.payload_type, context =
-    excluded.context, tag = excluded.tag, lease_seconds = excluded.lease_seconds, next_process_time =
-    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
-    %(max_wait)s))), expire_time = CASE WHEN (julianday(excluded.expire_time) -
-    julianday(excluded.next_process_time)) * 86400.0 IS NOT NULL THEN strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds',
-    %(max_wait)s))), printf('%%.3f seconds', (julianday(excluded.expire_time) -
-    julianday(excluded.next_process_time)) * 86400.0)) END, max_attempts = max(excluded.max_attempts,
-    t.attempt + 1), ready_time = CASE WHEN t.parked_by = 'signal' THEN min(excluded.next_process_time,
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', t.create_time, printf('%%.3f seconds', %(max_wait)s))) ELSE CASE WHEN
-    t.parked_by IS NULL THEN min(excluded.next_process_time, strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', %(max_wait)s))) END END, parked_by = nullif(t.parked_by, 'signal'),
-    last_update_time = max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d %%H:%%M:%%f',
-    t.create_time, printf('%%.3f seconds', 0.001)))
-WHERE t.status IN ('CREATED')
-AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
-AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
-    last_update_time;
 
 -- Statements.insert_edges
 INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
@@ -795,7 +652,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, grouped)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -814,7 +671,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -839,7 +696,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, timed, grouped)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -865,7 +722,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -900,7 +757,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -934,7 +791,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -974,7 +831,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed, keep_due)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -1013,7 +870,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, bounded)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -1055,7 +912,44 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, whole)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), NULL, NULL
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, held, whole)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, 'parents', NULL
+FROM (
+    SELECT value ->> '$.reference_number' AS reference_number, value ->> '$.max_attempts' AS max_attempts,
+        value ->> '$.priority' AS priority, nullif(value -> '$.payload', 'null') AS payload, value ->>
+        '$.payload_type' AS payload_type, nullif(value -> '$.context', 'null') AS context, value ->>
+        '$.group_key' AS group_key, value ->> '$.tag' AS tag, value ->> '$.lease_seconds' AS lease_seconds
+    FROM json_each(%(rows)s)
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.join_batch
 UPDATE "dbtaskqueue_task"
@@ -2626,16 +2520,6 @@ ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
--- Statements.insert (error) (one row)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time;
-
 -- Statements.insert_edges (one row)
 INSERT INTO "dbtaskqueue_dependency" (parent_location, parent_id, child_location, child_id, name, outcome)
 SELECT u.parent_location, u.parent_id, u.child_location, u.child_id, u.name, u.outcome
@@ -2666,7 +2550,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, grouped) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2683,7 +2567,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2706,7 +2590,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (error, timed, grouped) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2730,7 +2614,7 @@ FROM (
 ) AS u
 WHERE true
 ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2763,7 +2647,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, keep_due) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2795,7 +2679,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2833,7 +2717,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace_running, timed, keep_due) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2870,7 +2754,7 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED', 'PROCESSING')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.insert_many (replace, timed, bounded) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
@@ -2910,7 +2794,40 @@ SET priority = excluded.priority, payload = excluded.payload, payload_type = exc
 WHERE t.status IN ('CREATED')
 AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')
 AND (t.parked_by IS NULL OR substr(t.parked_by, 1, 10) <> 'moving to ')
-RETURNING id, last_update_time = create_time;
+RETURNING id, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, whole) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', 'now'), NULL, NULL
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
+
+-- Statements.insert_many (error, held, whole) (one row)
+INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
+    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
+    expire_time)
+SELECT %(queue_name)s, u.reference_number, u.max_attempts, u.priority, u.payload, u.payload_type, u.context,
+    u.group_key, u.tag, u.lease_seconds, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, 'parents', NULL
+FROM (
+    SELECT %(reference_number)s AS reference_number, %(max_attempts)s AS max_attempts, %(priority)s AS
+        priority, %(payload)s AS payload, %(payload_type)s AS payload_type, %(context)s AS context,
+        %(group_key)s AS group_key, %(tag)s AS tag, %(lease_seconds)s AS lease_seconds
+) AS u
+WHERE true
+ON CONFLICT (reference_number, queue_name) DO NOTHING
+RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
+    last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
 -- Statements.moved (one row)
 SELECT h.task_id
@@ -3231,16 +3148,6 @@ SELECT id, total_attempt
 FROM ready
 ORDER BY priority, ready_time, id
 LIMIT %(limit)s;
-
--- Statements.insert (error) (without some payload types)
-INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
-    payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
-    expire_time)
-VALUES (%(queue_name)s, %(reference_number)s, %(max_attempts)s, %(priority)s, %(payload)s, %(payload_type)s,
-    %(context)s, %(group_key)s, %(tag)s, %(lease_seconds)s, strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'),
-    strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), NULL, NULL)
-ON CONFLICT (reference_number, queue_name) DO NOTHING
-RETURNING id, create_time;
 
 -- Statements.soon (without some payload types)
 SELECT 1
