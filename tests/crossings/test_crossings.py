@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,13 @@ def check(road: str, database: ProcessDatabase, seconds: float = 60.0) -> None:
     holds()
 
 
-@pytest.mark.parametrize("road", [road for road in ROADS if road != SPARK])
+# Of the roads that start processes, PostgreSQL's are quick enough together.
+SLOW = [("sqlite", "--drain"), ("sqlite", "poller")]
+QUICK = sorted({*product(["postgresql", "sqlite"], ROADS.keys() - {SPARK})} - {*SLOW})
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.mark.parametrize(("process_database", "road"), CASES, indirect=["process_database"])
 def test_a_road_does_what_the_table_says(road: str, database: ProcessDatabase) -> None:
     check(road, database)
 
