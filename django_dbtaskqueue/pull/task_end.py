@@ -151,8 +151,9 @@ class _EndReader:
 
     def _row(self, model: Any, **key: object) -> Ended | None:
         rows = model._base_manager.using(self._alias).filter(**key)
-        row = rows.values_list("status", "result", "process_result").first()
-        return None if row is None else Ended(*row)
+        row = rows.values_list("status", "result", "process_result", "create_time").first()
+        # On SQLite the id of a task that was rolled back comes again, with another task.
+        return None if row is None or row[-1] != self._task.create_time else Ended(*row[:-1])
 
 
 # -- wake-ups ----------------------------------------------------------------------------------------------------------

@@ -80,6 +80,17 @@ def test_a_task_that_was_deleted_says_so(alias: str, actor: Actor, configure: Co
         future.result(PATIENCE)
 
 
+def test_a_task_that_was_rolled_back_is_not_the_next_one_with_its_id(alias: str) -> None:
+    with transaction.atomic(using=alias):
+        task = enqueue("mail", using=alias)
+        transaction.set_rollback(True, using=alias)
+    other = enqueue("mail", using=alias)
+    Task.objects.using(alias).update(create_time=task.create_time + timedelta(seconds=1))
+    end(other, Complete("of another"))
+    with pytest.raises(TaskGone):
+        task.wait(0)
+
+
 @pytest.mark.parametrize("wait", [Task.wait, async_to_sync(Task.await_result)], ids=["sync", "async"])
 def test_a_timeout_leaves_the_task_alone(alias: str, wait: Any) -> None:
     task = enqueue("mail", using=alias)
