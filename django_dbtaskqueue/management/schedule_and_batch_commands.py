@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import datetime
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils.timezone import localtime
 
+from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.management import Output
 from django_dbtaskqueue.management.changes import Options
@@ -96,7 +96,7 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
             raise CommandError(f"--queue-of {text}: write TASK=QUEUE.", returncode=MISSING_CODE)
     queue_of = {task: queue for task, _equals, queue in pairs}
     found = import_schedules(options["source"], queue_of, actor, dry_run=options["dry_run"])
-    output.data([asdict(one) for one in found])
+    output.data(masked([asdict(one) for one in found]))
     rows = []
     for one in found:
         made = one.definition
@@ -137,13 +137,10 @@ def _listed(output: Output, rows: list[Schedule], actor: Actor) -> int:
 def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, ...]:
     state = "paused" if row.paused else "running" if document["declared"] else "code is gone"
     coming = document["next_times"][0] if document["next_times"] else None
-    times = [None if one is None else f"{_local(one):%Y-%m-%d %H:%M:%S}" for one in (coming, row.last_time)]
+    local = (one and (localtime(one) if one.tzinfo else one) for one in (coming, row.last_time))
+    times = [one and f"{one:%Y-%m-%d %H:%M:%S}" for one in local]
     source = f"{row.source}, edited: {', '.join(row.edited)}" if row.edited else row.source
     return (row.name, state, document["words"], row.queue, *times, source)
-
-
-def _local(value: datetime) -> datetime:
-    return localtime(value) if value.tzinfo else value
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, near_match
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, definition_of, home_of, rows_on
 from django_dbtaskqueue.operations.actions import recorded
 from django_dbtaskqueue.operations.permissions import Actor
@@ -83,8 +84,9 @@ def import_schedules(
             made = replace(made, queue=queue, payload_type=payload_type)
             result = _write(one, made, actor, source, dry_run=dry_run)
             answers.append(replace(one, definition=made, notes=tuple(notes), result=result))
-        except (TaskQueueError, ValueError) as error:
-            answers.append(replace(one, reason=str(error)))
+        except Exception as error:  # a row can hold anything, and stops no other
+            kind = "" if isinstance(error, TaskQueueError | ValueError) else f"{type(error).__name__}: "
+            answers.append(replace(one, reason=masked_text(f"{kind}{error}")))
     return answers
 
 

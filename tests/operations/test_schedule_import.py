@@ -104,6 +104,21 @@ CRONTABS = {
 }
 
 
+def test_a_row_that_cannot_be_read_stops_no_other(celery: None) -> None:
+    for name, fields in {"aeons": {"every": 2**31 - 1}, "eras": {"every": 1, "period": "eras"}, "deep": {}}.items():
+        interval = make("IntervalSchedule", **{"every": 1, "period": "days", **fields})
+        make("PeriodicTask", name=name, task=TASK, interval=interval, args="[" * 5000 if name == "deep" else "[]")
+    crontab("noon", CRONTABS["noon"], kwargs='{"password": "c4n4ry"}')
+    assert "c4n4ry" not in answered("django-celery-beat", "--dry-run", "--json", code=1)
+    rows = imported("django-celery-beat", code=1)
+    assert (
+        [name for name in rows if rows[name]["result"] == "made"]
+        == ["noon"]
+        == [*Schedule.objects.values_list("name", flat=True)]
+    )
+    assert all(rows[name]["reason"] for name in ("aeons", "eras", "deep"))
+
+
 def test_a_crontab_of_celery_has_the_same_times_here(celery: None) -> None:
     rows = {name: crontab(name, times) for name, times in CRONTABS.items()}
     imported("django-celery-beat")
