@@ -42,8 +42,8 @@ class PullPort(SettlePort):
             for lease, settlement in [pair for pair in pairs if pair[0].lost]:
                 observe.ended(lease, lease.result_of(settlement), by_code=True)
             raise
-        if self.log_level:
-            _tell_once_committed(session, pairs)
+        for lease, settlement in pairs if self.log_level else ():
+            notify.on_commit(session.connection, partial(observe.ended, lease, settlement, by_code=True))
 
     def log_taken(self, leases: Sequence[Lease]) -> None:
         """Log that tasks were taken, once that is committed."""
@@ -65,17 +65,8 @@ class ManualSettlePort(PullPort):
     def release(self, lease: Lease) -> None:
         """Give the task back uncharged, in its place, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
-        if lease.id not in settle.release(session, [lease]):
-            gone = lease.gone("release")
-            observe.ended(lease, lease.result_of(Release()), by_code=True)
-            raise gone
-        _tell_once_committed(session, [(lease, Release())])
+        self._settle(session, [(lease, Release())])
         notify.after_commit(session.connection, lease.queue)
-
-
-def _tell_once_committed(session: Session, pairs: Sequence[settle.Decided]) -> None:
-    for lease, settlement in pairs:
-        notify.on_commit(session.connection, partial(observe.ended, lease, settlement, by_code=True))
 
 
 def port_of(kind: type[P], queue: str, alias: str, settings: conf.QueueSettings) -> P:
