@@ -6,7 +6,7 @@ A limit may only fall, but for new functions: then the commit that raises it say
 LIMITS: dict[str, int] = {
     # With COPY, settings from the command line, the index of groups, days that reports keep, cursors that are kept,
     # wake-ups that callers send, small lakes, a cancel while a call starts
-    "lines": 49_802,
+    "lines": 49_738,
     # One for arrivals, two for events of finished tasks, three for days that reports keep, one for kept cursors
     "files": 200,
     "tables": 24,
@@ -16,12 +16,12 @@ LIMITS: dict[str, int] = {
     "constant names twice": 0,
     "old names": 0,
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
-    "Any": 682,
+    "Any": 681,
     "files that branch on outcomes": 3,
-    "enqueue: calls": 37,
-    "enqueue: modules": 9,
-    "plain enqueue: calls": 27,
-    "plain enqueue: modules": 9,
+    "enqueue: calls": 35,
+    "enqueue: modules": 8,
+    "plain enqueue: calls": 25,
+    "plain enqueue: modules": 8,
     "task: calls": 129,  # 128, or one more: which of two threads is first
     "task: modules": 19,
     "median function lines": 8,
