@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, time, timedelta
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, TypeVar
@@ -276,8 +276,15 @@ def own_columns(
     return tuple(columns), values
 
 
+class OwnValueEncoder(DjangoJSONEncoder):
+    """Writes times with their microseconds, which Django's cuts."""
+
+    def default(self, value: Any) -> Any:
+        return value.isoformat() if isinstance(value, datetime | time) else super().default(value)
+
+
 def with_own_values(session: Session, rows: Sequence[Mapping[str, Any]], written: list[str]) -> list[str]:
     """Add the values of own columns to rows that are written as JSON objects."""
     values = [own_columns(session, row, as_json=True)[1] for row in rows]
-    more = [json.dumps(one, cls=DjangoJSONEncoder)[1:] for one in values]
+    more = [json.dumps(one, cls=OwnValueEncoder)[1:] for one in values]
     return [f"{text[:-1]},{also}" for text, also in zip(written, more, strict=True)]

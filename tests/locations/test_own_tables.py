@@ -1,7 +1,8 @@
 """A task table of the project's own, as its users and operators meet it: pages, values of its columns, lists."""
 
 import io
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from django.urls import include, path
 
 from django_dbtaskqueue import DuplicateTask, enqueue, enqueue_many, queue
 from django_dbtaskqueue.core.exceptions import EnqueueError
+from django_dbtaskqueue.flow.placement import OwnValueEncoder
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.queue_stats import overview
 from tests.operations.test_admin import confirm, post
@@ -75,6 +77,11 @@ def test_many_tasks_with_and_without_own_values(alias: str) -> None:
     again = enqueue_many("parcels", changed, on_duplicate="replace", using=alias)
     assert (again.enqueued, again.replaced) == (0, 1)
     assert Parcel.objects.using(alias).get(reference="p3").weight == 9
+
+
+def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
+    for value in (datetime(2026, 1, 31, 5, 0, 0, 123456, tzinfo=UTC), time(5, 0, 0, 123456)):
+        assert json.loads(json.dumps(value, cls=OwnValueEncoder)) == value.isoformat()
 
 
 NO_COLUMNS: list[tuple[str, Any, str]] = [
