@@ -279,7 +279,7 @@ def own_columns(
 class OwnValueEncoder(DjangoJSONEncoder):
     """Writes times with their microseconds, which Django's cuts."""
 
-    def default(self, value: Any) -> Any:
+    def default(self, value: object) -> object:
         return value.isoformat() if isinstance(value, datetime | time) else super().default(value)
 
 
