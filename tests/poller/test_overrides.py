@@ -73,6 +73,7 @@ def test_workers_grow_from_nothing_and_shrink_to_nothing_without_losing_a_runnin
         override(concurrency=0)
         until(lambda: queue.settings.concurrency == 0)
         held.go_on.set()
+        assert not held.started.acquire(blocking=False), "more than two have started"
         until(lambda: completed() == 2)
         assert not held.started.acquire(blocking=False)
         override()
