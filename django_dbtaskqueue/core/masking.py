@@ -8,8 +8,7 @@ the key: ``=pin`` masks ``card_pin`` and not ``shipping``. A payload type marks 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from string import ascii_lowercase, ascii_uppercase
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
@@ -91,24 +90,21 @@ class Sensitive:
     """Marks a field of a payload type, as in ``iban: Annotated[str, Sensitive]``: its values are masked everywhere."""
 
 
-@dataclass
 class Unreadable:
     """What a row has in place of a value that Python cannot read. It can be shown; as JSON it is refused."""
 
-    words: str
+    def __init__(self, words: str) -> None:
+        self.words = words
 
     def __str__(self) -> str:
         return self.words
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Unreadable) and other.words == self.words
+
 
 _sensitive: frozenset[str] = frozenset()  # names of marked fields, as ``_plain`` writes them
-
-
-def _default_keys() -> Sequence[str]:
-    return MASKED_KEYS
-
-
-secret_keys: Callable[[], Sequence[str]] = _default_keys  # the settings put theirs here
+secret_keys: Callable[[], Iterable[str]] = MASKED_KEYS.__iter__  # the settings put theirs here
 
 
 def learn(kind: object) -> None:
