@@ -32,8 +32,7 @@ def rescue(session: Session, queue: str, port: Port, *, keep: str = "keep") -> l
     def died(lease: Lease) -> Failed:
         return Failed(Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts), retry=False))
 
-    params = {"queue_name": queue, "limit": MAX_TASKS_PER_RESCUE}
-    rescued = _end(session, queue, port, partial(session.run, session.sql.exhausted, params), died, keep)
+    rescued = _end(session, queue, port, partial(exhausted, session, queue), died, keep)
     if rescued:
         usage.after_commit(session.connection, {(queue, "lease_expired"): [lease.id for lease, *_ in rescued]})
     return rescued
@@ -72,6 +71,11 @@ def _end(
     for lease, outcome, _seconds in ended:
         observe.ended(lease, outcome)
     return ended
+
+
+def exhausted(session: Session, queue: str, *, limit: int = MAX_TASKS_PER_RESCUE) -> list[Row]:
+    """Return and lock the leased rows whose lease ran out on the last attempt. Call it in ``atomic``."""
+    return session.run(session.sql.exhausted, {"queue_name": queue, "limit": limit})
 
 
 def seconds_until_exhausted(session: Session, queue: str) -> float | None:
