@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # start first.
 FIRST = {
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
-    "cluster": re.compile(r"pipeline/test_cluster|test_spark_executor"),
+    "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
