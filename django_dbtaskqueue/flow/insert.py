@@ -256,18 +256,25 @@ class Insert:
         own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
         bound = None if rule is None else rule.bound
         whole = self.one or rule is not None or self.related is not None
-        sql = session.sql.insert_many(
+        alone = len(rows) == 1 and not own
+        statements = session.sql.one if alone else session.sql
+        sql = statements.insert_many(
             on_duplicate, timed=timed, grouped=bool(grouped), keep_due=self.how.keep_due and rule is None,
             bounded=bound is not None, held=self.held, own=own, whole=whole,
         )  # fmt: skip
         if self.held:
             grouped = set()  # they enter their groups later
         groups.lock(session, self.queue, grouped)
-        write, time = WRITE_TIMED if timed else WRITE, session.time_text
-        items = [write(row, time) for row in rows]  # payloads are JSON text already
-        text = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
-        params = {"queue_name": self.queue, "rows": text, "ids": usage.watched() or on_duplicate != "ignore"}
+        params = {"queue_name": self.queue, "ids": usage.watched() or on_duplicate != "ignore"}
         params |= {"max_wait": bound and bound.total_seconds()}
+        time = session.time_text
+        if alone:  # as parameters: to write and read JSON takes as long as the rest of the insert
+            run_at = rows[0]["run_at"]
+            params |= {**rows[0], OWN_COLUMNS: None, "run_at": run_at and time(run_at)}
+        else:
+            write = WRITE_TIMED if timed else WRITE
+            items = [write(row, time) for row in rows]  # payloads are JSON text already
+            params["rows"] = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
         params["number"] = groups.heads_of(session, self.queue) if grouped else 1
         run = session.repeat if self.one else session.run
         written = Written.of(session, run(sql, params), whole=whole)
