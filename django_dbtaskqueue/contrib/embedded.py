@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 # -- programs of the machine -------------------------------------------------------------------------------------------
 
-# What the embedded PostgreSQL uses of the machine: server programs, an account to run them, a port.
-
 DEBIAN_FOLDER = Path("/usr/lib/postgresql")
 BINARIES_VARIABLE = "DBTASKQUEUE_POSTGRES_BIN"  # names the one folder to use
 

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 # -- prepared statements -----------------------------------------------------------------------------------------------
 
-# The cursor that is kept for a Django connection, and whether statements are prepared on it.
-
 TIMESTAMPTZ_OID = 1184
 LIBPQ_IDLE = 0  # libpq's number of a connection that is in no transaction
 MIN_STATEMENTS_TO_PREPARE = 3  # on one connection: fewer do not pay for the round trips of preparing

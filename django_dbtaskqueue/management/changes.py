@@ -327,8 +327,6 @@ def _given(options: Options) -> VerbOptions:
 
 # -- shards ------------------------------------------------------------------------------------------------------------
 
-# ``taskqueue shards``: how a queue's tasks lie on its databases, and their move from one to another.
-
 MAX_IDS_PER_REASON = 10  # that the text names
 
 

@@ -344,8 +344,6 @@ class Step(models.Model):
 
 # -- workflows ---------------------------------------------------------------------------------------------------------
 
-# Which tasks wait for others, and batches of tasks.
-
 ON_PARENT_FAILURE = (
     ("hold", _("wait until the parent completes after all")),
     ("cancel", _("cancel the task")),

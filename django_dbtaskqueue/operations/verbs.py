@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 # -- what a verb asks for ----------------------------------------------------------------------------------------------
 
-# What a verb asks for beside its tasks: read once, for forms, the command line and the API.
-
 
 @dataclass(frozen=True, slots=True)
 class VerbOptions:

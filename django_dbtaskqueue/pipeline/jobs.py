@@ -332,8 +332,6 @@ def write_whole(file: Path, text: str) -> None:
 
 # -- the command line --------------------------------------------------------------------------------------------------
 
-# The command line of the jobs, for ``manage.py runtaskpipeline`` and ``python -m django_dbtaskqueue.pipeline``.
-
 EXIT_DONE, EXIT_FAILED, EXIT_WRONG_OPTIONS, EXIT_CHECK_FAILED, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 EXIT_CODES_HELP = (
     "Exit codes: 0 done; 1 the job failed; 2 wrong options; 3 a check found faults; 130 interrupted (Ctrl-C, SIGTERM)."

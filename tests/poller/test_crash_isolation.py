@@ -120,6 +120,12 @@ def test_a_process_ends_when_it_has_had_no_task_for_a_while(executor: Isolated) 
     assert {one.settlement for one in executor.ends} == {Complete()}
 
 
+def test_a_job_starts_one_process_however_many_polls_come_while_it_loads(executor: Isolated) -> None:
+    executor.submit(one_job(), fast=False)
+    until(lambda: executor.nudge() or executor.ends)
+    assert len([worker for worker in executor._workers if worker is not None]) == 1
+
+
 def test_a_process_that_the_system_refuses_is_tried_again(executor: Isolated, clock: SteppedClock, caplog: Any) -> None:
     jobs, before = one_job(), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))  # no pipe to it

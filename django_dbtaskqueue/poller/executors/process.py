@@ -244,6 +244,7 @@ class ProcessExecutor(ThreadExecutor):
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(slots, finish, limiter)
         self._workers: list[_Worker | None] = [None] * slots  # the child of each thread
+        self._readying: set[int] = set()  # the threads that see to a child for the next job
         self._failed_starts = 0  # since a child has loaded
         self._ended = threading.Event()
 
@@ -251,8 +252,10 @@ class ProcessExecutor(ThreadExecutor):
         super().submit(jobs, fast=False)
 
     def nudge(self) -> None:
-        if self.todo:
-            self._wake(len(self.todo))
+        """Wake a thread for each job that none sees to: many polls come while a child loads."""
+        unseen = len(self.todo) - len(self._readying)
+        if unseen > 0:
+            self._wake(unseen)
 
     def overrun(self, run: Run) -> bool:
         """Give up a job past its timeout, and end its process."""
@@ -279,9 +282,11 @@ class ProcessExecutor(ThreadExecutor):
         pause = 0.0
         while not self._closed:
             if not self.todo:
+                self._readying.discard(slot)
                 if not self._wait_for_job(slot, self.linger) and not self._closed:
                     self._retire(slot)
                 continue
+            self._readying.add(slot)
             if not self._has_child(slot):
                 pause = next_pause(pause, *RESTART_SECONDS)
                 self._start_failed()
@@ -292,6 +297,7 @@ class ProcessExecutor(ThreadExecutor):
                 job = self.todo.popleft()
             except IndexError:  # another thread took it
                 continue
+            self._readying.discard(slot)
             self._run(slot, job)
             worker = self._workers[slot]
             if worker is not None and worker.is_worn_out():
