@@ -127,7 +127,7 @@ except ImportError:
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.database import HISTORY, TASKS
-    from django_dbtaskqueue.pipeline.source.task_reader import ACCEPTED
+    from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED
     from django_dbtaskqueue.pipeline.source.staging import COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))

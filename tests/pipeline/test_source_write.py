@@ -18,7 +18,7 @@ from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
 from django_dbtaskqueue.pipeline.source.staging import Plan, Rules, fill, finish, open_staging, sweep_staging
-from django_dbtaskqueue.pipeline.source.task_reader import StreamWriter, check_schema
+from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, check_schema
 from tests.pipeline.executors import ThisProcess
 from tests.support import PATIENCE, actors, blocked, until
 

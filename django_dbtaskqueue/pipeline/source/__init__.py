@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
-    from django_dbtaskqueue.pipeline.source.task_reader import StreamWriter, write_tasks
+    from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, write_tasks
 
 __all__ = [
     "Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "register_stream", "stream_tasks",
@@ -35,7 +35,7 @@ __all__ = [
 
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
-LAZY = {"write_tasks": "task_reader", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
+LAZY = {"write_tasks": "task_writer", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
@@ -99,7 +99,7 @@ class TaskSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: object) -> DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
-        from django_dbtaskqueue.pipeline.source.task_reader import TaskWriter, plan_of
+        from django_dbtaskqueue.pipeline.source.task_writer import TaskWriter, plan_of
 
         self._check_options()
         if overwrite:
@@ -107,7 +107,7 @@ class TaskSource(DataSource):
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
-        from django_dbtaskqueue.pipeline.source.task_reader import StreamWriter, plan_of
+        from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, plan_of
 
         self._check_options()
         if not self.options.get("once"):
