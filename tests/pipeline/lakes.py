@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import quote
-from urllib.request import Request, urlopen
+from urllib.parse import quote, urlsplit
 
 from deltalake import DeltaTable
 
@@ -125,6 +126,8 @@ class Bucket:
         self.put(key, bytes(content))
 
     def _asked(self, method: str, key: str, content: bytes | None = None) -> bytes:
-        request = Request(f"{self.endpoint}/{self.name}/{quote(key)}", content, method=method)  # noqa: S310 -- of ours
-        with urlopen(request) as answer:  # noqa: S310 -- of our own server
-            return bytes(answer.read())
+        link = HTTPConnection(urlsplit(self.endpoint).netloc)
+        link.request(method, f"/{self.name}/{quote(key)}", content)
+        answer = link.getresponse()
+        assert answer.status == HTTPStatus.OK, answer.reason
+        return answer.read()

@@ -149,7 +149,10 @@ OWN_SESSION_SQL = "SELECT " + ", ".join(
 )
 
 # Parameters, single or as the rows ``u`` of a JSON array. This package names them, so they are not renamed.
-PARAMETERS = r"%\(\w+\)s|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)|\(SELECT (?:nullif|value).*?\) AS u\b"
+PARAMETERS = (
+    r"%\(\w+\)s(?:::\w+)?(?: AS \w+)?|\bu\.\w+|jsonb_to_recordset\(.*?\) AS u\(.*?\)"
+    r"|\(SELECT (?:nullif|value).*?\) AS u\b"
+)
 OTHER_COLUMNS = r"\bstep\.\w+"  # columns of the table of steps, which has this alias
 GROUP = "group"  # the parking reason of a task behind the head of its group
 MOVING = "moving to "  # how the parking reason of a task begins that is on its way to another database

@@ -118,10 +118,10 @@ def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
     yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
     if dialect.vendor == "postgresql":
         yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL
-        yield "finish_events.window", pipeline.window(1000, 2000, finished=True)
-        yield "finish_events.window (from the beginning)", pipeline.window(0, 2000, finished=False)
+        yield "pipeline.window", pipeline.window(1000, 2000, finished=True)
+        yield "pipeline.window (from the beginning)", pipeline.window(0, 2000, finished=False)
         for name in ("RESET_ABSENT_SQL", "ABSENT_LOCATIONS_SQL", "ABSENT_STREAMS_SQL", "EVENT_SCHEMA_SQL"):
-            yield f"finish_events.{name}", getattr(pipeline, name)
+            yield f"pipeline.{name}", getattr(pipeline, name)
         events = pipeline.FinishEventStatements(TABLES, dialect)
         yield from _of(events, "FinishEventStatements")
         for case, since, whole in (("by events", 1000, 900), ("a scan", 1000, 1500), ("the first scan", 0, 1500)):
