@@ -98,18 +98,17 @@ def _careful(value: object, limits: Limits) -> str:
     return text
 
 
-def _encoder(item: str, key: str) -> Callable[[object], str]:
-    plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(item, key))
+def _encoder() -> Callable[[object], str]:
+    plain = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
     c_make_encoder = getattr(json_encoder, "c_make_encoder", None)
     if c_make_encoder is None:
         return plain.encode
     # JSONEncoder makes this object anew for each call, which costs as much as the encoding of a small payload.
-    chunks = c_make_encoder(None, plain.default, json_encoder.encode_basestring, None, key, item, False, False, False)
+    chunks = c_make_encoder(None, plain.default, json_encoder.encode_basestring, None, ":", ",", False, False, False)
     return lambda value: "".join(chunks(value, 0))
 
 
-_encode = _encoder(",", ":")
-spaced = _encoder(", ", ": ")  # JSON text for people
+_encode = _encoder()
 
 
 def _well_shaped(value: object, text: str, depth: int) -> bool:

@@ -46,6 +46,7 @@ Decided = tuple[Lease, Settlement]
 Rewritten = Reenqueue | Poison | Failed | Release | Park | Suspend  # outcomes that change the row by what they carry
 LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
+UNCUT_CHARS = 1000  # of a text that is short enough in any case: a character has at most four bytes
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 
 
@@ -102,7 +103,8 @@ def plan(session: Session, pairs: Sequence[Decided], *, keep: str = "keep") -> l
         statements += _completions(session, completed, history=keep == "history")
     if deleted:
         sql, rows = _rows(session, [_fence(lease) for lease, _ in deleted])
-        statements += [(sql.count_deleted, rows), (sql.delete_settled, rows)]
+        both = (sql.delete_counted,) if session.postgresql else (sql.count_deleted, sql.delete_settled)
+        statements += [(one, rows) for one in both]
     if written:
         statements += _writes(session, written)
     return statements
@@ -139,9 +141,8 @@ def _result(outcome: Complete | Reenqueue) -> dict[str, Any]:
     text = outcome.text or json_payload.kept("The result", outcome.result)
     if text is None:
         return {"result_text": None, "result_json": None}
-    value = json_payload.loads(text) if outcome.text else outcome.result
-    shown = value if isinstance(value, str) else json_payload.spaced(value)
-    return {"result_text": json_payload.cut_bytes(shown), "result_json": text}
+    shown = str(json_payload.loads(text)) if text[0] == '"' else text
+    return {"result_text": shown if len(shown) <= UNCUT_CHARS else json_payload.cut_bytes(shown), "result_json": text}
 
 
 def _writes(session: Session, pairs: list[tuple[Lease, Rewritten]]) -> list[Statement]:

@@ -141,6 +141,16 @@ class SettleStatements(Group):
         return self._counting(f"({held}) AS x", "x.q")
 
     @statement
+    def delete_counted(self) -> str:
+        """``count_deleted`` and ``delete_settled`` in one statement, which finds each row once. For PostgreSQL."""
+        held = f"SELECT t.id FROM {self.fenced('complete_delete')} {self.dialect.lock}"
+        delete = f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)}"
+        return (
+            f"WITH gone AS ({delete} RETURNING id, watched, queue_name AS q),"
+            f" counted AS ({self._counting('gone', 'q')}) SELECT id, watched FROM gone"
+        )
+
+    @statement
     def delete_settled(self) -> str:
         """Delete leased rows; returns those really deleted."""
         held = f"SELECT t.id FROM {self.fenced('complete_delete')}"

@@ -432,6 +432,41 @@ WHERE t.id = %(task_id)s
 AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING queue_name, group_key;
 
+-- Statements.delete_counted
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task"
+    WHERE id = ANY(ARRAY(
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        JOIN (
+            SELECT *
+            FROM (
+                SELECT *
+                FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(task_id bigint, token bigint)
+                LIMIT (
+                    SELECT 1000000
+                )
+            ) AS u
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        ON t.id = u.task_id
+        AND t.total_attempt = u.token
+        WHERE t.status IN ('PROCESSING')
+        FOR NO KEY UPDATE OF t
+    ))
+    RETURNING id, watched, queue_name AS q
+), counted AS (
+    INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+    SELECT 'deletion', q, count(*)
+    FROM gone
+    GROUP BY q
+)
+SELECT id, watched
+FROM gone;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -3202,6 +3237,31 @@ WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
 
+-- Statements.delete_counted (one row)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task"
+    WHERE id = ANY(ARRAY(
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        JOIN (
+            SELECT %(task_id)s::bigint AS task_id, %(token)s::bigint AS token
+        ) AS u
+        ON t.id = u.task_id
+        AND t.total_attempt = u.token
+        WHERE t.status IN ('PROCESSING')
+        FOR NO KEY UPDATE OF t
+    ))
+    RETURNING id, watched, queue_name AS q
+), counted AS (
+    INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+    SELECT 'deletion', q, count(*)
+    FROM gone
+    GROUP BY q
+)
+SELECT id, watched
+FROM gone;
+
 -- Statements.delete_settled (one row)
 DELETE
 FROM "dbtaskqueue_task"
@@ -4077,34 +4137,34 @@ VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s
 -- pipeline.HORIZON_SQL
 SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint;
 
--- finish_events.window
+-- pipeline.window
 status IN ('COMPLETED', 'ERROR', 'POISON')
 AND watched IS NOT TRUE
 AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) < 1000;
 
--- finish_events.window (from the beginning)
+-- pipeline.window (from the beginning)
 mod(xmin::text::bigint - 2000 + 4294967296, 4294967296) >=
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 2000;
 
--- finish_events.RESET_ABSENT_SQL
+-- pipeline.RESET_ABSENT_SQL
 UPDATE "dbtaskqueue_streamposition"
 SET position = NULL
 WHERE position IS NOT NULL
 AND read_time < statement_timestamp() - interval '7 days';
 
--- finish_events.ABSENT_LOCATIONS_SQL
+-- pipeline.ABSENT_LOCATIONS_SQL
 SELECT DISTINCT location
 FROM "dbtaskqueue_streamposition"
 WHERE read_time < statement_timestamp() - interval '7 days';
 
--- finish_events.ABSENT_STREAMS_SQL
+-- pipeline.ABSENT_STREAMS_SQL
 SELECT location, name, extract(epoch FROM statement_timestamp() - read_time)::int
 FROM "dbtaskqueue_streamposition"
 WHERE read_time < statement_timestamp() - interval '7 days'
 ORDER BY read_time
 LIMIT 10;
 
--- finish_events.EVENT_SCHEMA_SQL
+-- pipeline.EVENT_SCHEMA_SQL
 SELECT relnamespace::regnamespace::text
 FROM pg_class
 WHERE oid = to_regclass('"dbtaskqueue_finishevent"');

@@ -313,6 +313,31 @@ WHERE t.id = %(task_id)s
 AND t.status IN ('CREATED', 'PROCESSING')
 RETURNING queue_name, group_key;
 
+-- Statements.delete_counted
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task"
+    WHERE id IN (
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        JOIN (
+            SELECT value ->> '$.task_id' AS task_id, value ->> '$.token' AS token
+            FROM json_each(%(rows)s)
+        ) AS u
+        ON t.id = u.task_id
+        AND t.total_attempt = u.token
+        WHERE t.status IN ('PROCESSING')
+    )
+    RETURNING id, watched, queue_name AS q
+), counted AS (
+    INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+    SELECT 'deletion', q, count(*)
+    FROM gone
+    GROUP BY q
+)
+SELECT id, watched
+FROM gone;
+
 -- Statements.delete_settled
 DELETE
 FROM "dbtaskqueue_task"
@@ -2490,6 +2515,30 @@ FROM (
 WHERE t.location = %(location)s
 AND t.task_id = u.child
 RETURNING task_id, remaining;
+
+-- Statements.delete_counted (one row)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_task"
+    WHERE id IN (
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        JOIN (
+            SELECT %(task_id)s AS task_id, %(token)s AS token
+        ) AS u
+        ON t.id = u.task_id
+        AND t.total_attempt = u.token
+        WHERE t.status IN ('PROCESSING')
+    )
+    RETURNING id, watched, queue_name AS q
+), counted AS (
+    INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
+    SELECT 'deletion', q, count(*)
+    FROM gone
+    GROUP BY q
+)
+SELECT id, watched
+FROM gone;
 
 -- Statements.delete_settled (one row)
 DELETE
