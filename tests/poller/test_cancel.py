@@ -126,7 +126,7 @@ def test_a_task_in_crash_isolation_is_told(tmp_path: Path, lost: list[int]) -> N
             orphan = {"attempt": 1, "next_process_time": timedelta(0), "payload": {**payload, "mark": str(mark)}}
             task = make_task("PROCESSING", queue=queue, **orphan)
             poller.wake(queue)
-            until(mark.exists)
+            until(lambda mark=mark: lines(mark))
             assert lines(mark)[0][3] != str(os.getpid())
             assert Task.objects.filter(pk=task.pk).cancel() == 1
             until(lambda task=task: task.pk in lost)
