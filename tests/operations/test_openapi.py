@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.permissions import PAUSE, Actor, Scope
 from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule
 from tests.factories import QUEUE, make_task
@@ -223,6 +223,8 @@ def test_a_token_of_one_queue_sees_and_changes_only_that(ada: Client, settings: 
     assert post(robot, "tasks/move/ids", ids=[waiting.pk], to_queue=QUEUE).status_code == 404
     assert post(robot, f"queues/{QUEUE}/pause").status_code == 404
     assert post(robot, "queues/letters/pause").status_code == 200
+    actor = Actor(User.objects.get(username="ada"), scope=Scope(queues=("letters",)))  # on a road that hides nothing
+    assert [actor.may(PAUSE, queue) for queue in ("letters", QUEUE)] == [True, False]
 
 
 def test_a_token_ends_with_its_user_whoever_has_the_name_next(ada: Client) -> None:
