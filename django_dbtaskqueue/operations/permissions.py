@@ -3,7 +3,7 @@
 Each verb has its own permission, and none implies another. A project narrows it per queue with
 ``DBTASKQUEUE["CAN_OPERATE"]``: the dotted path of ``(user, verb name, queue) -> bool``, asked only about what the
 user's permissions allow. ``DBTASKQUEUE["CAN_VIEW"]``, the dotted path of ``(user, queue) -> bool``, hides queues: what
-a user may not view is in no list, count, chart or answer (``visibility``), and no verb works on it.
+a user may not view is in no list, count, chart or answer, and no verb works on it.
 """
 
 from __future__ import annotations

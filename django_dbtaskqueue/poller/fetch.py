@@ -82,6 +82,7 @@ class Fetcher:
                 asked = total if len(queues) > 1 else asked
             for each in queues:
                 each.next_turn = max(each.next_turn, self._last_turn) + 1 / each.weight
+                each.exhausted |= self.capacity.options.once  # now: the other fetch thread takes no second turn
             self.reserve(queues, asked)
             return queues, asked
 
@@ -226,7 +227,7 @@ class Fetcher:
             else:
                 got = self._take_by_processor(session, queue, asked)
         except Exception:
-            queue.reply_lost = True
+            queue.reply_lost, queue.exhausted = True, False
             raise
         finally:
             self.reserve([queue], -asked)
@@ -236,7 +237,6 @@ class Fetcher:
             queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
         if ends:
             self._note_drained(session, queue, got, ends)
-        queue.exhausted |= self.capacity.options.once
         return got == asked
 
     def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
