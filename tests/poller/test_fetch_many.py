@@ -13,6 +13,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.queue_state import Options
 from tests.factories import make_task
 from tests.poller.processes import completed, counted_queries, let_others_start, polling
 from tests.support import PATIENCE, until
@@ -158,3 +159,12 @@ def test_the_second_thread_leaves_a_queue_alone_while_many_pollers_serve_it(sett
             until(lambda: chosen.extend(chosen_by_a_second_thread(poller)) or chosen)
             assert set(chosen) == {own}
         until(lambda: poller.queues[shared].cursor.others == 0)
+
+
+def test_with_once_two_threads_take_one_turn_of_a_queue(settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {QUEUES[0]: {"batch_size": 1}}}  # slots stay free
+    poller = Poller({QUEUES[0]: 1}, Options(once=True))
+    first, second = poller.fetcher.choose(), poller.fetcher.choose(alone=True)
+    poller.close()
+    assert first is not None and [queue.name for queue in first[0]] == QUEUES[:1]
+    assert second is None
