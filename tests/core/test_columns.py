@@ -126,7 +126,7 @@ except ImportError:
     pass
 else:
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
-    from django_dbtaskqueue.pipeline.database import HISTORY, TASKS
+    from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
     from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED
     from django_dbtaskqueue.pipeline.source.staging import COLUMNS
 

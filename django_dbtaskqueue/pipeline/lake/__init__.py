@@ -33,8 +33,9 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
-from django_dbtaskqueue.pipeline.database import ATTEMPTS, SUMMARIES, TASKS, Database, arrow_schema, database_errors
+from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.lake.store import DAMAGED_FILE_REMEDY, LakeStore, reading, store_of, writing
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SUMMARIES, TASKS, arrow_schema
 from django_dbtaskqueue.pipeline.source.task_reader import Snapshot, open_snapshot
 
 if TYPE_CHECKING:

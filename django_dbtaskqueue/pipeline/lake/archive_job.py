@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
-from django_dbtaskqueue.pipeline.database import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.export import (
@@ -42,6 +41,7 @@ from django_dbtaskqueue.pipeline.lake.export import (
 )
 from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
+from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 
 __all__ = ["Archive"]

@@ -24,10 +24,11 @@ from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.durations import number, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
-from django_dbtaskqueue.pipeline.database import Database, arrow_schema, database_errors, schema_of
+from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, NoTasks, as_json, moment, plain
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, one_state, read_files
 from django_dbtaskqueue.pipeline.reports.parts import KeptDays, Period
+from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
 
 Figures = dict[str, Any]

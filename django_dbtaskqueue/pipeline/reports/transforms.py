@@ -18,8 +18,8 @@ from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
-from django_dbtaskqueue.pipeline.database import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
+from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
 # -- failures ----------------------------------------------------------------------------------------------------------
 

@@ -18,7 +18,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
-from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database, arrow_schema, schema_of
+from django_dbtaskqueue.pipeline.database import DEFAULT_LOCATION, Database
+from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
 from django_dbtaskqueue.pipeline.source import task_reader
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Snapshot, Value, open_snapshot
 

@@ -17,7 +17,8 @@ from pyspark.sql.types import StringType, StructType, TimestampType
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
-from django_dbtaskqueue.pipeline.database import Database, Params, arrow_schema
+from django_dbtaskqueue.pipeline.database import Database, Params
+from django_dbtaskqueue.pipeline.schema import arrow_schema
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection

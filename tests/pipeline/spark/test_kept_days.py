@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.database import Database, arrow_schema
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.lake import LAKE_ATTEMPTS, LAKE_TASKS, DataFile, Lake
 from django_dbtaskqueue.pipeline.lake.erase_job import purge
@@ -20,6 +20,7 @@ from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_o
 from django_dbtaskqueue.pipeline.reports import MAX_FEW_LAKE_BYTES
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.schema import arrow_schema
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn

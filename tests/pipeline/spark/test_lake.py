@@ -13,9 +13,10 @@ from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
-from django_dbtaskqueue.pipeline.database import TASKS, Database
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
+from django_dbtaskqueue.pipeline.schema import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill, flip
 from tests.pipeline.test_lake import DAY, FINISHED, lake_of, rows

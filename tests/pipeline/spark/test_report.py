@@ -17,10 +17,11 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline import reports
-from django_dbtaskqueue.pipeline.database import Database, schema_of
+from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
+from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import few_tasks, task_reader
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY, times

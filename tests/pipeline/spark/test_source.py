@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import Task, UsedReference
-from django_dbtaskqueue.pipeline.database import TASKS, Database
+from django_dbtaskqueue.pipeline.database import Database
+from django_dbtaskqueue.pipeline.schema import TASKS
 from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks, register, write_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.factories import make_task
