@@ -146,10 +146,14 @@ def sql_patterns() -> Patterns:
 
 def current_rules() -> Rules:
     """Return what this process masks."""
-    keys = tuple(secret_keys())
+    return _rules(tuple(secret_keys()), _sensitive)
+
+
+@lru_cache(maxsize=8)
+def _rules(keys: tuple[str, ...], sensitive: frozenset[str]) -> Rules:
     parts = tuple(plain for one in keys if not one.startswith(WORD_MARK) and (plain := _plain(one)))
     words = tuple(plain for one in keys if one.startswith(WORD_MARK) and (plain := _plain(one[1:])))
-    return parts, words, tuple(sorted(_sensitive))
+    return parts, words, tuple(sorted(sensitive))
 
 
 def _plain(key: str) -> str:
