@@ -75,8 +75,6 @@ if TYPE_CHECKING:
 
 # -- search ------------------------------------------------------------------------------------------------------------
 
-# The search form of tasks: tabs of statuses, queues and orders to pick, completion, saved searches.
-
 MAX_QUEUES_TO_PICK = 200
 MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each status
 MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page

@@ -41,8 +41,6 @@ def positive_duration(text: str) -> timedelta:
 
 # -- output ------------------------------------------------------------------------------------------------------------
 
-# What the ``taskqueue`` command writes: lines, tables and ages as text, or one JSON document.
-
 EMPTY_CELL = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
 STYLE_OF_WORD = {

@@ -382,8 +382,6 @@ def _shown(output: Output, queue: str, also: list[str]) -> int:
 
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
-# ``taskqueue token`` and ``taskqueue tokens``: make, list and end the tokens of the JSON API.
-
 MAX_LISTED_TOKENS = 500
 
 
