@@ -1,4 +1,4 @@
-"""What a job starts with: Java found or asked for, workers like the driver, class data, the address of a database."""
+"""What a job starts with: Java, its archive of classes, workers like the driver, the address of a database."""
 
 import os
 import pickle
@@ -14,7 +14,6 @@ from psycopg import sql
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.pipeline import spark as session
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark import ClassData
 
 
 def test_workers_look_first_where_this_package_is() -> None:
@@ -68,31 +67,31 @@ def test_a_missing_package_is_named_with_the_extra(monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def home(no_java: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home of a Java, which may keep class data."""
+    """The home of a Java, which may keep an archive of classes."""
     home = fake_java(no_java / "jdk", 'JAVA_VERSION="21"\n')
     monkeypatch.setenv("JAVA_HOME", str(home))
     monkeypatch.delenv("DBTASKQUEUE_NO_CLASS_DATA", raising=False)
     return home
 
 
-def test_class_data_is_kept_once_and_then_used(home: Path, tmp_path: Path) -> None:
+def test_the_jvm_keeps_an_archive_of_its_classes(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (home / "lib" / "server").mkdir(parents=True)
     (home / "lib" / "server" / "classes.jsa").touch()
+    options = session.class_archive(session.find_java(tmp_path), tmp_path)
+    assert options[:1] == ["-XX:+AutoCreateSharedArchive"]
+    assert str(tmp_path / "classes-") in options[1] and ":" not in options[1].partition("=")[2]
+    (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
+    assert session.class_archive(session.find_java(tmp_path), tmp_path) == [], "Java 17 cannot keep one by itself"
+    monkeypatch.setenv("DBTASKQUEUE_NO_CLASS_DATA", "1")
+    (home / "release").write_text('JAVA_VERSION="21"\n')
+    assert session.class_archive(session.find_java(tmp_path), tmp_path) == []
+
+
+def test_a_java_that_cannot_make_its_base_archive_starts_without_one(home: Path, tmp_path: Path) -> None:
     ours = session.find_java(tmp_path)
-    first = ClassData.of(ours, tmp_path)
-    assert first.archive is not None and first.part is not None
-    assert f"-XX:ArchiveClassesAtExit={first.part}" in first.options
-    assert str(os.getpid()) in first.part.name  # two processes at once write a file each
-    first.part.touch()
-    first.part.rename(first.archive)
-    second = ClassData.of(ours, tmp_path)
-    assert (second.archive, second.part) == (first.archive, None)
-    assert f"-XX:SharedArchiveFile={first.archive}" in second.options
-
-
-def test_a_java_that_cannot_make_its_base_archive_starts_without_class_data(home: Path, tmp_path: Path) -> None:
+    assert session.class_archive(ours, tmp_path) == [], "the base was not written"
     (home / "bin" / "java").write_text("#!/bin/sh\nexit 1\n")
-    assert ClassData.of(session.find_java(tmp_path), tmp_path).options == []
+    assert session.class_archive(ours, tmp_path) == []
 
 
 def test_files_go_where_the_settings_say_or_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,13 @@ Spark always asks for the module ``jdk.incubator.vector``. Small run-times such 
 ones print a warning. So ``JAVA_HOME`` is a folder of ours: its script drops this option and calls the real Java. Only
 Spark's machine learning library would be faster with the module.
 
-The JVM of the first session writes the classes it loaded into an archive when it ends; later ones map it and start in
-half the time. The archive's name holds the version of Java and Spark. Of two processes that build it at once the last
-one wins. An error here only costs time: it never makes a session fail.
+A JVM of Java 19 or newer writes the classes it loaded into an archive when it ends; later ones map it and start in half
+the time. The archive's name holds the version of Java and Spark. The JVM writes the header last, and replaces an
+archive that it cannot use. An error here only costs time: it never makes a session fail.
 """
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import logging
 import os
@@ -25,10 +24,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +41,8 @@ __all__ = ["spark_session"]
 logger = logging.getLogger(__name__)
 
 OLDEST_JAVA = 17
-ARCHIVE_TIMEOUT_S = 60.0  # a process waits at its end at most this long for the archive
-PART_MAX_AGE_S = 86_400.0  # older parts were left by killed processes, and are removed
+OLDEST_ARCHIVING_JAVA = 19  # an older one has no AutoCreateSharedArchive
+BASE_TIMEOUT_S = 60.0
 JAVA_SCRIPT = """\
 #!/bin/sh
 for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
@@ -111,16 +108,14 @@ def spark_session(
     master = master or _default_master()
     folder = scratch()
     java = find_java(folder)
-    classes = ClassData.of(java, folder)
     conf = {**(SHORT_SETTINGS if short else {}), **(conf or {})}
-    settings = _settings(master, memory, folder, [*classes.options, *SHORT_OPTIONS * short], conf)
+    settings = _settings(master, memory, folder, [*class_archive(java, folder), *SHORT_OPTIONS * short], conf)
     with _environment(java, local=master.startswith("local")), terminal.interrupts_delayed():
         try:
             session = session_of({"spark.master": master, **settings}, app_name)
         except Exception as error:  # the launcher raises many kinds; each must name the Java
             reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
             raise PipelineError(reason) from error
-    classes.save_at_exit(session)
     terminal.without_sketch_warning(session)
     terminal.without_query_contexts()
     return session
@@ -306,78 +301,31 @@ def put(path: Path, text: str, *, mode: int | None = None) -> None:
 # -- the archive of Spark's classes ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ClassData:
-    """The archive of one Java and one Spark: ``options`` are the JVM's, to use it or to build it."""
-
-    archive: Path | None
-    part: Path | None = None
-    options: list[str] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, java: Path, folder: Path) -> ClassData:
-        """Return the archive in ``folder`` for the Java of that ``JAVA_HOME``; one without options if it cannot be."""
-        if os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
-            return cls(None)
-        try:
-            return cls._find(java, folder)
-        except (OSError, subprocess.SubprocessError) as error:
-            logger.debug("No archive of Spark's classes: %s", error)
-            return cls(None)
-
-    @classmethod
-    def _find(cls, java: Path, folder: Path) -> ClassData:
-        key = _key(java)
-        archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
-        # A warning about an archive that does not fit would be the first thing a user reads.
-        if archive.exists():
-            return cls(archive, options=[f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"])
-        _sweep(folder)
-        part = folder / f"{archive.name}.{os.getpid()}"
-        options = [f"-XX:ArchiveClassesAtExit={part}", "-Xlog:disable"]
-        if not (real_home(java) / "lib" / "server" / "classes.jsa").exists():
-            _make_base(java, base)
-            options.insert(0, f"-XX:SharedArchiveFile={base}")
-        return cls(archive, part, options)
-
-    def save_at_exit(self, session: SparkSession) -> None:
-        """Have the archive built, if there is none yet, when this process ends; that takes a few seconds once."""
-        process = getattr(session.sparkContext._gateway, "proc", None)
-        if self.part is not None and process is not None:
-            atexit.register(self._save, session, process, os.getpid())
-
-    def _save(self, session: SparkSession, process: subprocess.Popen[bytes], owner: int) -> None:
-        if self.archive is None or self.part is None or os.getpid() != owner:
-            return
-        with suppress(Exception, KeyboardInterrupt):  # the process ends: an error could not be handled
-            session.stop()
-            if process.stdin is not None:
-                process.stdin.close()  # Spark's gateway ends with its input
-            process.wait(ARCHIVE_TIMEOUT_S)
-            self.part.replace(self.archive)
-
-
-def _key(java: Path) -> str:
+def class_archive(java: Path, folder: Path) -> list[str]:
+    """Return the options with which the JVM uses an archive of its classes, and writes it at its end if none fits."""
+    if java_version(real_home(java)) < OLDEST_ARCHIVING_JAVA or os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
+        return []
     import pyspark
 
-    release = real_home(java) / "release"
-    text = release.read_text(errors="replace") if release.exists() else ""
-    parts = (real_home(java), text, pyspark.__version__, pyspark.__file__, os.environ.get("SPARK_HOME"))
-    return hashlib.sha256("\n".join(map(str, parts)).encode()).hexdigest()[:16]
+    home = real_home(java)
+    parts = (home, (home / "release").read_text(errors="replace"), pyspark.__version__, pyspark.__file__)
+    key = hashlib.sha256("\n".join([*map(str, parts), os.environ.get("SPARK_HOME", "")]).encode()).hexdigest()[:16]
+    archive, base = str(folder / f"classes-{key}.jsa"), folder / f"base-{key}.jsa"
+    if not (home / "lib" / "server" / "classes.jsa").exists():  # of Java's own classes; small run-times lack it
+        try:
+            _make_base(java, base)
+        except (OSError, subprocess.SubprocessError) as error:
+            logger.debug("No archive of Spark's classes: %s", error)
+            return []
+        archive = f"{base}:{archive}"
+    # A warning about an archive that does not fit would be the first thing a user reads.
+    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
 
 
 def _make_base(java: Path, base: Path) -> None:
-    """Make the archive of Java's own classes, which small run-times come without."""
     if base.exists():
         return
     part = base.with_name(f"{base.name}.{os.getpid()}")
     command = [str(java / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={part}", "-Xlog:disable"]
-    subprocess.run(command, check=True, capture_output=True, timeout=ARCHIVE_TIMEOUT_S)
+    subprocess.run(command, check=True, capture_output=True, timeout=BASE_TIMEOUT_S)
     part.replace(base)
-
-
-def _sweep(folder: Path) -> None:
-    for part in folder.glob("*.jsa.*"):
-        with suppress(OSError):
-            if time.time() - part.stat().st_mtime > PART_MAX_AGE_S:
-                part.unlink()
