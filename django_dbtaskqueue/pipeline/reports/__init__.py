@@ -74,9 +74,9 @@ OUTPUT_ARGUMENTS = (
 
 @contextmanager
 def read(
-    context: Context, table: str, columns: Sequence[str], period: Period, kept: KeptDays | None = None
-) -> Iterator[DataFrame]:
-    """Yield these columns of every row of ``tasks`` or ``attempts`` that had not ended before the period, each once.
+    context: Context, period: Period, kept: KeptDays | None = None, **wanted: Sequence[str]
+) -> Iterator[list[DataFrame]]:
+    """Yield the ``wanted`` columns of ``tasks`` and ``attempts``: each row once that had not ended before the period.
 
     With ``kept``, those of the days that are kept are not there. The database is read once; few rows, also of the lake,
     are read by this process. Raises JobOptionError when there is neither a database nor a lake.
@@ -85,45 +85,51 @@ def read(
     if database is None and lake is None:
         raise JobOptionError("--lake", "there is nothing to read: name a lake, a database, or both")
     assert state is not None  # noqa: S101 -- a report holds one while it reads
-    held = {name: few_tasks(database, columns, name, state.snapshot) for name in SOURCES[table]} if database else {}
+    held: dict[str, list[pa.Table | None]] = {
+        table: [few_tasks(database, columns, name, state.snapshot) for name in SOURCES[table] if database]
+        for table, columns in wanted.items()
+    }
     since = period.since.date() if period.since is not None else None
-    files = lake.counted(table, state, since) if lake else []
-    if few := _are_few(held.values(), files):
-        if table == "tasks":
-            context.session = {**context.session, "short": True}
-        if lake:
-            files = [one for one in files if kept is None or one.day not in kept.days]
-            held["lake"] = lake.rows(table, files, columns, context.damaged)
-    parts = _frames(context, table, columns, held, few=few)
-    live = [_chosen(reduce(DataFrame.unionByName, parts), context, period).persist()] if parts else []
-    frames = [*live]
-    if lake and not few:
-        if kept is not None and table == "tasks":
-            kept.choose(live[0] if live else None)
-        files = [one for one in files if kept is None or one.day not in kept.days]
-        archived = read_files(context.spark, lake, table, lake.sound(files, context.damaged))
-        frames.append(_chosen(archived.select(*columns), context, period))
+    files = {table: lake.counted(table, state, since) if lake else [] for table in wanted}
+    if few := all(_are_few(held[table], files[table]) for table in wanted):
+        context.session = {**context.session, "short": True}
+        for table, columns in wanted.items():
+            held[table] += [lake.rows(table, files[table], columns, context.damaged)] if lake else []
+    frames = {
+        table: [_chosen(_live(context, table, columns, held[table], few=few), context, period).persist()]
+        for table, columns in wanted.items()
+        if held[table]
+    }
+    live = [frame for found in frames.values() for frame in found]
     try:
-        with _settings(context.spark, _for_rows(few=few, attempts=table == "attempts")):
-            yield reduce(DataFrame.unionByName, frames).select(*columns)
+        if lake and not few:
+            if kept is not None:
+                kept.choose(*frames.get("tasks", [None]))
+            for table, columns in wanted.items():
+                read_again = [one for one in files[table] if kept is None or one.day not in kept.days]
+                archived = read_files(context.spark, lake, table, lake.sound(read_again, context.damaged))
+                frames.setdefault(table, []).append(_chosen(archived.select(*columns), context, period))
+        with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):
+            yield [reduce(DataFrame.unionByName, frames[table]).select(*columns) for table, columns in wanted.items()]
     finally:
         for frame in live:
             frame.unpersist()
 
 
-def _frames(
-    context: Context, table: str, columns: Sequence[str], held: Mapping[str, pa.Table | None], *, few: bool
-) -> list[DataFrame]:
+def _live(
+    context: Context, table: str, columns: Sequence[str], held: Sequence[pa.Table | None], *, few: bool
+) -> DataFrame:
     """Return these tables; what is too large for this process, as Spark reads it."""
     if few:  # one partition: Spark need not move the rows between its tasks
-        return [frame_of(context.spark, held.values(), schema_of(SOURCES[table][0], columns)).coalesce(1)]
+        return frame_of(context.spark, held, schema_of(SOURCES[table][0], columns)).coalesce(1)
     snapshot = context.state.snapshot if context.state else None
-    return [
+    frames = [
         frame_of(context.spark, [rows], schema_of(name, columns))
         if rows is not None
         else read_tasks(context.spark, context.need_database(), columns, name, snapshot=snapshot)
-        for name, rows in held.items()
+        for name, rows in zip(SOURCES[table], held, strict=True)
     ]
+    return reduce(DataFrame.unionByName, frames)
 
 
 def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool:
@@ -142,27 +148,16 @@ def frame_of(spark: SparkSession, tables: Iterable[pa.Table | None], schema: Str
     return spark.createDataFrame(pa.concat_tables(found).combine_chunks(), schema)
 
 
-def _for_rows(*, few: bool, attempts: bool) -> Mapping[str, str | None]:
-    """Return the settings for few or many rows. Attempts are read beside tasks: few of them change nothing."""
-    if attempts:
-        return {} if few else dict.fromkeys(FEW_ROWS_SETTINGS)
-    return FEW_ROWS_SETTINGS if few else {}
-
-
 @contextmanager
-def _settings(spark: SparkSession, settings: Mapping[str, str | None]) -> Iterator[None]:
-    """Set these of the session in the block; None means Spark's own value."""
+def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
     before = {name: spark.conf.get(name, None) for name in settings}
-
-    def put(values: Mapping[str, str | None]) -> None:
-        for name, value in values.items():
-            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
-
-    put(settings)
+    for name, value in settings.items():
+        spark.conf.set(name, value)
     try:
         yield
     finally:
-        put(before)
+        for name, earlier in before.items():
+            spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)
 
 
 def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
@@ -177,7 +172,7 @@ def raise_no_tasks(context: Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
     wanted = context.options.get("queue") or ()
     everything = replace(context, options={}, damaged=[])
-    with read(everything, "tasks", ["queue_name", "finish_time"], Period(None, period.until)) as names:
+    with read(everything, Period(None, period.until), tasks=["queue_name", "finish_time"]) as (names,):
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
     for queue in wanted:
         if known and queue not in known:

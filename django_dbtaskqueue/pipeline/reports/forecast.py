@@ -304,7 +304,7 @@ def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.
 
     Raises NoTasks when nothing ran.
     """
-    with reports.read(context, "tasks", T.TIMED_COLUMNS, period, kept) as found:
+    with reports.read(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
         tasks = T.as_of(found, period.until).persist()
         sums = T.hour_parts(tasks).persist()
         rest = Rows(tasks, None, sums)

@@ -58,16 +58,14 @@ class Report(reports.ReportJob):
     def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         kept = KeptDays(context, period, context.options["objective"])
-        with (
-            reports.read(context, "tasks", T.REPORT_COLUMNS, period, kept) as found,
-            reports.read(context, "attempts", transforms.ATTEMPT_COLUMNS, period, kept) as failed,
-        ):
+        columns = {"tasks": T.REPORT_COLUMNS, "attempts": transforms.ATTEMPT_COLUMNS}
+        with reports.read(context, period, kept, **columns) as (found, failed):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
             step = ONE_HOUR
             if _is_short(tables["levels"]):
-                every = reports.read(context, "tasks", T.TIMED_COLUMNS, period) if kept.days else nullcontext(tasks)
-                with every as found:
+                every = reports.read(context, period, tasks=T.TIMED_COLUMNS) if kept.days else nullcontext([tasks])
+                with every as (found,):
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
         figures = report_of(tables, period, context.options["top"], step)

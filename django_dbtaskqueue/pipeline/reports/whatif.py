@@ -188,7 +188,7 @@ def tasks(context: Context, period: Period) -> reports.Rows:
         return F.unix_micros(name) / 1_000_000
 
     context.progress("reading tasks", 0, 0)
-    with reports.read(context, "tasks", REPLAY_COLUMNS, period) as found:
+    with reports.read(context, period, tasks=REPLAY_COLUMNS) as (found,):
         ended = F.col("status").isin(*TERMINAL_STATUSES) & F.col("start_time").isNotNull()
         chosen = (
             T.as_of(found, period.until)

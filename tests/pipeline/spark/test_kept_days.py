@@ -30,7 +30,7 @@ FIRST = datetime(2026, 1, 5, tzinfo=UTC)
 DAY, HOUR, SECOND = timedelta(days=1), timedelta(hours=1), timedelta(seconds=1)
 DAYS = ("2026-01-05", "2026-01-06", "2026-01-07", "2026-01-08")
 TASKS_OF_A_DAY = 700  # of all days fewer than a sketch holds: every percentile is exact
-PAYLOAD_BYTES = 1_500  # random, so that the lake is not a small one
+PAYLOAD_BYTES = 2_200  # random, so that the lake is not a small one, nor its last three days
 UNTIL = FIRST + 10 * DAY
 ASIDE = {"days_kept": 0, "written": None}
 

@@ -146,11 +146,7 @@ def test_few_tasks_and_many_have_the_same_figures(
     assert {"levels.parquet", "failures.parquet", "retry_waste.parquet"} <= tables.keys()
 
 
-def test_many_rows_are_read_with_spark_s_own_settings_and_few_whole(spark: SparkSession) -> None:
-    with reports._settings(spark, reports._for_rows(few=False, attempts=True)):
-        assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["true", "200", "true", "FALLBACK"]
-    assert [spark.conf.get(name) for name in reports.FEW_ROWS_SETTINGS] == ["false", "1", "false", "NO_CODEGEN"]
-    # Of few rows an empty chunk hides none after it
+def test_an_empty_chunk_of_few_rows_hides_none_after_it(spark: SparkSession) -> None:
     chunks = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, 2], [], [3])]
     found = reports.frame_of(spark, [pa.concat_tables(chunks)], schema_of("task", ["id"]))
     assert sorted(row.id for row in found.collect()) == [1, 2, 3]
