@@ -312,8 +312,8 @@ def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.
         context.progress("reading tasks", 0, 0)
         if by_hour.isEmpty():
             reports.raise_no_tasks(context, period)
-        times = T.percentiles_of(by_hour, kept.part("sketches", rest))
-        levels = T.service_levels(period.only(T.hours_of(by_hour)), times, "queue", "hour")
+        times = T.percentiles(kept.part("sketches", rest), by_hour)
+        levels = T.service_levels(period.only(T.hours(by_hour)), times, "queue", "hour")
         rows = levels.orderBy("queue", "hour").toArrow().to_pylist()
         minutes = period.only(kept.part("minutes", rest), step_s=T.MINUTE_S)
         unevenness = unevenness_of(minutes)

@@ -23,7 +23,6 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError
 from django_dbtaskqueue.pipeline.jobs import Context, Objective, Options, by_queue
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, read_files
 from django_dbtaskqueue.pipeline.lake import export as lake_export
-from django_dbtaskqueue.pipeline.reports import transforms
 from django_dbtaskqueue.pipeline.reports import transforms as T
 
 MAX_CHUNK_BYTES = 256 * 2**20  # of files whose days are summed up at once
@@ -96,7 +95,7 @@ REPORT_PARTS = {
         ("queue", "message"), sums=("tasks_ended", "attempts_failed"), least=("first",), most=("last", "example")
     ),
     "waste": Part(("queue",), sums=("failed_attempts", "wasted")),
-    "kinds": Part(transforms.KIND_COLUMNS, sums=("ended", "completed"), most=("last", "example")),
+    "kinds": Part(T.KIND_COLUMNS, sums=("ended", "completed"), most=("last", "example")),
 }
 OF_ATTEMPTS = ("failures", "waste")  # kept by hour too: an attempt may be older than the period, its task is not
 
@@ -121,12 +120,12 @@ class Rows:
             case "minutes":
                 return T.minute_parts(self.tasks, *self.by)
             case "kinds":
-                return transforms.kind_parts(self.tasks, *self.by)
+                return T.kind_parts(self.tasks, *self.by)
         by = (*self.by, "hour") if self.by else ()
         assert self.attempts is not None, name  # noqa: S101 -- the forecast reads none, and asks for none of these
         if name == "failures":
-            return transforms.failure_clusters(self.tasks, self.attempts, *by)
-        return transforms.waste_parts(self.attempts, *by)
+            return T.failure_clusters(self.tasks, self.attempts, *by)
+        return T.waste_parts(self.attempts, *by)
 
 
 @dataclass

@@ -15,7 +15,6 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import number, percent, seconds
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
-from django_dbtaskqueue.pipeline.reports import transforms
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
@@ -58,7 +57,7 @@ class Report(reports.ReportJob):
     def figures(self, context: Context, period: Period) -> tuple[reports.Figures, reports.Tables]:
         """Return the report. Raises the errors of unreadable sources, and NoTasks when there is none."""
         kept = KeptDays(context, period, context.options["objective"])
-        columns = {"tasks": T.REPORT_COLUMNS, "attempts": transforms.ATTEMPT_COLUMNS}
+        columns = {"tasks": T.REPORT_COLUMNS, "attempts": T.ATTEMPT_COLUMNS}
         with reports.read(context, period, kept, **columns) as (found, failed):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
@@ -89,7 +88,7 @@ def _computed(
     sums = T.hour_parts(tasks, objectives).persist()
     rest = Rows(tasks, attempts, sums)
     by_hour = kept.part("hours", rest).persist()
-    hours, times = T.hours_of(by_hour), T.percentiles_of(by_hour, kept.part("sketches", rest)).persist()
+    hours, times = T.hours(by_hour), T.percentiles(kept.part("sketches", rest), by_hour).persist()
     chosen = period.only(hours)
     by_queue = T.service_levels(chosen, times, "queue").persist()
     try:
@@ -101,9 +100,9 @@ def _computed(
             "backlog": T.backlog(hours),
             "budgets": T.error_budgets(by_queue, objectives),
             "noisy": T.noisy_queues(by_queue),
-            "retry_waste": transforms.waste_of(kept.part("waste", rest), by_queue),
+            "retry_waste": T.retry_waste(kept.part("waste", rest), by_queue),
             "failures": kept.part("failures", rest),
-            "never_succeeding": transforms.never_succeeding_of(kept.part("kinds", rest)),
+            "never_succeeding": T.never_succeeding(kept.part("kinds", rest)),
         }
         found = _tables(context, plans)
         if not found["queues"].num_rows:
@@ -145,7 +144,7 @@ def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping
     if step_s is None:
         return {}, ONE_HOUR
     sums = T.hour_parts(tasks, context.options["objective"], step_s=step_s).persist()
-    hours, times = T.hours_of(sums), T.percentiles_of(T.with_percentiles(sums), sums)
+    hours, times = T.hours(sums), T.percentiles(sums)
     levels = T.service_levels(period.only(hours, step_s=step_s), times, "queue", "hour", step_s=step_s)
     found = levels, T.backlog(hours, step_s=step_s)
     tables = _tables(context, dict(zip(CHART_TABLES, found, strict=True)))

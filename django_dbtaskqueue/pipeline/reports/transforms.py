@@ -1,11 +1,10 @@
 """Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame.
 
-Two small tables are made from the tasks, of the sums of one pass (`summed`); `service_levels` joins them:
+The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all. Two
+small tables are made of `hour_parts`, which take one pass over the tasks; `service_levels` joins them:
 
 * `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
 * `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end)
-
-The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 
-# -- failures ----------------------------------------------------------------------------------------------------------
+__all__ = [
+    "as_of", "backlog", "error_budgets", "failure_clusters", "hour_parts", "hours", "kind_parts", "measured",
+    "never_succeeding", "noisy_queues", "percentiles", "retry_waste", "service_levels", "waste_parts",
+]  # fmt: skip
 
-# Failures of tasks: by message, what they cost, and what never succeeds. Every function is pure.
-#
-# The functions ``…_parts`` return what adds up, as in `transforms`.
+# -- failures: by message, what they cost, and what never succeeds -----------------------------------------------------
 
 MAX_MESSAGE_PATTERN_CHARS = 200
 # (pattern, replacement), in this order: what differs between two failures of one kind.
@@ -89,14 +89,6 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
     )
 
 
-def retry_waste(attempts: DataFrame, levels: DataFrame) -> DataFrame:
-    """Return, by queue, the failed attempts, the seconds they ran, and those as a share of all seconds worked.
-
-    ``levels`` are those by queue: all seconds worked are these and the seconds of the attempts that completed a task.
-    """
-    return waste_of(waste_parts(attempts), levels)
-
-
 def waste_parts(attempts: DataFrame, *by: str) -> DataFrame:
     """Return how many attempts failed and their microseconds (``wasted``), by queue and further columns."""
     ran = F.greatest(F.unix_micros("finish_time") - F.unix_micros("start_time"), F.lit(0))
@@ -105,8 +97,12 @@ def waste_parts(attempts: DataFrame, *by: str) -> DataFrame:
     )
 
 
-def waste_of(parts: DataFrame, levels: DataFrame) -> DataFrame:
-    """Return what `retry_waste` returns, of its parts, each queue once."""
+def retry_waste(parts: DataFrame, levels: DataFrame) -> DataFrame:
+    """Return, by queue, the failed attempts, the seconds they ran, and those as a share of all seconds worked.
+
+    ``parts`` are `waste_parts`, each queue once. ``levels`` are those by queue: all seconds worked are these and the
+    seconds of the attempts that completed a task.
+    """
     wasted = parts.select("queue", "failed_attempts", (F.col("wasted") / 1_000_000).alias("wasted_seconds"))
     whole = F.coalesce(F.col("useful_seconds"), F.lit(0.0)) + F.col("wasted_seconds")
     return wasted.join(levels.select("queue", "useful_seconds"), "queue", "left").select(
@@ -117,17 +113,12 @@ def waste_of(parts: DataFrame, levels: DataFrame) -> DataFrame:
     )
 
 
-def never_succeeding(tasks: DataFrame) -> DataFrame:
-    """Return the kinds of tasks that ended at least `MIN_ENDED_TASKS` times and never COMPLETED.
+def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
+    """Return how many tasks of each kind ``ended`` and ``completed``, and the last one, by further columns too.
 
     Tasks are of one kind when queue, tag, and their references up to the first digit are the same: those of one
     schedule, one producer, or one business object.
     """
-    return never_succeeding_of(kind_parts(tasks))
-
-
-def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
-    """Return how many tasks of each kind ``ended`` and ``completed``, and the last one, by further columns too."""
     kind = F.regexp_extract(F.coalesce("reference_number", F.lit("")), f"^[^0-9]{{0,{MAX_REFERENCE_PREFIX_CHARS}}}", 0)
     ended = tasks.where(F.col("status").isin(*TERMINAL_STATUSES)).select(
         *by,
@@ -152,18 +143,13 @@ def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
     )
 
 
-def never_succeeding_of(parts: DataFrame) -> DataFrame:
-    """Return what `never_succeeding` returns, of its parts, each kind once."""
+def never_succeeding(parts: DataFrame) -> DataFrame:
+    """Return the kinds that ended at least `MIN_ENDED_TASKS` times and never COMPLETED, of `kind_parts`, each once."""
     never = parts.where((F.col("ended") >= MIN_ENDED_TASKS) & (F.col("completed") == 0))
     return never.select(*KIND_COLUMNS, "ended", "last", "example")
 
 
-# -- transforms --------------------------------------------------------------------------------------------------------
-
-__all__ = [
-    "as_of", "backlog", "error_budgets", "failure_clusters", "hours", "measured", "never_succeeding", "noisy_queues",
-    "percentiles", "retry_waste", "service_levels",
-]  # fmt: skip
+# -- service levels ----------------------------------------------------------------------------------------------------
 
 HOUR_S = 3600
 MINUTE_S = 60
@@ -223,7 +209,7 @@ def measured(tasks: DataFrame, *by: str) -> DataFrame:
 def hour_parts(tasks: DataFrame, objectives: Sequence[Objective] = (), *by: str, step_s: int = HOUR_S) -> DataFrame:
     """Return counts, microseconds and sketches of times by queue and hour, a whole number of hours since 1970.
 
-    Arrivals are in the hour of the creation, all else in that of the end. `hours_of` and `percentiles_of` make the
+    Arrivals are in the hour of the creation, all else in that of the end. `hours` and `percentiles` make the
     other tables of it, without a second pass over the tasks. ``by`` are further columns of the tasks to group by.
     Another ``step_s``, here and below, makes an "hour" of so many seconds.
     """
@@ -277,13 +263,8 @@ def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s:
     )
 
 
-def hours(tasks: DataFrame, objectives: Sequence[Objective] = (), *, step_s: int = HOUR_S) -> DataFrame:
-    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970."""
-    return hours_of(hour_parts(tasks, objectives, step_s=step_s))
-
-
-def hours_of(parts: DataFrame) -> DataFrame:
-    """Return what `hours` returns, for the tasks of these `hour_parts`."""
+def hours(parts: DataFrame) -> DataFrame:
+    """Return counts and seconds (`COUNTED`) by queue and hour, a whole number of hours since 1970, of `hour_parts`."""
     return parts.select(
         "queue", "hour",
         *((F.col(name) / 1_000_000).alias(name) if name.endswith("_seconds") else F.col(name) for name in COUNTED),
@@ -293,16 +274,6 @@ def hours_of(parts: DataFrame) -> DataFrame:
 def hour_of(micros: Column, step_s: int = HOUR_S) -> Column:
     """Return the number of the hour since 1970 that a time in microseconds lies in."""
     return F.floor(micros / (step_s * 1_000_000))
-
-
-def percentiles(tasks: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
-    """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
-
-    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. They are exact for groups
-    of up to `SKETCH_SIZE` tasks.
-    """
-    parts = hour_parts(tasks, step_s=step_s)
-    return percentiles_of(with_percentiles(parts), parts)
 
 
 def with_percentiles(parts: DataFrame) -> DataFrame:
@@ -317,8 +288,14 @@ def with_percentiles(parts: DataFrame) -> DataFrame:
     return found.withColumns(dict(zip(PERCENTILE_COLUMNS, times, strict=True))).drop(*MEASURES)
 
 
-def percentiles_of(by_hour: DataFrame, sketches: DataFrame) -> DataFrame:
-    """Return what `percentiles` returns, of the percentiles by queue and hour, and of sketches by queue."""
+def percentiles(sketches: DataFrame, by_hour: DataFrame | None = None) -> DataFrame:
+    """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
+
+    ``sketches`` are `hour_parts`. Without the hours they are merged already, and ``by_hour`` has their percentiles.
+    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. They are exact for groups
+    of up to `SKETCH_SIZE` tasks.
+    """
+    by_hour = with_percentiles(sketches) if by_hour is None else by_hour
     merged = sketches.rollup("queue").agg(
         (1 - F.grouping("queue")).cast("int").alias("keys"),
         F.lit(None).cast("bigint").alias("hour"),

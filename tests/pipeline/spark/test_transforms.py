@@ -45,9 +45,13 @@ QUEUES = {
 def levels(spark: SparkSession) -> Iterator[DataFrame]:
     """The service levels of QUEUES, computed once: a test is about some of the queues."""
     tasks = frame(spark, [replace(one, queue_name=queue) for queue, rows in QUEUES.items() for one in rows])
-    found = T.service_levels(T.hours(tasks, OBJECTIVES), T.percentiles(tasks), "queue").coalesce(1).persist()
+    found = levels_of(T.hour_parts(tasks, OBJECTIVES), "queue").coalesce(1).persist()
     yield found
     found.unpersist()
+
+
+def levels_of(parts: DataFrame, *by: str) -> DataFrame:
+    return T.service_levels(T.hours(parts), T.percentiles(parts), *by)
 
 
 def of(levels: DataFrame, *queues: str) -> DataFrame:
@@ -73,11 +77,11 @@ waiting = st.builds(row, status=live, created=seconds, waited=st.none(), ran=st.
 @pytest.mark.slow
 def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: list[Row]) -> None:
     source = frame(spark, rows).coalesce(1)
-    hours = T.hours(source).persist()
-    hourly = T.service_levels(hours, T.percentiles(source), "queue", "hour")
+    parts = T.hour_parts(source).persist()
+    hourly = levels_of(parts, "queue", "hour")
     found = {(one["queue"], one["hour"]): one for one in hourly.toArrow().to_pylist()}
-    lines = {(one["queue"], one["hour"]): one["backlog"] for one in T.backlog(hours).toArrow().to_pylist()}
-    hours.unpersist()
+    lines = {(one["queue"], one["hour"]): one["backlog"] for one in T.backlog(T.hours(parts)).toArrow().to_pylist()}
+    parts.unpersist()
     expected = histories.levels(rows)
     assert found.keys() == expected.keys()
     for key, level in expected.items():
@@ -90,7 +94,7 @@ def test_levels_and_backlog_are_those_of_the_oracle(spark: SparkSession, rows: l
 def test_levels_over_all_queues_add_up(spark: SparkSession) -> None:
     waits = (("a", 1), ("a", 3), ("b", 100))
     tasks = frame(spark, [row(queue_name=queue, waited=wait, ran=2) for queue, wait in waits])
-    (everything,) = T.service_levels(T.hours(tasks), T.percentiles(tasks)).collect()
+    (everything,) = levels_of(T.hour_parts(tasks)).collect()
     assert (everything["ended"], everything["run_seconds"]) == (3, 6.0)
     assert [everything["wait_p50"], everything["wait_p95"]] == pytest.approx([3, 100], rel=0.01)
 
@@ -123,7 +127,8 @@ def test_the_queue_with_most_of_the_trouble_is_noisy(levels: DataFrame) -> None:
 
 
 def test_retry_waste_is_the_time_of_failed_attempts(spark: SparkSession, levels: DataFrame) -> None:
-    found = T.retry_waste(attempts(spark, ("waste", 1, "", ""), ("waste", 1, "", "")), of(levels, "waste"))
+    failed = attempts(spark, ("waste", 1, "", ""), ("waste", 1, "", ""))
+    found = T.retry_waste(T.waste_parts(failed), of(levels, "waste"))
     assertDataFrameEqual(found, spark.createDataFrame([("waste", 2, 2.0, 0.25)], found.schema))
 
 
@@ -167,7 +172,7 @@ def test_a_kind_that_only_fails_is_found(spark: SparkSession) -> None:
     rows = [row(reference_number=f"nightly-{day}", status="ERROR", tag="a") for day in range(3)]
     rows += [row(reference_number=f"hourly-{hour}", status="ERROR") for hour in range(3)]
     rows += [row(reference_number="hourly-99"), row(reference_number="rare-1", status="ERROR")]
-    found = T.never_succeeding(frame(spark, rows))
+    found = T.never_succeeding(T.kind_parts(frame(spark, rows)))
     last = MONDAY + timedelta(seconds=2)
     expected = spark.createDataFrame([("claims", "a", "nightly-", 3, last, "nightly-2")], found.schema)
     assertDataFrameEqual(found, expected)
@@ -178,7 +183,7 @@ def test_hours_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
     spark.conf.set("spark.sql.session.timeZone", "Asia/Kolkata")  # half an hour off every other zone
     try:
         tasks = frame(spark, [row(created=3599, waited=0, ran=0)])
-        (level,) = T.service_levels(T.hours(tasks), T.percentiles(tasks), "queue", "hour").collect()
+        (level,) = levels_of(T.hour_parts(tasks), "queue", "hour").collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
     assert level["hour"].timestamp() == MONDAY.timestamp()
