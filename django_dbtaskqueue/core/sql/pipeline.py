@@ -248,14 +248,6 @@ class ArchiveStatements(Group):
         return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
 
     @cached_property
-    def attempts_in(self) -> str:
-        """How many failed attempts the tasks of a range have."""
-        return (
-            f"SELECT count(*) FROM {self.tables.attempt} WHERE location = %(location)s"
-            " AND task_id BETWEEN %(first_id)s AND %(last_id)s"
-        )
-
-    @cached_property
     def temporary(self) -> tuple[str, ...]:
         time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
         return (

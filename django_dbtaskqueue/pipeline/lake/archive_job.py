@@ -41,7 +41,7 @@ from django_dbtaskqueue.pipeline.lake.export import (
 )
 from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SCHEMAS, TERMINAL_STATUSES
+from django_dbtaskqueue.pipeline.schema import SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 
 __all__ = ["Archive"]
@@ -52,7 +52,6 @@ MAX_NAMED_TASKS = 20  # of those that break one rule
 ARCHIVED_TABLES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "quarantined", "batches", "resumed", "bytes", "files_compacted")
 VERIFIED_COLUMNS = [*dict.fromkeys([*TASK_KEYS, *QUALITY_COLUMNS])]
-REVOKED = "A run was killed before it deleted these tasks: its files were taken out of the lake."
 
 
 class Archive(Job):
@@ -80,25 +79,23 @@ class Archive(Job):
 
     def run(self, context: Context) -> Result:
         """Archive, and return how many ``tasks`` and ``attempts`` left the database in how many ``batches``."""
-        database, path = context.need_database(), context.need_lake()
-        sources = context.options["source"] or ARCHIVED_TABLES
-        if context.dry_run:
-            store_of(path)
-            with Batches.locked(database) as batches:
-                filters, limit = _filters(context, batches), context.options["limit"] or 2**62
-                found = [batches.next(one, 0, limit, filters) for one in sources]
-            return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
-        lake = Lake.at(path, create=True)
-        with Batches.locked(database) as batches:
-            run = Run(context, lake, batches)
-            run.resume()
+        options, path = context.options, context.need_lake()
+        sources = options["source"] or ARCHIVED_TABLES
+        store_of(path)  # refuses what is not the address of a lake
+        with Batches.locked(context.need_database()) as batches:
+            filters = batches.filters(options["older_than"], options["status"] or TERMINAL_STATUSES, options["queue"])
+            if context.dry_run:
+                found = [batches.next(one, 0, options["limit"] or 2**62, filters) for one in sources]
+                return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
+            run = Run(context, Lake.at(path, create=True), batches, filters)
+            run.done["resumed"] = batches.resume(run.lake)
             batches.unwatch()
             for source in sources:
                 run.archive(source)
-            if not context.options["no_compact"] and run.done["batches"]:
-                tokens, fewest = [token for token, _location, _lake in batches.unfinished()], context.options["compact"]
+            if not options["no_compact"] and run.done["batches"]:
+                tokens = [token for token, _location, _lake in batches.unfinished()]
                 run.done["files_compacted"] = compact(
-                    lake, context.damaged, without=tokens, fewest=fewest, progress=context.progress
+                    run.lake, context.damaged, without=tokens, fewest=options["compact"], progress=context.progress
                 )
         if run.broken:
             run.raise_broken()
@@ -112,40 +109,27 @@ class Run:
     context: Context
     lake: Lake
     batches: Batches
+    filters: TaskFilters
     done: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(RESULT_COUNTS, 0))
     broken: dict[str, list[int]] = field(default_factory=dict)
 
-    def resume(self) -> None:
-        """Take back the batches of a killed run."""
-        for token, location, lake in self.batches.unfinished():
-            if location != self.batches.database.location:
-                continue
-            if store_of(lake) != self.lake.store:
-                raise PipelineError(
-                    f"An archive of {location} into the lake {lake} is not finished. "
-                    f"Finish it first: archive --lake {lake}"
-                )
-            self.done["resumed"] += 1
-            self.lake.revoke(token)
-            self.batches.abandon(token, REVOKED)
-
     def archive(self, source: str) -> None:
-        after, filters = 0, _filters(self.context, self.batches)
-        while (batch := self._freeze(source, after, filters)) is not None:
+        after = 0
+        while (batch := self._freeze(source, after)) is not None:
             after = batch.last_id
             self._finish(batch)
 
-    def _freeze(self, source: str, after: int, filters: TaskFilters) -> Batch | None:
+    def _freeze(self, source: str, after: int) -> Batch | None:
         limit = self.context.options["batch_size"]
         if self.context.options["limit"]:
             limit = min(limit, self.context.options["limit"] - self.done["tasks"])
         if limit <= 0:
             return None
         self._step("freeze")
-        first, last, number = self.batches.next(source, after, limit, filters)
+        first, last, number = self.batches.next(source, after, limit, self.filters)
         if not number:
             return None
-        return self.batches.freeze(source, (first, last), self.lake.root, filters)
+        return self.batches.freeze(source, (first, last), self.lake.root, self.filters)
 
     def _finish(self, batch: Batch) -> None:
         export = Export(self.lake, batch.token)
@@ -180,12 +164,11 @@ class Run:
         number = min(MAX_SLICES, -(-(batch.last_id - batch.first_id + 1) // SLICE_IDS))
         slices = even_slices(batch.first_id, batch.last_id, number)
         with open_snapshot(database) as snapshot:
-            attempts = Selection(database.tables.attempt, ATTEMPTS) if self.batches.failed_attempts(batch) else None
             wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
             tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
-            writer = SliceWriter(export, database, batch, tasks, attempts, snapshot.name, slices)
+            writer = SliceWriter(export, database, batch, tasks, snapshot.name, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -211,11 +194,6 @@ class Run:
 
     def _step(self, name: str) -> None:
         self.context.progress(name, self.done["tasks"], 0)
-
-
-def _filters(context: Context, batches: Batches) -> TaskFilters:
-    options = context.options
-    return batches.filters(options["older_than"], options["status"] or TERMINAL_STATUSES, options["queue"])
 
 
 def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:

@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStat
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake
-from django_dbtaskqueue.pipeline.lake.archive_job import Run, task_ids
+from django_dbtaskqueue.pipeline.lake.archive_job import task_ids
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
@@ -68,7 +68,7 @@ class Erase(Job):
             erasure = Erasure(context, database, batches.link, lake, references)
             other_lakes = erasure.other_lakes()
             if lake is not None and not context.dry_run:
-                Run(context, lake, batches).resume()
+                batches.resume(lake)
             before = erasure.found()
             erasure.refuse_unfinished(before)
             unknown = [one for one in references if one not in before.references]

@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each
-from django_dbtaskqueue.pipeline.lake.store import reading, writing
+from django_dbtaskqueue.pipeline.lake.store import reading, store_of, writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
@@ -53,6 +53,7 @@ MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedC
 SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
 SET_WORK_MEMORY = "SET LOCAL work_mem = '128MB'"
 COPY_BATCH_ROWS = 100_000
+REVOKED = "A run was killed before it deleted these tasks: its files were taken out of the lake."
 ANOTHER_ARCHIVE = "Another archive of {!r} is running. Wait for it to end."
 ARCHIVE_LOCK = "hashtext('dbtaskqueue archive'), hashtext(%(location)s)"
 LOCK_ARCHIVE = f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})"
@@ -163,13 +164,6 @@ class Batches:
         )  # fmt: skip
         return batch
 
-    def failed_attempts(self, batch: Batch) -> int:
-        """Return how many failed attempts the tasks in the batch's range may have."""
-        if batch.source == "history":  # its ids are not those of the tasks
-            return 1
-        facts = {"location": batch.location, "first_id": batch.first_id, "last_id": batch.last_id}
-        return int(self._run(self.sql.attempts_in, **facts)[0][0])
-
     @contextmanager
     def deleting(
         self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None
@@ -225,9 +219,18 @@ class Batches:
         stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
         return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
 
-    def abandon(self, token: str, note: str) -> None:
-        """End a batch of which nothing left the database."""
-        self._run(self.sql.batch_abandoned, token=token, note=note)
+    def resume(self, lake: Lake) -> int:
+        """Take back the batches of a killed run; return how many. Raises PipelineError for one of another lake."""
+        own = [(token, root) for token, location, root in self.unfinished() if location == self.database.location]
+        for token, root in own:
+            if store_of(root) != lake.store:
+                raise PipelineError(
+                    f"An archive of {self.database.location} into the lake {root} is not finished. "
+                    f"Finish it first: archive --lake {root}"
+                )
+            lake.revoke(token)
+            self._run(self.sql.batch_abandoned, token=token, note=REVOKED)
+        return len(own)
 
     def _copy(self, table: str, rows: pa.Table) -> None:
         load(self.link, table, rows.to_batches(max_chunksize=COPY_BATCH_ROWS))
@@ -408,7 +411,6 @@ class SliceWriter:
     database: Database
     batch: Batch
     tasks: Selection
-    attempts: Selection | None
     snapshot: str | None
     slices: tuple[tuple[int, int], ...]
 
@@ -427,15 +429,13 @@ class SliceWriter:
             tasks = lake_tasks(old, self.batch.location)
             name = f"{task_attempt_id()}-{index}"
             yield from self.export.write("tasks", tasks, name)
-            if self.attempts is not None:
-                yield from self.export.write("attempts", self._attempts_of(tasks), name)
+            yield from self.export.write("attempts", self._attempts_of(tasks), name)
 
     def _attempts_of(self, tasks: pa.Table) -> pa.Table:
         """Return the failed attempts of these tasks, each with the day of its task."""
         ends = pc.min_max(tasks["id"]).as_py()
         near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
-        assert self.attempts is not None  # noqa: S101 -- asked before
-        chosen = Selection(self.attempts.table, self.attempts.schema, near)
+        chosen = Selection(self.database.tables.attempt, ATTEMPTS, near)
         found = pa.Table.from_batches(read_slice(self.database, chosen, Slice(), self.snapshot), arrow_schema(ATTEMPTS))
         owners = tasks.select(["location", "id", PARTITION]).rename_columns(["location", "task_id", PARTITION])
         return conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")

@@ -2777,12 +2777,6 @@ HAVING count(*) > 1
 ORDER BY 2, 1
 LIMIT 1;
 
--- ArchiveStatements.attempts_in
-SELECT count(*)
-FROM "dbtaskqueue_attempt"
-WHERE location = %(location)s
-AND task_id BETWEEN %(first_id)s AND %(last_id)s;
-
 -- ArchiveStatements.batch_abandoned
 UPDATE "dbtaskqueue_archivebatch"
 SET state = 'abandoned', note = %(note)s, close_time = statement_timestamp()
