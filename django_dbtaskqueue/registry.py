@@ -36,7 +36,7 @@ OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in fo
 _processors: dict[str, dict[str | None, Processor]] = {}
 _found: dict[str, dict[str | None, Processor]] = {}  # of each queue its processors by each name that a row may have
 _periodic: dict[str, Periodic] = {}
-_watchers: list[Callable[[str], None]] = []
+_listeners: list[Callable[[str], None]] = []
 _lock = threading.Lock()
 
 
@@ -136,7 +136,7 @@ def register(
         of_queue = {**_processors.get(queue, {}), made.payload_type: made}
         conf.declare(queue, **_declarations(of_queue.values()))
         _replace(queue, of_queue)
-    for appeared in tuple(_watchers):
+    for appeared in tuple(_listeners):
         appeared(queue)
     return made
 
@@ -154,14 +154,14 @@ def unregister(queue: str, payload: type | None = None) -> bool:
     return unwanted in before
 
 
-def watch(appeared: Callable[[str], None]) -> None:
+def add_listener(appeared: Callable[[str], None]) -> None:
     """Have ``appeared(queue)`` called, on the registering thread, for each processor registered from now on."""
-    _watchers.append(appeared)
+    _listeners.append(appeared)
 
 
-def unwatch(appeared: Callable[[str], None]) -> None:
-    """Take back ``watch``."""
-    _watchers.remove(appeared)
+def remove_listener(appeared: Callable[[str], None]) -> None:
+    """Take back ``add_listener``."""
+    _listeners.remove(appeared)
 
 
 def find(queue: str, payload_type: str | None) -> Processor | None:

@@ -33,7 +33,7 @@ class UniqueRule(ABC):
 
     kind: ClassVar[str]
     fields: tuple[str, ...] = ()
-    held: tuple[Status, ...] = ()  # a task in one of these statuses keeps its reference
+    keeping: tuple[Status, ...] = ()  # a task in one of these statuses keeps its reference
     period: timedelta | None = None  # and each task for so long after it was enqueued
     wait: timedelta | None = None  # how long after the last call a task is due
     bound: timedelta | None = None  # and how long after the first call at the latest
@@ -52,7 +52,7 @@ class UniqueRule(ABC):
     @property
     def until_started(self) -> bool:
         """Whether a call must not be missed by a task that starts before the call's transaction commits."""
-        return self.held == (CREATED,)
+        return self.keeping == (CREATED,)
 
     @property
     @abstractmethod
@@ -110,7 +110,7 @@ class Unique(UniqueRule):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be one of {', '.join(map(repr, choices))}.")
 
     @property
-    def held(self) -> tuple[Status, ...]:  # type: ignore[override]
+    def keeping(self) -> tuple[Status, ...]:  # type: ignore[override]
         """The statuses in which a task keeps its reference."""
         return (CREATED, PROCESSING) if self.until == "finished" else (CREATED,)
 
@@ -144,7 +144,7 @@ class Debounce(UniqueRule):
     """
 
     kind: ClassVar[str] = "debounce"
-    held: ClassVar[tuple[Status, ...]] = (CREATED,)  # type: ignore[misc]
+    keeping: ClassVar[tuple[Status, ...]] = (CREATED,)  # type: ignore[misc]
     on_duplicate: ClassVar[str] = "replace"  # type: ignore[misc]
     wait: timedelta = field()  # as above
     max_wait: timedelta | None = None

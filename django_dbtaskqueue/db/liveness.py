@@ -124,7 +124,7 @@ def bound_waits(connection: BaseDatabaseWrapper, *, pool: bool = True) -> None:
 def bounded_answers(connection: BaseDatabaseWrapper) -> Iterator[None]:
     """Limit how long the block may wait for a connection, and for answers."""
     bound_waits(connection)
-    watch()
+    ensure_thread()
     with Deadline(connection):
         yield
 
@@ -185,13 +185,13 @@ def begin_coroutine() -> None:
     _of_coroutine.set(_Call())
 
 
-def watch_statements(connection: BaseDatabaseWrapper) -> None:
+def note_statements(connection: BaseDatabaseWrapper) -> None:
     """See whether the connection is dead at the first statement of each call, and which statements change its session.
 
     For as long as it is in use: that costs less than to begin and to end with each call.
     """
-    if _watched not in connection.execute_wrappers:
-        connection.execute_wrappers.insert(0, _watched)
+    if _note_statement not in connection.execute_wrappers:
+        connection.execute_wrappers.insert(0, _note_statement)
 
 
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
@@ -235,7 +235,7 @@ def ended_call() -> _Call:
     return call
 
 
-def _watched(
+def _note_statement(
     execute: Callable[..., object], sql: object, params: object, many: object, context: dict[str, BaseDatabaseWrapper]
 ) -> object:
     connection = context["connection"]
@@ -247,7 +247,7 @@ def _watched(
     return execute(sql, params, many, context)
 
 
-FIRST_STATEMENT = [_watched]  # the wrappers of a connection that no one else watches
+FIRST_STATEMENT = [_note_statement]  # the wrappers of a connection that has no others
 
 
 def _fileno(connection: BaseDatabaseWrapper) -> int:
@@ -269,7 +269,7 @@ def has_input(connection: BaseDatabaseWrapper) -> bool:
 
 def close_if_dead(connection: BaseDatabaseWrapper) -> None:
     """Ask the server for an answer, and close the connection without one. The next statement connects again."""
-    watch()
+    ensure_thread()
     with Deadline(connection, CHECK_TIMEOUT_S):
         usable = connection.is_usable()
     if not usable:
@@ -277,7 +277,7 @@ def close_if_dead(connection: BaseDatabaseWrapper) -> None:
             connection.close()
 
 
-def watch() -> None:
+def ensure_thread() -> None:
     """See that the thread runs that enforces the deadlines of this process."""
     global _thread
     with _starting:

@@ -133,7 +133,7 @@ class Notifier:
             now = clock.monotonic() if self._sent is None else self._sent_at
             owed, begun = max(owed - (now - begun), -MAX_SAVED_PAUSE_S), now
             try:
-                liveness.watch()
+                liveness.ensure_thread()
                 with deadline:
                     self._notify_all(session, idle, queues)
                     idle = _idle_after(session, idle)
@@ -181,7 +181,7 @@ class Notifier:
 
 def _idle_after(session: Session, idle: _IdleConnection | None) -> _IdleConnection | None:
     """Return how others may use a connection that is idle now; ``idle``: how they could before."""
-    if session.watched():
+    if session.logged():
         return None
     if idle is not None and idle.prepared and idle.raw is session.connection.connection:
         return idle

@@ -192,20 +192,20 @@ class Session:
     def run(self, sql: str, params: Params) -> list[Row]:
         """Execute one statement; return its rows."""
         connection = self.connection
-        watched = (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.watched()
-        if not self.postgresql or (watched and not self.owned):
+        logged = (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.logged()
+        if not self.postgresql or (logged and not self.owned):
             with connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return list(cursor.fetchall()) if cursor.description else []
         cursor = self._cursor()
-        if watched:  # wrapped as Django wraps its own, which cannot work beside the loader of an owned connection
+        if logged:  # wrapped as Django wraps its own, which cannot work beside the loader of an owned connection
             cursor = (connection.make_debug_cursor if connection.queries_logged else connection.make_cursor)(cursor)
         with connection.wrap_database_errors, self._deadline:
             return _rows(cursor.execute(sql, params))
 
     def count(self, sql: str, params: Params) -> int:
         """Execute one statement; return how many rows it wrote."""
-        if self.watched() or not self.postgresql:
+        if self.logged() or not self.postgresql:
             with self.connection.cursor() as cursor:
                 cursor.execute(sql, params)
                 return int(cursor.rowcount)
@@ -213,7 +213,7 @@ class Session:
             return int(self._cursor().execute(sql, params).rowcount)
 
     def copy(self, sql: str, rows: str) -> None:
-        """Send ``rows`` to a COPY, on PostgreSQL; one that is ``watched`` would not see it."""
+        """Send ``rows`` to a COPY, on PostgreSQL; one that is ``logged`` would not see it."""
         with self.connection.wrap_database_errors, self._deadline, self._cursor().copy(sql) as copy:
             copy.write(rows)
 
@@ -222,7 +222,7 @@ class Session:
         connection = self.connection
         if self.owned or not self.postgresql:
             return self.run(sql, params)
-        if (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.watched():
+        if (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.logged():
             return self.run(sql, params)
         kept = kept_for(connection, self._raw())
         with connection.wrap_database_errors:
@@ -315,13 +315,13 @@ class Session:
         sql = f"SELECT {dialect.time('%(value)s')} <= {dialect.now}"
         return bool(self.run(sql, {"value": self.time_text(value)})[0][0])
 
-    def watched(self) -> bool:
+    def logged(self) -> bool:
         """Whether statements go through Django's slower cursor: they are logged (DEBUG), or a backend takes part."""
-        watched = bool(self.connection.execute_wrappers)
-        if watched and self.connection.execute_wrappers == liveness.FIRST_STATEMENT:  # the poller's own
+        logged = bool(self.connection.execute_wrappers)
+        if logged and self.connection.execute_wrappers == liveness.FIRST_STATEMENT:  # the poller's own
             liveness.begin_first_statement(self.connection)
-            watched = False
-        return watched or bool(self.connection.queries_logged) or (self.hooked and not self.owned)
+            logged = False
+        return logged or bool(self.connection.queries_logged) or (self.hooked and not self.owned)
 
     def _cursor(self) -> Any:
         return kept_for(self.connection, self._raw()).cursor
@@ -336,7 +336,7 @@ class Session:
     def _connect(self) -> None:
         if self.owned:
             self.connection.close()
-            liveness.watch()
+            liveness.ensure_thread()
         with self.connection.wrap_database_errors, self._deadline:
             self.connection.connect()
         if not self.owned:

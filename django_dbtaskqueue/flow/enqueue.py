@@ -179,7 +179,7 @@ def _insert(insert: Insert, row: Row, rule: UniqueRule | None, alias: str) -> Ta
     for _ in range(MAX_ROUNDS):  # as above
         written = insert.by_reference(session, [row]) if rule is None else insert.by_rule(session, [row], rule)
         if written.rows:
-            task = _task(session, queue, row, written.rows[0], is_parked=insert.held or row["group_key"] is not None)
+            task = _task(session, queue, row, written.rows[0], is_parked=insert.waits or row["group_key"] is not None)
             if not written.new:
                 why = "" if rule is None else f" The rule allows {rule.words}."
                 task.enqueue_note = f"No task was inserted: task {task.pk} has the new values.{why}"

@@ -210,7 +210,7 @@ class Insert:
     def _started(self, session: Session, rows: list[Row], rule: UniqueRule) -> list[Row]:
         """Return the rows whose references the rule may hold no more, because a task has started meanwhile."""
         references = session.sql.dialect.text_array([row["reference_number"] for row in rows])
-        found = session.run(session.sql.hold, {"queue_name": self.queue, "references": references})
+        found = session.run(session.sql.lock_found, {"queue_name": self.queue, "references": references})
         if rule.on_duplicate not in REPLACE:
             waiting = {reference for _, reference, status, _ in found if status == CREATED or rule.period}
             return [row for row in rows if row["reference_number"] not in waiting]
@@ -223,7 +223,7 @@ class Insert:
     def _write(self, session: Session, batch: Batch, on_duplicate: str, rule: UniqueRule | None = None) -> Written:
         """Write tasks where their references are free. Let them wait for their parents, and wake pollers."""
         alias = session.connection.alias
-        if isinstance(batch, UniformRows) and session.postgresql and on_duplicate not in REPLACE and not self.held:
+        if isinstance(batch, UniformRows) and session.postgresql and on_duplicate not in REPLACE and not self.waits:
             written = self._copy(session, batch) or self._write_uniform(session, batch)
         else:
             rows, written = as_rows(batch), Written()
@@ -245,7 +245,7 @@ class Insert:
         return written
 
     @property
-    def held(self) -> bool:
+    def waits(self) -> bool:
         """Whether the tasks wait for others."""
         return self.related is not None and self.related.parents is not None
 
@@ -260,12 +260,12 @@ class Insert:
         statements = session.sql.one if alone else session.sql
         sql = statements.insert_many(
             on_duplicate, timed=timed, grouped=bool(grouped), keep_due=self.how.keep_due and rule is None,
-            bounded=bound is not None, held=self.held, own=own, whole=whole,
+            bounded=bound is not None, waits=self.waits, own=own, whole=whole,
         )  # fmt: skip
-        if self.held:
+        if self.waits:
             grouped = set()  # they enter their groups later
         groups.lock(session, self.queue, grouped)
-        params = {"queue_name": self.queue, "ids": usage.watched() or on_duplicate != "ignore"}
+        params = {"queue_name": self.queue, "ids": usage.has_receivers() or on_duplicate != "ignore"}
         params |= {"max_wait": bound and bound.total_seconds()}
         time = session.time_text
         if alone:  # as parameters: to write and read JSON takes as long as the rest of the insert
@@ -283,7 +283,7 @@ class Insert:
 
     def _write_uniform(self, session: Session, batch: UniformRows) -> Written:
         referenced = any(batch.references)
-        ids = self.related is not None or usage.watched() or (referenced and self.how.on_duplicate == "error")
+        ids = self.related is not None or usage.has_receivers() or (referenced and self.how.on_duplicate == "error")
         sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and batch.ordered, ids=ids)
         params = {**batch.columns(), "queue_name": self.queue, "ids": ids}
         if ids:
@@ -296,7 +296,7 @@ class Insert:
         alias, used = session.connection.alias, self.savepoints
         if len(batch) < MIN_ROWS_TO_COPY or used[alias] >= MAX_SAVEPOINTS or self.related is not None:
             return None
-        if session.watched() or usage.watched():  # the signal names ids: COPY does not return any
+        if session.logged() or usage.has_receivers():  # the signal names ids: COPY does not return any
             return None
         referenced = any(batch.references)
         if referenced and self.how.on_duplicate == "ignore" and self._some_taken(session, batch.references):

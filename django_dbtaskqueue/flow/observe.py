@@ -50,7 +50,7 @@ def send(signal: Signal, sender: Any, **facts: Any) -> None:
             logger.error("Signal receiver %r raised", receiver, exc_info=answer)
 
 
-def watched() -> bool:
+def has_listeners() -> bool:
     """Whether a listener or a receiver wants to know of each finished task."""
     return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
 

@@ -207,8 +207,8 @@ def in_period(session: Session, queue: str, rule: UniqueRule, references: Sequen
 
 def free_references(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> int:
     """Rename the references of tasks that the rule does not hold any more; return how many there were."""
-    held = session.sql.dialect.array([str(status) for status in rule.held])
-    return len(session.run(session.sql.free, {**_selected(session, queue, rule, references), "held": held}))
+    keeping = session.sql.dialect.array([str(status) for status in rule.keeping])
+    return len(session.run(session.sql.free, {**_selected(session, queue, rule, references), "keeping": keeping}))
 
 
 def claim_periods(session: Session, queue: str, rule: UniqueRule, references: Sequence[str]) -> None:

@@ -84,7 +84,7 @@ def settled(connection: BaseDatabaseWrapper, pairs: Iterable[tuple[Lease, Settle
         after_commit(connection, calls)
 
 
-def watched() -> bool:
+def has_receivers() -> bool:
     """Whether a receiver wants to know of each call."""
     return bool(signals.task_changed.receivers)
 

@@ -94,7 +94,7 @@ class Poller:
             for processor in registry.processors(queue):
                 processor.with_middleware()  # a wrong one is refused here, before a task is taken
         self.state = "ENDING" if self.stopping else "STARTUP"
-        registry.watch(self._registered)
+        registry.add_listener(self._registered)
         observe.of_poller("poller_started", self)
         self._renewer.start()
         listen(self._notified)
@@ -156,7 +156,7 @@ class Poller:
         for thread in self._threads:
             thread.join(timeout=5)
         if self._threads and not closed:
-            registry.unwatch(self._registered)
+            registry.remove_listener(self._registered)
             observe.of_poller("poller_finished", self)
         self.state = "STOPPED"
 

@@ -148,7 +148,7 @@ class PeriodicThread:
         if deadline is None:
             liveness.bound_waits(connections[alias])
             deadline = self._deadlines[alias] = liveness.Deadline(connections[alias], self._timeout)
-        liveness.watch()
+        liveness.ensure_thread()
         return deadline
 
     def _fails(self, alias: str) -> bool:

@@ -157,12 +157,12 @@ class Settler:
                 queue.run_seconds = smoothed(queue.run_seconds, total / len(ran), share)
                 self.mean_run_seconds = smoothed(self.mean_run_seconds, total / len(ran))
                 self._counts.finished += len(ran)
-        watched, wakes = observe.watched() or queue.port.log_level, False
+        observed, wakes = observe.has_listeners() or queue.port.log_level, False
         for lease, result, seconds in ended:
             known = COMPLETE_FACTS if result is None else result.facts
             # It may be due again soon, or the next task of its group is ready.
             wakes = wakes or known.wakes or lease.group is not None
-            if known is COMPLETE_FACTS and not watched:
+            if known is COMPLETE_FACTS and not observed:
                 continue
             self._counts.failed += known.error is not None
             self._counts.lost += isinstance(result, Lost)

@@ -85,13 +85,13 @@ class EnqueueStatements(Group):
         grouped: bool,
         keep_due: bool = False,
         bounded: bool = False,
-        held: bool = False,
+        waits: bool = False,
         own: OwnColumns = (),
         whole: bool = False,
     ) -> str:
         """Insert the JSON array ``rows``, as ``WRITE`` writes them; returns what ``_counted`` says.
 
-        ``bounded``: a replaced task is due at most ``max_wait`` seconds after it was created. ``held``: the tasks wait
+        ``bounded``: a replaced task is due at most ``max_wait`` seconds after it was created. ``waits``: the tasks wait
         for others. The values of ``own`` columns are the keys ``own_0``, ….
         """
         columns = {**ENQUEUED_TYPES, **TIMING, "run_at": "text"} if timed else {**ENQUEUED_TYPES}
@@ -100,9 +100,9 @@ class EnqueueStatements(Group):
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
         picked = ", ".join(f"u.{name}" for name in [*ENQUEUED_TYPES, *_keys(own)])
         names = ", ".join([*ENQUEUED_TYPES, *dict(own)])
-        ready, parked = ("NULL", f"'{PARENTS}'") if held else (due, "NULL")
+        ready, parked = ("NULL", f"'{PARENTS}'") if waits else (due, "NULL")
         enters, entering = "u.group_key IS NULL", ""
-        if grouped and not held:
+        if grouped and not waits:
             if not timed and self.dialect.vendor == "postgresql":
                 enters, entering = "u.enters", f", {enters} OR {self._leads} AS enters"
             ready, parked = f"CASE WHEN {enters} THEN {due} END", f"CASE WHEN NOT {enters} THEN '{GROUP}' END"
@@ -291,7 +291,7 @@ class EnqueueStatements(Group):
         found = (
             f"SELECT t.id FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
             f" AND {self.dialect.one_of('t.reference_number', 'references')}"
-            f" AND NOT {self.dialect.one_of('t.status', 'held')}"
+            f" AND NOT {self.dialect.one_of('t.status', 'keeping')}"
             f" AND t.create_time <= {self.dialect.later('%(ago)s')}{order}"
         )
         return (
@@ -300,7 +300,7 @@ class EnqueueStatements(Group):
         )
 
     @statement
-    def hold(self) -> str:
+    def lock_found(self) -> str:
         """``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too."""
         return self.find + (' ORDER BY reference_number COLLATE "C" FOR SHARE' if self.dialect.lock else "")
 

@@ -72,11 +72,11 @@ def _note(connection: BaseDatabaseWrapper, **_: object) -> None:
     _opened.changed = True
     liveness.connected()
     if _opened.runs_tasks:
-        liveness.watch_statements(connection)
+        liveness.note_statements(connection)
 
 
 def check() -> None:
-    """Before a task: watch the statements on each connection, and close those that died in an idle time."""
+    """Before a task: note the statements on each connection, and close those that died in an idle time."""
     _opened.runs_tasks = True
     if _opened.changed:
         _list_connections()
@@ -85,7 +85,7 @@ def check() -> None:
     idle = clock.monotonic() - _opened.tidied_at > IDLE_SECONDS  # or there was an outage: they may have died
     ask, _opened.outages = idle or _opened.outages != liveness.outages.seen, liveness.outages.seen
     for connection in _opened.connections:
-        liveness.watch_statements(connection)
+        liveness.note_statements(connection)
         if ask and connection.connection is not None and connection.vendor != "sqlite":
             liveness.close_if_dead(connection)
 

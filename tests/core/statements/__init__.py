@@ -40,7 +40,7 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["error"], timed=FLAG, grouped=FLAG),
         *_all(on_duplicate=["replace", "replace_running"], timed=[True], grouped=[False], keep_due=FLAG),
         *_all(on_duplicate=["replace"], timed=[True], grouped=[False], bounded=[True]),
-        *_all(on_duplicate=["error"], timed=[False], grouped=[False], held=FLAG, whole=[True]),
+        *_all(on_duplicate=["error"], timed=[False], grouped=[False], waits=FLAG, whole=[True]),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
     "StatsStatements.counts": _all(max_rows=[1000]),

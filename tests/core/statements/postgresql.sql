@@ -599,7 +599,7 @@ WHERE id = ANY(ARRAY(
     FROM "dbtaskqueue_task" AS t
     WHERE t.queue_name = %(queue_name)s
     AND t.reference_number = ANY(%(references)s::text[])
-    AND NOT t.status = ANY(%(held)s::text[])
+    AND NOT t.status = ANY(%(keeping)s::text[])
     AND t.create_time <= statement_timestamp() + %(ago)s * interval '1 second'
     ORDER BY t.reference_number COLLATE "C"
     FOR NO KEY UPDATE OF t
@@ -672,14 +672,6 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
-
--- Statements.hold
-SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND reference_number = ANY(%(references)s::text[])
-ORDER BY reference_number COLLATE "C"
-FOR SHARE;
 
 -- Statements.hold_again
 UPDATE "dbtaskqueue_task"
@@ -1248,7 +1240,7 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
--- Statements.insert_many (error, held, whole)
+-- Statements.insert_many (error, waits, whole)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -1435,6 +1427,14 @@ AND t.watched
 AND t.final_status IS NOT NULL
 ORDER BY t.id
 FOR NO KEY UPDATE OF t;
+
+-- Statements.lock_found
+SELECT id, reference_number, status, group_key
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND reference_number = ANY(%(references)s::text[])
+ORDER BY reference_number COLLATE "C"
+FOR SHARE;
 
 -- Statements.lock_group_limits
 INSERT INTO "dbtaskqueue_limit" AS l (queue_name, group_key, tokens, check_time, full_time)
@@ -3676,7 +3676,7 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
--- Statements.insert_many (error, held, whole) (one row)
+-- Statements.insert_many (error, waits, whole) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (id, queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)

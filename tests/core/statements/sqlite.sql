@@ -478,7 +478,7 @@ WHERE id IN (
     )
     AND NOT t.status IN (
         SELECT value
-        FROM json_each(%(held)s)
+        FROM json_each(%(keeping)s)
     )
     AND t.create_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(ago)s))
 )
@@ -550,15 +550,6 @@ JOIN (
 ON t.id = u.task_id
 AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
-
--- Statements.hold
-SELECT id, reference_number, status, group_key
-FROM "dbtaskqueue_task"
-WHERE queue_name = %(queue_name)s
-AND reference_number IN (
-    SELECT value
-    FROM json_each(%(references)s)
-);
 
 -- Statements.hold_again
 UPDATE "dbtaskqueue_task"
@@ -958,7 +949,7 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
--- Statements.insert_many (error, held, whole)
+-- Statements.insert_many (error, waits, whole)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
@@ -1058,6 +1049,15 @@ WHERE t.id IN (
 AND t.watched
 AND t.final_status IS NOT NULL
 ORDER BY t.id;
+
+-- Statements.lock_found
+SELECT id, reference_number, status, group_key
+FROM "dbtaskqueue_task"
+WHERE queue_name = %(queue_name)s
+AND reference_number IN (
+    SELECT value
+    FROM json_each(%(references)s)
+);
 
 -- Statements.lock_group_limits
 INSERT INTO "dbtaskqueue_limit" AS l (queue_name, group_key, tokens, check_time, full_time)
@@ -2856,7 +2856,7 @@ ON CONFLICT (reference_number, queue_name) DO NOTHING
 RETURNING id, create_time, next_process_time, ready_time, attempt, reenqueue_attempt, total_attempt,
     last_update_time, reference_number, last_update_time = create_time AS is_new, total_attempt > 0 AS has_run;
 
--- Statements.insert_many (error, held, whole) (one row)
+-- Statements.insert_many (error, waits, whole) (one row)
 INSERT INTO "dbtaskqueue_task" AS t (queue_name, reference_number, max_attempts, priority, payload,
     payload_type, context, group_key, tag, lease_seconds, next_process_time, ready_time, parked_by,
     expire_time)
