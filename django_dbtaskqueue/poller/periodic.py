@@ -167,10 +167,11 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
 
     A poller can run without it. A failure is tried again later and does not touch any task.
     """
+    store = partial(_every, STORE_METRICS_SECONDS, metrics.store)
     kinds = (
-        ("metrics", partial(_store, metrics), STORE_METRICS_SECONDS),
-        ("roll-up of metrics", _roll_up, ROLL_UP_SECONDS),
-        ("deleting metrics", _delete_metrics, DELETE_METRICS_SECONDS),
+        ("metrics", store, STORE_METRICS_SECONDS),
+        ("roll-up of metrics", partial(_every, ROLL_UP_SECONDS, lambda on: roll_up(Session.on(on))), ROLL_UP_SECONDS),
+        ("deleting metrics", partial(_every, DELETE_METRICS_SECONDS, delete_old), DELETE_METRICS_SECONDS),
         ("retention", partial(_apply_retention, Housekeeper()), FIRST_RETENTION_SECONDS),
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
@@ -179,16 +180,16 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
         for alias in aliases
         for name, run, first in kinds
     ]
-    last = [Periodic(alias, "metrics", partial(_store, metrics, alias)) for alias in aliases]
+    last = [Periodic(alias, "metrics", partial(store, alias)) for alias in aliases]
     title = "Metrics, retention and bulk operations"
     return PeriodicThread(
         title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS, timeout=PERIODIC_TIMEOUT_SECONDS
     )
 
 
-def _store(metrics: Collector, alias: str) -> float:
-    metrics.store(alias)
-    return _spread(STORE_METRICS_SECONDS)
+def _every(seconds: float, work: Callable[[str], object], alias: str) -> float:
+    work(alias)
+    return _spread(seconds)
 
 
 def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
@@ -203,16 +204,6 @@ def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
     if report.expired or report.moved or report.deleted or report.attempts or report.partitions:
         logger.info("Housekeeping: %s", report)
     return _spread(every.total_seconds() if every is not None and report.over else IDLE_BULK_SECONDS)
-
-
-def _roll_up(alias: str) -> float:
-    roll_up(Session.on(alias))
-    return _spread(ROLL_UP_SECONDS)
-
-
-def _delete_metrics(alias: str) -> float:
-    delete_old(alias)
-    return _spread(DELETE_METRICS_SECONDS)
 
 
 def _bulk(alias: str) -> float:
