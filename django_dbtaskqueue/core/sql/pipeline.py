@@ -189,7 +189,6 @@ TERMINAL_SQL = sql_sources("housekeep")  # to archive is to housekeep into the l
 TASK_KEYS = ("location", "id", "total_attempt", "status", "last_update_time")
 ATTEMPT_KEYS = ("id", "location", "task_id")
 OPEN_BATCHES = f"SELECT token, location, lake FROM {BATCH_TABLE} WHERE state = 'open' ORDER BY id"
-INSERT_GONE = "INSERT INTO archived_gone (location, id, row_id)"
 CREATE_BATCH = (
     f"INSERT INTO {BATCH_TABLE} (token, location, source, lake, first_id, last_id, cutoff, statuses, queues)"
     " VALUES (%(token)s, %(location)s, %(source)s, %(lake)s, %(first_id)s, %(last_id)s, %(cutoff)s, %(statuses)s,"
@@ -276,8 +275,8 @@ class ArchiveStatements(Group):
         """Choose the exported rows that are unchanged. PostgreSQL locks them, and leaves out rows that are locked."""
         locked = " FOR UPDATE OF t SKIP LOCKED" if self.dialect.vendor == "postgresql" else ""
         sql = (
-            f"{INSERT_GONE} SELECT k.location, k.id, t.id FROM {self._table(source)} AS t JOIN archived_key AS k"
-            f" ON {self._unchanged(source)}{locked}"
+            "INSERT INTO archived_gone (location, id, row_id) SELECT k.location, k.id, t.id"
+            f" FROM {self._table(source)} AS t JOIN archived_key AS k ON {self._unchanged(source)}{locked}"
         )
         return self._renamed(source, sql)
 
@@ -292,11 +291,6 @@ class ArchiveStatements(Group):
             f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
             " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
         )
-
-    @property
-    def counted(self) -> str:
-        """The number of tasks deleted."""
-        return "SELECT count(*) FROM archived_gone"
 
     @property
     def stayed(self) -> str:

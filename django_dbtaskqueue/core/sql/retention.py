@@ -178,45 +178,22 @@ class EraseStatements(Group):
         return f"DELETE FROM {self.tables.ledger} WHERE {self._wanted}"
 
     @property
-    def _about(self) -> str:
-        joined = f"JOIN {self.dialect.rows(ERASED_TASK_TYPES)} ON t.location = u.location AND t.task_id = u.task_id"
-        return f"FROM {{table}} AS t {joined}"
-
-    @cached_property
-    def count_about(self) -> str:
-        """How many rows of a table are about the tasks ``rows``."""
-        return f"SELECT count(*) {self._about}"
-
-    @cached_property
-    def delete_about(self) -> str:
-        return f"DELETE FROM {{table}} WHERE id IN (SELECT t.id {self._about})"
-
-    @property
-    def _changed(self) -> str:
-        return (
-            f"FROM {CHANGES_TABLE} AS t JOIN {self.dialect.rows(ERASED_TASK_TYPES)} ON t.location = u.location"
-            f" AND u.task_id BETWEEN t.first_task_id AND t.last_task_id AND {self._names_task}"
-            " WHERE t.before IS NOT NULL OR t.difference IS NOT NULL"
-        )
-
-    @cached_property
-    def count_changes(self) -> str:
-        """How many changes by operators hold values of the tasks ``rows``."""
-        return f"SELECT count(DISTINCT t.id) {self._changed}"
-
-    @cached_property
-    def clear_changes(self) -> str:
-        return f"UPDATE {CHANGES_TABLE} SET before = NULL, difference = NULL WHERE id IN (SELECT t.id {self._changed})"
-
-    @property
     def about(self) -> dict[str, tuple[str, str]]:
-        """By place: the count of the rows about tasks, and the statement that removes them."""
-        own = {"attempts": self.tables.attempt, "steps and signals": self.tables.step}
-        found = {
-            place: (self.count_about.format(table=table), self.delete_about.format(table=table))
-            for place, table in own.items()
-        }
-        return {**found, "changes by operators": (self.count_changes, self.clear_changes)}
+        """By place: the count of the rows about the tasks ``rows``, and the statement that removes them.
+
+        Changes by operators stay, without the values that they hold of these tasks.
+        """
+        joined = f"JOIN {self.dialect.rows(ERASED_TASK_TYPES)} ON t.location = u.location"
+        found = {}
+        for place, table in {"attempts": self.tables.attempt, "steps and signals": self.tables.step}.items():
+            rows = f"FROM {table} AS t {joined} AND t.task_id = u.task_id"
+            found[place] = f"SELECT count(*) {rows}", f"DELETE FROM {table} WHERE id IN (SELECT t.id {rows})"
+        rows = (
+            f"FROM {CHANGES_TABLE} AS t {joined} AND u.task_id BETWEEN t.first_task_id AND t.last_task_id"
+            f" AND {self._names_task} WHERE t.before IS NOT NULL OR t.difference IS NOT NULL"
+        )
+        clear = f"UPDATE {CHANGES_TABLE} SET before = NULL, difference = NULL WHERE id IN (SELECT t.id {rows})"
+        return {**found, "changes by operators": (f"SELECT count(DISTINCT t.id) {rows}", clear)}
 
     @property
     def _names_task(self) -> str:

@@ -61,7 +61,7 @@ VARIANTS: dict[str, Variants] = {
 }
 PARTS = {
     "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
-    "tables_of_people", "about", "finished_in", "create_trigger",
+    "tables_of_people", "finished_in", "create_trigger",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
@@ -105,6 +105,9 @@ def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
 def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
     if isinstance(found, str):
         yield name, found
+    elif isinstance(found, dict):
+        for place, pair in found.items():
+            yield from _texts(f"{name}, {place}", pair)
     else:
         yield from ((f"{name} [{number}]", sql) for number, sql in enumerate(found, 1))
 

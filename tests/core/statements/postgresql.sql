@@ -2790,10 +2790,6 @@ SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)
 WHERE token = %(token)s
 AND state = 'open';
 
--- ArchiveStatements.counted
-SELECT count(*)
-FROM archived_gone;
-
 -- ArchiveStatements.cutoff
 SELECT statement_timestamp() + -%(age)s * interval '1 second';
 
@@ -2943,17 +2939,112 @@ ON COMMIT DROP;
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
 ON COMMIT DROP;
 
--- EraseStatements.audit
-INSERT INTO "dbtaskqueue_auditentry" (actor, source, verb, reason, details)
-VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s)
-RETURNING id;
+-- EraseStatements.about, attempts [1]
+SELECT count(*)
+FROM "dbtaskqueue_attempt" AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.location = u.location
+AND t.task_id = u.task_id;
 
--- EraseStatements.audited
-UPDATE "dbtaskqueue_auditentry"
-SET changed = %(changed)s, details = %(details)s
-WHERE id = %(id)s;
+-- EraseStatements.about, attempts [2]
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_attempt" AS t
+    JOIN (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.location = u.location
+    AND t.task_id = u.task_id
+);
 
--- EraseStatements.clear_changes
+-- EraseStatements.about, steps and signals [1]
+SELECT count(*)
+FROM "dbtaskqueue_step" AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.location = u.location
+AND t.task_id = u.task_id;
+
+-- EraseStatements.about, steps and signals [2]
+DELETE
+FROM "dbtaskqueue_step"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_step" AS t
+    JOIN (
+        SELECT *
+        FROM (
+            SELECT *
+            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+            LIMIT (
+                SELECT 1000000
+            )
+        ) AS u
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    ON t.location = u.location
+    AND t.task_id = u.task_id
+);
+
+-- EraseStatements.about, changes by operators [1]
+SELECT count(DISTINCT t.id)
+FROM "dbtaskqueue_taskchange" AS t
+JOIN (
+    SELECT *
+    FROM (
+        SELECT *
+        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
+        LIMIT (
+            SELECT 1000000
+        )
+    ) AS u
+    LIMIT (
+        SELECT 1000000
+    )
+) AS u
+ON t.location = u.location
+AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
+AND t.task_ids @> to_jsonb(u.task_id)
+WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
+
+-- EraseStatements.about, changes by operators [2]
 UPDATE "dbtaskqueue_taskchange"
 SET before = NULL, difference = NULL
 WHERE id IN (
@@ -2978,49 +3069,19 @@ WHERE id IN (
     WHERE t.before IS NOT NULL OR t.difference IS NOT NULL
 );
 
--- EraseStatements.count_about
-SELECT count(*)
-FROM {table} AS t
-JOIN (
-    SELECT *
-    FROM (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON t.location = u.location
-AND t.task_id = u.task_id;
+-- EraseStatements.audit
+INSERT INTO "dbtaskqueue_auditentry" (actor, source, verb, reason, details)
+VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s)
+RETURNING id;
+
+-- EraseStatements.audited
+UPDATE "dbtaskqueue_auditentry"
+SET changed = %(changed)s, details = %(details)s
+WHERE id = %(id)s;
 
 -- EraseStatements.count_archived
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 VALUES ('deletion', %(queue)s, %(count)s);
-
--- EraseStatements.count_changes
-SELECT count(DISTINCT t.id)
-FROM "dbtaskqueue_taskchange" AS t
-JOIN (
-    SELECT *
-    FROM (
-        SELECT *
-        FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    LIMIT (
-        SELECT 1000000
-    )
-) AS u
-ON t.location = u.location
-AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
-AND t.task_ids @> to_jsonb(u.task_id)
-WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
 
 -- EraseStatements.count_history
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
@@ -3029,29 +3090,6 @@ FROM "dbtaskqueue_taskhistory"
 WHERE reference_number = ANY(%(references)s::text[])
 AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
 GROUP BY queue_name;
-
--- EraseStatements.delete_about
-DELETE
-FROM {table}
-WHERE id IN (
-    SELECT t.id
-    FROM {table} AS t
-    JOIN (
-        SELECT *
-        FROM (
-            SELECT *
-            FROM jsonb_to_recordset(%(rows)s::jsonb) AS u(location text, task_id bigint)
-            LIMIT (
-                SELECT 1000000
-            )
-        ) AS u
-        LIMIT (
-            SELECT 1000000
-        )
-    ) AS u
-    ON t.location = u.location
-    AND t.task_id = u.task_id
-);
 
 -- EraseStatements.delete_history
 DELETE

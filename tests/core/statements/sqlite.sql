@@ -2108,10 +2108,6 @@ SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)
 WHERE token = %(token)s
 AND state = 'open';
 
--- ArchiveStatements.counted
-SELECT count(*)
-FROM archived_gone;
-
 -- ArchiveStatements.cutoff
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', -%(age)s));
 
@@ -2211,17 +2207,70 @@ CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigin
 -- ArchiveStatements.temporary [3]
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint);
 
--- EraseStatements.audit
-INSERT INTO "dbtaskqueue_auditentry" (actor, source, verb, reason, details)
-VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s)
-RETURNING id;
+-- EraseStatements.about, attempts [1]
+SELECT count(*)
+FROM "dbtaskqueue_attempt" AS t
+JOIN (
+    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
+    FROM json_each(%(rows)s)
+) AS u
+ON t.location = u.location
+AND t.task_id = u.task_id;
 
--- EraseStatements.audited
-UPDATE "dbtaskqueue_auditentry"
-SET changed = %(changed)s, details = %(details)s
-WHERE id = %(id)s;
+-- EraseStatements.about, attempts [2]
+DELETE
+FROM "dbtaskqueue_attempt"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_attempt" AS t
+    JOIN (
+        SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.location = u.location
+    AND t.task_id = u.task_id
+);
 
--- EraseStatements.clear_changes
+-- EraseStatements.about, steps and signals [1]
+SELECT count(*)
+FROM "dbtaskqueue_step" AS t
+JOIN (
+    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
+    FROM json_each(%(rows)s)
+) AS u
+ON t.location = u.location
+AND t.task_id = u.task_id;
+
+-- EraseStatements.about, steps and signals [2]
+DELETE
+FROM "dbtaskqueue_step"
+WHERE id IN (
+    SELECT t.id
+    FROM "dbtaskqueue_step" AS t
+    JOIN (
+        SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
+        FROM json_each(%(rows)s)
+    ) AS u
+    ON t.location = u.location
+    AND t.task_id = u.task_id
+);
+
+-- EraseStatements.about, changes by operators [1]
+SELECT count(DISTINCT t.id)
+FROM "dbtaskqueue_taskchange" AS t
+JOIN (
+    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
+    FROM json_each(%(rows)s)
+) AS u
+ON t.location = u.location
+AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
+AND u.task_id IN (
+    SELECT named.value
+    FROM json_each(t.task_ids) AS named
+)
+WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
+
+-- EraseStatements.about, changes by operators [2]
 UPDATE "dbtaskqueue_taskchange"
 SET before = NULL, difference = NULL
 WHERE id IN (
@@ -2240,34 +2289,19 @@ WHERE id IN (
     WHERE t.before IS NOT NULL OR t.difference IS NOT NULL
 );
 
--- EraseStatements.count_about
-SELECT count(*)
-FROM {table} AS t
-JOIN (
-    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
-    FROM json_each(%(rows)s)
-) AS u
-ON t.location = u.location
-AND t.task_id = u.task_id;
+-- EraseStatements.audit
+INSERT INTO "dbtaskqueue_auditentry" (actor, source, verb, reason, details)
+VALUES (%(actor)s, 'command', 'erase', %(reason)s, %(details)s)
+RETURNING id;
+
+-- EraseStatements.audited
+UPDATE "dbtaskqueue_auditentry"
+SET changed = %(changed)s, details = %(details)s
+WHERE id = %(id)s;
 
 -- EraseStatements.count_archived
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 VALUES ('deletion', %(queue)s, %(count)s);
-
--- EraseStatements.count_changes
-SELECT count(DISTINCT t.id)
-FROM "dbtaskqueue_taskchange" AS t
-JOIN (
-    SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
-    FROM json_each(%(rows)s)
-) AS u
-ON t.location = u.location
-AND u.task_id BETWEEN t.first_task_id AND t.last_task_id
-AND u.task_id IN (
-    SELECT named.value
-    FROM json_each(t.task_ids) AS named
-)
-WHERE t.before IS NOT NULL OR t.difference IS NOT NULL;
 
 -- EraseStatements.count_history
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
@@ -2282,20 +2316,6 @@ AND (%(every)s OR queue_name IN (
     FROM json_each(%(queues)s)
 ))
 GROUP BY queue_name;
-
--- EraseStatements.delete_about
-DELETE
-FROM {table}
-WHERE id IN (
-    SELECT t.id
-    FROM {table} AS t
-    JOIN (
-        SELECT value ->> '$.location' AS location, value ->> '$.task_id' AS task_id
-        FROM json_each(%(rows)s)
-    ) AS u
-    ON t.location = u.location
-    AND t.task_id = u.task_id
-);
 
 -- EraseStatements.delete_history
 DELETE
