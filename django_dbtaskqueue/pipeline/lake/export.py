@@ -19,8 +19,9 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import psycopg
@@ -213,9 +214,8 @@ class Batches:
         self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
         self._run(self.sql.lock(batch.source))
-        self._run(self.sql.remove_locked(batch.source))
+        gone = self.link.change(self.sql.remove_locked(batch.source))
         removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
-        gone = self._run(self.sql.counted)[0][0]
         stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
         return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
 
@@ -264,6 +264,7 @@ def _exclusive(path: Path) -> Iterator[None]:
 
 # -- export ------------------------------------------------------------------------------------------------------------
 
+Item = TypeVar("Item")
 BatchWriter = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 WRITTEN_FILES = "table string, path string, rows long, bytes long"  # a Spark task's answer
 MAX_TABLE_BYTES = 128 * 2**20  # of rows that a task holds at once
@@ -391,16 +392,21 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
     return conformed(rows.append_column(PARTITION, day), "tasks")
 
 
-def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def chunked(items: Iterable[Item], size: Callable[[Item], int], most: int) -> Iterator[list[Item]]:
+    """Yield the items in lists: one ends with the item whose size takes it over ``most``."""
+    chunk: list[Item] = []
+    for one in items:
+        chunk.append(one)
+        if sum(map(size, chunk)) > most:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+def tables(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield rows as tables of bounded size."""
-    held: list[pa.RecordBatch] = []
-    for batch in batches:
-        held.append(batch)
-        if sum(one.nbytes for one in held) > MAX_TABLE_BYTES:
-            yield pa.Table.from_batches(held)
-            held = []
-    if held:
-        yield pa.Table.from_batches(held)
+    return map(pa.Table.from_batches, chunked(batches, attrgetter("nbytes"), MAX_TABLE_BYTES))
 
 
 @dataclass(frozen=True)
@@ -421,7 +427,7 @@ class SliceWriter:
 
     def _slice(self, low: int, high: int) -> Iterator[DataFile]:
         read = read_slice(self.database, self.tasks, Slice(low, high), self.snapshot)
-        for index, rows in enumerate(pieces(read)):
+        for index, rows in enumerate(tables(read)):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
             old = rows.filter(pc.less(ended, pa.scalar(self.batch.filters.cutoff, pa.timestamp("us", "UTC"))))
             if not old.num_rows:
@@ -443,7 +449,7 @@ class SliceWriter:
 
 def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow`` over finished tasks: write them as the lake's ``finished``."""
-    for index, rows in enumerate(pieces(batches)):
+    for index, rows in enumerate(tables(batches)):
         if rows.num_rows:
             tasks = lake_tasks(rows, location)
             yield from described(export.write("finished", tasks, f"{task_attempt_id()}-{index}"))
