@@ -35,7 +35,6 @@ from django_dbtaskqueue.operations.queue_stats import (
     Point,
     Quantiles,
     QueueStats,
-    health,
     new_versions,
     overview,
     series,
@@ -58,10 +57,10 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
         Line(_("requeued"), "--dbtq-warn", [60 * point.rate_of("reenqueued") for point in points]),
     ]
     latency = [
-        Line(_("run p50"), "--dbtq-busy", [point.run(0.5) for point in points]),
-        Line(_("run p95"), "--dbtq-aside", [point.run(0.95) for point in points]),
-        Line(_("wait p50"), "--dbtq-good", [point.wait(0.5) for point in points]),
-        Line(_("wait p95"), "--dbtq-warn", [point.wait(0.95) for point in points]),
+        Line(_("run p50"), "--dbtq-busy", [point.run.p50 for point in points]),
+        Line(_("run p95"), "--dbtq-aside", [point.run.p95 for point in points]),
+        Line(_("wait p50"), "--dbtq-good", [point.wait.p50 for point in points]),
+        Line(_("wait p95"), "--dbtq-warn", [point.wait.p95 for point in points]),
     ]
     title = _("Run time and wait time in seconds, last hour")
     marks = [
@@ -157,7 +156,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         queues = [row for row in found.queues if part.lower() in row.queue.lower()]
         shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
         return {
-            "health": health(found),
+            "health": found.health,
             "cards": self._cards(found),
             "statuses": [str(status) for status in Status],
             "rows": [row_of(self, row) for row in shown],

@@ -138,7 +138,7 @@ def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
 
 def _window(name: str) -> Column:
     def count(group: Any) -> str:
-        found = figures(group).counts[name]
+        found = figures(group).failed[name]
         return number(found) if found else "·"
 
     return column(f"{name[:-1]} {name[-1]}", count)
@@ -222,7 +222,7 @@ class FailureGroupAdmin(SmallListAdmin):
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add the counts, and the address that actions on the group are posted to."""
         query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
-        windows = figures(row).counts.items()
+        windows = figures(row).failed.items()
         return {
             "act_url": self.url(Task, "changelist", q=query),
             "windows": windows,

@@ -84,13 +84,13 @@ def _add_queues(found: Exposition, stats: Overview) -> None:
 
 def _add_limits(found: Exposition, limits: Mapping[str, Iterable[LimitUse]]) -> None:
     for queue, use in [(queue, use) for queue, uses in limits.items() for use in uses]:
-        place, settings = (queue, use.database), use.settings
-        if settings.max_running is not None:
+        place = (queue, use.database)
+        if use.max_running is not None:
             found.add("dbtaskqueue_limited_running_tasks", use.running, *place)
-            found.add("dbtaskqueue_limit_max_running", settings.max_running, *place)
-        if settings.rate is not None:
+            found.add("dbtaskqueue_limit_max_running", use.max_running, *place)
+        if use.rate is not None:
             found.add("dbtaskqueue_limit_rate_tokens", use.tokens, *place)
-        for limit, value in (("max_running", settings.max_running), ("rate", settings.rate)):
+        for limit, value in (("max_running", use.max_running), ("rate", use.rate)):
             if value is not None:
                 held_back = use.held_back.number if use.reached == limit else 0
                 found.add("dbtaskqueue_held_back_tasks", held_back, *place, limit)

@@ -28,6 +28,7 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.columns import BY_NAME, INTEGER_TYPES, LISTED, LONG
+from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue, near_match
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
@@ -37,7 +38,7 @@ from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounds import BadInput, is_storable
 from django_dbtaskqueue.operations.explain import Explanation
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
-from django_dbtaskqueue.operations.serializers import AttemptDocument, DocumentEncoder
+from django_dbtaskqueue.operations.serializers import AttemptDocument, DocumentEncoder, document_types
 from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ SIMPLE: dict[Any, JsonSchema] = {
     bool: {"type": "boolean"},
     NoneType: {"type": "null"},
     datetime: {"type": "string", "format": "date-time"},
+    timedelta: {"type": "number", "description": "seconds"},
+    Rate: {"type": "string", "examples": ["100/s"]},
     object: {},
     Any: {},
 }
@@ -256,9 +259,8 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
     if is_typeddict(kind) or is_dataclass(kind):
         if kind.__name__ not in schemas:
             schemas[kind.__name__] = {}  # it may hold itself
-            hints = get_type_hints(kind, include_extras=True)
-            properties = {name: schema_of(one, schemas) for name, one in hints.items()}
-            required = sorted(getattr(kind, "__required_keys__", hints))
+            properties = {name: schema_of(one, schemas) for name, one in document_types(kind).items()}
+            required = sorted(getattr(kind, "__required_keys__", properties))
             schemas[kind.__name__] = _closed(properties, required, description=_first_paragraph(kind))
         return _ref(kind.__name__)
     if isinstance(origin, type) and issubclass(origin, Mapping):

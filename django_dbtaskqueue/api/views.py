@@ -6,6 +6,7 @@ Each view takes its ``Call`` and returns a document; ``urls`` is the table that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar
 
@@ -39,8 +40,8 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations import monitor_documents as documents
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
-from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, limits_of, statement_timeout
+from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import explain
@@ -64,14 +65,16 @@ from django_dbtaskqueue.operations.queue_stats import (
     Health,
     Overview,
     Pause,
+    Point,
+    QueueStats,
     alive,
     overview,
     pauses,
     series,
     stats_of_groups,
     stats_of_queue,
+    with_limits,
 )
-from django_dbtaskqueue.operations.queue_stats import health as judged
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
@@ -105,35 +108,11 @@ class TaskPage(TypedDict):
     back_to: datetime | None
 
 
-class BoundedCount(TypedDict):
-    """A number of tasks; ``more``: there are more than were counted."""
-
-    count: int
-    more: bool
-
-
-class TaskCount(BoundedCount):
-    """How many tasks match; ``more``: there are more than were counted."""
+class TaskCount(TypedDict):
+    """How many tasks match."""
 
     query: str
-
-
-class ActionReport(TypedDict):
-    """What an action did: ``skips`` has the ids of the tasks it left as they were, by reason."""
-
-    changed: int
-    skipped: int
-    skips: dict[str, list[int]]
-
-
-class PreviewDocument(TypedDict):
-    """What a verb would do. A number is None where counting took too long."""
-
-    query: str
-    selected: BoundedCount | None
-    would_change: BoundedCount | None
-    estimate: int | None
-    words: list[str]
+    count: ApproxCount
 
 
 class OperationPage(TypedDict):
@@ -174,8 +153,7 @@ def count_tasks(call: Call) -> TaskCount:
     """Count the tasks that match a search, up to 10,000."""
     task_filter, found = _searched(call)
     with statement_timeout(found.db):
-        counted = bounded_count(found)
-    return {"query": to_text(task_filter.search), "count": counted.number, "more": counted.more}
+        return {"query": to_text(task_filter.search), "count": bounded_count(found)}
 
 
 def task(call: Call, pk: int) -> TaskDetail:
@@ -194,7 +172,7 @@ def task(call: Call, pk: int) -> TaskDetail:
     }
 
 
-def act_on_task_ids(call: Call, verb: str) -> ActionReport:
+def act_on_task_ids(call: Call, verb: str) -> Report:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
     known, queue = _verb(verb, ID_VERBS), call.given["queue"]
     if queue:
@@ -202,25 +180,17 @@ def act_on_task_ids(call: Call, verb: str) -> ActionReport:
         check_there([queue], call.actor)
     tasks, query = _table(call), to_text(of_queue(queue)) if queue else ""
     request = ActionRequest(known, call.given["reason"], _options(call, known), query)
-    report = act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
-    return {"changed": report.changed, "skipped": report.skipped, "skips": report.skips}
+    return act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
 
 
-def preview_search(call: Call, verb: str) -> PreviewDocument:
+def preview_search(call: Call, verb: str) -> Preview:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
     known = _verb(verb)
     order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
     may_view(call.actor, tasks_for(search).model)
     check(order.verb, "previewed", call.actor)
     check_search(search, call.actor)
-    seen = bulk.preview(order.verb, search, options=order.options, actor=call.actor)
-    return {
-        "query": order.query,
-        "selected": _bounded(seen.selected),
-        "would_change": _bounded(seen.eligible),
-        "estimate": seen.estimate,
-        "words": seen.sentences,
-    }
+    return bulk.preview(order.verb, search, options=order.options, actor=call.actor)
 
 
 def act_on_search(call: Call, verb: str) -> OperationDocument:
@@ -324,10 +294,6 @@ def _options(call: Call, verb: TaskVerb) -> VerbOptions:
     return verb.options_of({name: value for name, value in sent.items() if value is not None})
 
 
-def _bounded(count: ApproxCount | None) -> BoundedCount | None:
-    return None if count is None else {"count": count.number, "more": count.more}
-
-
 # -- monitoring --------------------------------------------------------------------------------------------------------
 
 # Queues, schedules, pollers, failures, audit and doctor over HTTP: as the admin and ``taskqueue`` show them.
@@ -353,7 +319,7 @@ class QueueDetail(QueuePause):
     """One queue: its figures, its pause, and what operators set while it runs."""
 
     overrides: dict[str, object]
-    stats: documents.QueueStatsDocument
+    stats: QueueStats
 
 
 class AuditPage(TypedDict):
@@ -365,25 +331,24 @@ class AuditPage(TypedDict):
 
 def health(call: Call) -> Health:
     """Judge all queues: are they on time, served, paused?"""
-    return judged(_overview(call))
+    return _overview(call).health
 
 
-def status(call: Call) -> documents.OverviewDocument:
+def status(call: Call) -> Overview:
     """Return the figures of every queue, or of one."""
     found, name = _overview(call), call.given["queue"]
     if name:
         check_queue(name, call.actor)
-    return documents.overview_document(found, [row for row in found.queues if name in ("", row.queue)])
+    return replace(found, queues=with_limits([row for row in found.queues if name in ("", row.queue)]))
 
 
-def trend(call: Call) -> list[documents.PointDocument]:
+def trend(call: Call) -> list[Point]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
     may_view(call.actor, Queue)
     name = call.given["queue"]
     if name:
         check_queue(name, call.actor)
-    points = series(None, call.given["since"], name or None, among=visible_queues(call.actor))
-    return [documents.point_document(point) for point in points]
+    return series(None, call.given["since"], name or None, among=visible_queues(call.actor))
 
 
 def doctor(call: Call) -> list[Finding]:
@@ -400,7 +365,7 @@ def queues(call: Call) -> QueueList:
     paused = _pauses(call)
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
     return {
-        "health": judged(_overview(call)),
+        "health": _overview(call).health,
         "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
     }
 
@@ -415,7 +380,7 @@ def queue(call: Call, queue: str) -> QueueDetail:
         "queue": queue,
         "paused": _pauses(call).get(queue),
         "overrides": row.changes if row else {},
-        "stats": documents.queue_stats_document(stats_of_queue(queue), limits_of(queue)),
+        "stats": with_limits([stats_of_queue(queue)])[0],
     }
 
 

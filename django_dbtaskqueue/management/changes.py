@@ -34,7 +34,7 @@ from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
-from django_dbtaskqueue.operations.serializers import operation_document
+from django_dbtaskqueue.operations.serializers import as_document, operation_document
 from django_dbtaskqueue.operations.shards import MOVE_SHARD, move_shards, shard_documents
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 
@@ -243,7 +243,7 @@ def _on_ids(output: Output, options: Options) -> int:
     running = f" {seen.running} of them run now." if seen.running else ""
     output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
     if options["dry_run"]:
-        output.data({"dry_run": True, "selected": str(seen.selected), "would_change": str(seen.eligible)})
+        output.data({"dry_run": True, **as_document(seen)})
         return 0
     if not output.ask(f"{chosen.label} {seen.eligible} tasks?"):
         return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
@@ -255,9 +255,7 @@ def _on_search(output: Output, options: Options) -> int:
     seen = bulk_operations.preview(options["verb"], words, options["database"], options=given)
     output.write("\n".join(seen.sentences))
     if options["dry_run"]:
-        counts = {"selected": seen.selected, "would_change": seen.eligible}
-        counted = {key: None if count is None else str(count) for key, count in counts.items()}
-        output.data({"dry_run": True, "query": seen.request.query, **counted, "estimate": seen.estimate})
+        output.data({"dry_run": True, **as_document(seen)})
         return 0
     chosen = seen.request.verb
     if not output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
@@ -301,9 +299,8 @@ def _followed(output: Output, operation: BulkOperation) -> int:
 
 
 def _reported(output: Output, chosen: Any, report: Report) -> int:
-    skips = {reason: len(ids) for reason, ids in report.skips.items()}
-    output.data({"changed": report.changed, "skipped": report.skipped, "skips": skips})
-    _skips(output, skips)
+    output.data(report)
+    _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
     output.write(f"{chosen.done % {'number': report.changed}}.")
     return 0
 

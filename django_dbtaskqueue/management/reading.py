@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,13 +21,13 @@ from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.management import Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import monitor_documents, serializers
-from django_dbtaskqueue.operations.bounded_reads import limits_by_queue, limits_text, statement_timeout
+from django_dbtaskqueue.operations import serializers
+from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.paging import Page, look_through
-from django_dbtaskqueue.operations.queue_stats import Overview, health, overview
+from django_dbtaskqueue.operations.queue_stats import Overview, overview, with_limits
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 
@@ -48,10 +49,10 @@ def status(output: Output, options: dict[str, Any]) -> int:
     """Show the health in a sentence, then each queue: pause, oldest wait, rates, tasks by status."""
     view = overview(options["database"])
     requested = set(options["queue"])
-    rows = [row for row in view.queues if not requested or row.queue in requested]
+    rows = with_limits([row for row in view.queues if not requested or row.queue in requested])
     if unknown := requested - {row.queue for row in rows}:
         raise UnknownQueue(sorted(unknown)[0], [row.queue for row in view.queues])
-    output.data(monitor_documents.overview_document(view, rows))
+    output.data(replace(view, queues=rows))
     if not rows:
         output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
         return 0
@@ -70,16 +71,17 @@ def status(output: Output, options: dict[str, Any]) -> int:
         counts = [str(one).replace("\u202f", " ") for one in (*row.statuses.values(), row.total)]
         table.append((row.queue, state, _age(row.oldest), *flow, *times, _age(row.drain), *counts))
     output.table(head, table, right=head[2:])
-    for queue, uses in limits_by_queue(row.queue for row in rows).items():
-        output.write(f"{queue}: {limits_text(uses)}")
+    for row in rows:
+        if row.limits:
+            output.write(f"{row.queue}: {limits_text(row.limits)}")
     return 0
 
 
 def _summary(view: Overview) -> str:
     """Return "2 queues late, oldest 4m12s; 5 attempts failed in the last hour; 3 pollers alive", then the notes."""
-    found, pollers = health(view), f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
-    first = f"{found.sentence.rstrip('.')}; {pollers} alive"
-    return "\n".join([first, *map(printable, found.notes)])
+    pollers = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
+    first = f"{view.health.sentence.rstrip('.')}; {pollers} alive"
+    return "\n".join([first, *map(printable, view.health.notes)])
 
 
 def _age(value: timedelta | None) -> str | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.apps import apps
 from django.db import router, transaction
@@ -211,26 +211,34 @@ class ActionRequest:
 
 @dataclass(slots=True)
 class Report:
-    """What an action did: the tasks it changed, and for each reason the tasks it skipped."""
+    """What an action did: how many tasks it changed, and for each reason the ids of those it left as they were."""
 
+    DOCUMENT: ClassVar = ("changed", "skipped", "skips")
     changed: int = 0
     skips: dict[str, list[int]] = field(default_factory=dict)
     tasks: list[AbstractTask] = field(default_factory=list)  # those changed, as they were before
 
     @property
     def skipped(self) -> int:
+        """How many tasks it left as they were."""
         return sum(map(len, self.skips.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a request would do, from bounded counts; None where counting took too long."""
+    """What a verb would do: a number is None where counting took too long."""
 
+    DOCUMENT: ClassVar = ("query", "selected", "eligible", "running", "estimate", "sentences")
     request: ActionRequest
     selected: ApproxCount | None
     eligible: ApproxCount | None
     estimate: int | None = None  # of the selection, by the planner, where it was not counted to its end
     running: ApproxCount | None = None  # of those that would change; None if it was not counted
+
+    @property
+    def query(self) -> str:
+        """How the tasks are found."""
+        return self.request.query
 
     @property
     def sentences(self) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
@@ -20,7 +20,7 @@ from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.durations import clock, format_duration, format_seconds
+from django_dbtaskqueue.core.durations import Rate, clock, format_duration, format_seconds
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, UnknownQueue
 from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsStatements
 from django_dbtaskqueue.core.states import Status
@@ -253,37 +253,50 @@ def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
     return ReadyPosition(own, ApproxCount(waiting, more=waiting >= MAX_POSITIONS_PER_PRIORITY), held)
 
 
+LIMITS = ("max_running", "rate", "burst", "max_running_per_group", "rate_per_group", "burst_per_group")
+
+
 @dataclass(frozen=True, slots=True)
 class LimitUse:
-    """The limits of a queue over all pollers in one database, and how much of them is used."""
+    """The limits of a queue over all pollers in one database, and their use; None or 0: no such limit.
 
+    ``tokens``: tasks that may start now. ``next_seconds``: until the rate allows the next start; None: it allows one.
+    ``reached``: the setting that holds tasks back now, max_running or rate, or "". ``held_back``: these tasks.
+    """
+
+    DOCUMENT: ClassVar = (*LIMITS, "database", "running", "tokens", "next_seconds", "reached", "held_back")
     database: str
-    settings: conf.QueueSettings
-    running: int  # tasks
-    tokens: int  # tasks that may start now
-    next_seconds: float | None  # until the rate allows the next start; None: it allows one now
-    held_back: ApproxCount = NONE_COUNTED  # due tasks that wait because of the limit that is ``reached``
+    running: int
+    tokens: int
+    next_seconds: float | None
+    max_running: int | None
+    rate: Rate | None
+    burst: int | None
+    max_running_per_group: int
+    rate_per_group: Rate | None
+    burst_per_group: int | None
+    held_back: ApproxCount = NONE_COUNTED
 
     @property
     def reached(self) -> str:
         """The setting that holds tasks back now, or ""."""
-        if self.settings.max_running is not None and self.running >= self.settings.max_running:
+        if self.max_running is not None and self.running >= self.max_running:
             return "max_running"
-        return "rate" if self.settings.rate is not None and not self.tokens else ""
+        return "rate" if self.rate is not None and not self.tokens else ""
 
     def __str__(self) -> str:
-        limits, texts = self.settings, []
-        if limits.max_running is not None:
-            texts.append(_("%(running)s of %(limit)s running") % {"running": self.running, "limit": limits.max_running})
-        if limits.rate is not None and self.next_seconds is not None:
-            facts = {"rate": limits.rate, "time": format_seconds(self.next_seconds)}
+        texts = []
+        if self.max_running is not None:
+            texts.append(_("%(running)s of %(limit)s running") % {"running": self.running, "limit": self.max_running})
+        if self.rate is not None and self.next_seconds is not None:
+            facts = {"rate": self.rate, "time": format_seconds(self.next_seconds)}
             texts.append(_("at most %(rate)s start, the next in %(time)s") % facts)
-        elif limits.rate is not None:
-            texts.append(_("at most %(rate)s start, %(tokens)s now") % {"rate": limits.rate, "tokens": self.tokens})
-        if limits.max_running_per_group > 1:
-            texts.append(_("at most %(limit)s of each group running") % {"limit": limits.max_running_per_group})
-        if limits.rate_per_group is not None:
-            texts.append(_("at most %(rate)s of each group start") % {"rate": limits.rate_per_group})
+        elif self.rate is not None:
+            texts.append(_("at most %(rate)s start, %(tokens)s now") % {"rate": self.rate, "tokens": self.tokens})
+        if self.max_running_per_group > 1:
+            texts.append(_("at most %(limit)s of each group running") % {"limit": self.max_running_per_group})
+        if self.rate_per_group is not None:
+            texts.append(_("at most %(rate)s of each group start") % {"rate": self.rate_per_group})
         if self.reached:
             texts.append(_("due tasks held back: %(number)s") % {"number": self.held_back})
         return "; ".join(texts)
@@ -299,7 +312,8 @@ def limit_use(place: Location, queue: str) -> LimitUse | None:
         return None
     running, tokens = limiter.used(Session.on(*place))
     wait = (1 - tokens) / limiter.rate if limiter.rate and tokens < 1 else None
-    use = LimitUse(place[0], settings, running, int(tokens), wait)
+    limits = {name: getattr(settings, name) for name in LIMITS}
+    use = LimitUse(place[0], running, int(tokens) if limiter.rate else 0, wait, **limits)
     return replace(use, held_back=ready_position(place, queue, 0).waiting) if use.reached else use
 
 

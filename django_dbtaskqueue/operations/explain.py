@@ -317,7 +317,7 @@ def _over_limit(case: _Case) -> Explanation | None:
     use = limit_use((case.alias, type(case.task)), case.task.queue)
     if use is None or not use.reached:
         return None
-    facts = {"queue": case.task.queue, "running": use.running, "limit": use.settings.max_running}
+    facts = {"queue": case.task.queue, "running": use.running, "limit": use.max_running}
     text = _("The limit %(setting)s of queue %(queue)s is reached, over all pollers: %(use)s.")
     return Explanation(use.reached, text % {**facts, "setting": use.reached, "use": use}, facts)
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import chain
+from typing import ClassVar
 
 from django.db.models import Min, Q, QuerySet, Sum
 from django.db.models.functions import Now
@@ -33,8 +34,10 @@ from django_dbtaskqueue.models.readable import ReadableTime
 from django_dbtaskqueue.operations.bounded_reads import (
     NONE_COUNTED,
     ApproxCount,
+    LimitUse,
     QueueCounts,
     approx,
+    limits_by_queue,
     prefer_indexes,
     queue_counts,
     waits_by_priority,
@@ -69,29 +72,42 @@ class Quantiles:
     p50: float | None = None
     p95: float | None = None
 
+    @classmethod
+    def of(cls, histogram: Mapping[int, int]) -> Quantiles:
+        """Return the quantiles of a histogram of times."""
+        return cls(quantile(histogram, 0.5), quantile(histogram, 0.95))
+
 
 NO_QUANTILES = Quantiles()
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """One row of the overview."""
+    """The figures of a queue: times and failures of the last hour, rates per second of the last five minutes.
 
+    ``stale``: tasks whose lease ran out.
+    """
+
+    DOCUMENT: ClassVar = (
+        "queue", "paused", "pause", "late", "pollers", "oldest", "rate_in", "rate_out", "failed", "drain", "run",
+        "wait", "stale", "statuses", "limits",
+    )  # fmt: skip
     queue: str
     statuses: Mapping[str, ApproxCount]  # every status, in the order of ``Status``
     total: ApproxCount
     oldest: timedelta | None  # how long the task that waits longest has been due, or without a lease
-    rate_in: float  # tasks put per second, over the last five minutes
-    rate_out: float  # tasks pollers finished per second, with any outcome
-    failed: int  # attempts that failed in the last hour
+    rate_in: float  # tasks put
+    rate_out: float  # tasks pollers finished, with any outcome
+    failed: int  # attempts
     drain: timedelta | None  # until nothing is left at this rate; None: never, or nothing to do
     pause: Pause | None  # None: the queue is not paused
     pollers: int  # alive, that serve it
-    stale: int = 0  # tasks whose lease ran out, among those counted
+    stale: int = 0  # among those counted
     stale_for: timedelta | None = None  # how long ago the first of these leases ran out
     rates: Sequence[float] = ()  # tasks finished per second in the last hour, by ``RATE_PERIOD``, the oldest first
-    run: Quantiles = NO_QUANTILES  # of the last hour
-    wait: Quantiles = NO_QUANTILES  # from due to checkout, of the last hour
+    run: Quantiles = NO_QUANTILES
+    wait: Quantiles = NO_QUANTILES  # from due to checkout
+    limits: Sequence[LimitUse] = ()  # over all pollers, by database; read by ``with_limits``
 
     @property
     def paused(self) -> bool:
@@ -115,14 +131,28 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """All queues at a glance."""
+class Health:
+    """How the queues are: ``level`` is ok, warned or late; the rest says why, in words and by queue."""
 
+    level: str
+    sentence: str
+    notes: Sequence[str]  # what else an operator should know
+    late: Sequence[str]  # queues, the latest first; a paused queue is never late
+    unserved: Sequence[str]  # queues with tasks that no living poller serves
+    paused: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All queues at a glance. ``pollers``: how many are alive."""
+
+    DOCUMENT: ClassVar = ("as_of", "health", "pollers", "queues")
     as_of: datetime
     queues: Sequence[QueueStats]
     statuses: Mapping[str, ApproxCount] = field(default_factory=dict)  # over all queues
     total: ApproxCount = NONE_COUNTED
-    pollers: int = 0  # alive
+    pollers: int = 0
+    health: Health = Health("ok", "", (), (), (), ())
 
     @property
     def late(self) -> list[QueueStats]:
@@ -148,7 +178,14 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
     """
     context, rows = _read(locations_on(using), known_queues(using) if only is None else only, only)
     pollers = [served for served in context.alive.values() if only is None or served & {*only}]
-    return Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
+    found = Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
+    return replace(found, health=_health(found))
+
+
+def with_limits(rows: Sequence[QueueStats]) -> list[QueueStats]:
+    """Return statistics with the use of each queue's limits."""
+    limits = limits_by_queue(row.queue for row in rows)
+    return [replace(row, limits=limits.get(row.queue, ())) for row in rows]
 
 
 def stats_of_queue(name: str) -> QueueStats:
@@ -213,10 +250,6 @@ class _Context:
             for name, bucket, number in session.run(sql.format(times=kind), {"start": start}):
                 self.histograms[kind][name][int(bucket)] += int(number)
 
-    def _quantiles(self, kind: str, name: str) -> Quantiles:
-        found = self.histograms[kind].get(name)
-        return Quantiles(quantile(found, 0.5), quantile(found, 0.95)) if found else NO_QUANTILES
-
     def row(self, name: str, cells: QueueCounts, age: float | None) -> QueueStats:
         """Return what is known of one queue."""
         statuses, dead = cells.statuses, cells.stale_seconds
@@ -239,8 +272,8 @@ class _Context:
             stale=cells.stale,
             stale_for=None if dead is None else timedelta(seconds=max(dead, 0.0)),
             rates=rates[::-1],
-            run=self._quantiles("runs", name),
-            wait=self._quantiles("waits", name),
+            run=Quantiles.of(self.histograms["runs"][name]),
+            wait=Quantiles.of(self.histograms["waits"][name]),
         )
 
 
@@ -280,19 +313,7 @@ def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCou
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
-    """How the queues are: ``level`` is ok, warned or late; the rest says why, in words and by queue."""
-
-    level: str
-    sentence: str
-    notes: Sequence[str]  # what else an operator should know
-    late: Sequence[str]  # queues, the latest first; a paused queue is never late
-    unserved: Sequence[str]  # queues with tasks that no living poller serves
-    paused: Sequence[str]
-
-
-def health(found: Overview) -> Health:
+def _health(found: Overview) -> Health:
     """Return how the queues are. The tasks of a paused queue wait on purpose: it is named as paused, not as late."""
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
     paused = [row for row in found.queues if row.pause]
@@ -370,7 +391,7 @@ MAX_POINTS = 150  # of a series, unless the longest step gives more
 class FailureStats:
     """How often a group of failures occurred, and how many of its tasks still need an operator."""
 
-    counts: Mapping[str, int]  # attempts that failed, by window: "1h", "3h", "24h", "3d", "7d"
+    failed: Mapping[str, int]  # attempts that failed, by window: "1h", "3h", "24h", "3d", "7d"
     open: ApproxCount  # tasks that are in ERROR or POISON because of it
 
 
@@ -447,11 +468,12 @@ def _quantiles(values: list[float]) -> Quantiles:
 
 @dataclass(slots=True)
 class Point:
-    """What happened in one step of time."""
+    """What happened in one step of time: the attempts that ended, by outcome, and how long they ran and had waited."""
 
+    DOCUMENT: ClassVar = ("time", "seconds", "outcomes", "run", "wait")
     time: datetime  # its beginning
     seconds: float  # its length
-    outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))  # attempts by outcome
+    outcomes: dict[str, int] = field(default_factory=lambda: defaultdict(int))
     runs: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of run times
     waits: dict[int, int] = field(default_factory=lambda: defaultdict(int))  # histogram of waits
 
@@ -464,13 +486,15 @@ class Point:
         """Attempts that ended in one of these ways, per second."""
         return sum(self.outcomes.get(outcome, 0) for outcome in outcomes) / self.seconds
 
-    def run(self, share: float) -> float | None:
-        """The run time in seconds that ``share`` of the attempts stayed within, e.g. 0.95."""
-        return quantile(self.runs, share)
+    @property
+    def run(self) -> Quantiles:
+        """How long the attempts ran."""
+        return Quantiles.of(self.runs)
 
-    def wait(self, share: float) -> float | None:
-        """The same of the time between due and checkout."""
-        return quantile(self.waits, share)
+    @property
+    def wait(self) -> Quantiles:
+        """How long their tasks had been due before."""
+        return Quantiles.of(self.waits)
 
 
 def new_versions(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[datetime, str]]:

@@ -1,7 +1,7 @@
 """Tasks, attempts and bulk operations as data, for the command line's JSON and for the API, with secrets masked.
 
-A document is a mapping that a ``TypedDict`` describes, or a value whose dataclass does: each names its fields once, and
-the API describes itself by them.
+A document is a value, whose class names its keys, or a mapping that a ``TypedDict`` describes: each names its fields
+once, and the API describes itself by them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from datetime import datetime
-from typing import TypedDict, TypeVar, cast
+from datetime import datetime, timedelta
+from typing import Any, TypedDict, TypeVar, cast, get_type_hints
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db.models import QuerySet
@@ -18,6 +18,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
+from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.core.unique import is_freed, kind_of
@@ -32,10 +33,35 @@ D = TypeVar("D")
 
 
 class DocumentEncoder(DjangoJSONEncoder):
-    """Writes the values of dataclasses, too: each field of a value is a key."""
+    """Writes values, too: a length of time in seconds, a rate as text, another value by ``as_document``."""
 
     def default(self, o: object) -> object:
-        return {one.name: getattr(o, one.name) for one in fields(o)} if is_dataclass(o) else super().default(o)
+        if isinstance(o, timedelta):
+            return o.total_seconds()
+        if isinstance(o, Rate):
+            return str(o)
+        return as_document(o) if is_dataclass(o) else super().default(o)
+
+
+def as_document(value: object) -> Document:
+    """Return a value as data."""
+    return {name: getattr(value, name) for name in document_keys(type(value))}
+
+
+def document_keys(kind: Any) -> tuple[str, ...]:
+    """Return the keys of a value's document: those that its class names in ``DOCUMENT``, otherwise each field."""
+    return getattr(kind, "DOCUMENT", None) or tuple(one.name for one in fields(kind))
+
+
+def document_types(kind: Any) -> dict[str, Any]:
+    """Return the keys of the document of a dataclass or ``TypedDict``, each with its type."""
+    hints = get_type_hints(kind, include_extras=True)
+    if not is_dataclass(kind):
+        return hints
+    return {
+        name: hints[name] if name in hints else get_type_hints(getattr(kind, name).fget)["return"]
+        for name in document_keys(kind)
+    }
 
 
 def document(kind: type[D], value: object, **given: object) -> D:

@@ -439,9 +439,9 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert shown["free"] == []
     [limits] = shown[name]
     assert limits["database"] == "default"
-    assert (limits["running"], limits["max_running"]) == ((2, 2) if name == "two" else (None, None))
-    assert (limits["rate"], limits["tokens"]) == ((None, None) if name == "two" else ("3/h", 0))
-    assert (limits["reached"], limits["held_back"]["count"]) == (word, 8 if name == "two" else 7)
+    assert (limits["running"], limits["max_running"]) == ((2, 2) if name == "two" else (0, None))
+    assert (limits["rate"], limits["tokens"]) == ((None, 0) if name == "two" else ("3/h", 0))
+    assert (limits["reached"], limits["held_back"]["number"]) == (word, 8 if name == "two" else 7)
     assert limits["next_seconds"] is None if name == "two" else 1100 < limits["next_seconds"] <= 1200
     client.force_login(User.objects.create_superuser("ada"))
     assert used in client.get(f"/admin/dbtaskqueue/queue/{name}/change/").content.decode()

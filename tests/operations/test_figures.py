@@ -18,7 +18,7 @@ from django_dbtaskqueue.operations import bounded_reads
 from django_dbtaskqueue.operations import queue_stats as figures
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.queue_control import pause
-from django_dbtaskqueue.operations.queue_stats import ApproxCount, health, overview, series, stats_of_groups
+from django_dbtaskqueue.operations.queue_stats import ApproxCount, overview, series, stats_of_groups
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import refused, sql
@@ -73,13 +73,13 @@ def test_ages_rates_pollers_and_pauses(alias: str) -> None:
 
 def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
     Poller.objects.using(alias).create(instance="a", state="RUNNING", queues=["parcels"])
-    assert health(overview(alias)).sentence == "All queues are on time."
+    assert overview(alias).health.sentence == "All queues are on time."
     make_task(Status.ERROR, using=alias)
     make_task(Status.POISON, using=alias)
     taken = {"kind": "outcome", "name": "failed", "runs": {"0": 3, "40": 1}, "waits": {"10": 4}}
     MinuteCount.objects.using(alias).create(queue="parcels", minute=Now(), count=4, **taken)
     pause(["letters"], by="ada", reason="no stamps", until=timezone.now() + HOUR, using=alias)
-    judged = health(overview(alias))
+    judged = overview(alias).health
     wanted = "All queues are on time; 1 ERROR, 1 POISON; 4 attempts failed in the last hour; 1 queue paused."
     assert (judged.level, judged.sentence) == ("warned", wanted)
     assert any("letters (by ada: no stamps, until " in note for note in judged.notes)
@@ -94,7 +94,7 @@ def test_tasks_of_a_dead_poller_in_a_queue_that_none_serves_alarm(alias: str, ca
     make_task(Status.PROCESSING, using=alias)
     parcels = row_of(alias, "parcels")
     assert (parcels.stale, parcels.late, parcels.unserved) == (2, True, True)
-    judged = health(overview(alias))
+    judged = overview(alias).health
     assert (judged.level, judged.unserved) == ("late", ["parcels"])
     assert judged.sentence.startswith("1 queue late, oldest 5m")
     assert any(note.startswith("Leases ran out") and "parcels (2, 5m" in note for note in judged.notes)

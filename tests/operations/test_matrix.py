@@ -206,11 +206,11 @@ def asked_admin(user: Any, verb: str, tasks: list[Task]) -> int:
 
 def asked_api(user: Any, verb: str, tasks: list[Task]) -> int:
     answer = post(browser(user), f"tasks/{verb}/preview", q=search_of(verb, tasks), **GIVEN.get(verb, {}))
-    return int(answer.json()["would_change"]["count"])
+    return int(answer.json()["eligible"]["number"])
 
 
 def asked_command(user: Any, verb: str, tasks: list[Task]) -> int:
-    return int(data(*words_of(verb, tasks), "--dry-run")["would_change"])
+    return int(data(*words_of(verb, tasks), "--dry-run")["eligible"]["number"])
 
 
 @dataclass(frozen=True)

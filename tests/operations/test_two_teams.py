@@ -174,8 +174,8 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
 @pytest.mark.parametrize("name", TEAMS)
 def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
     browser, foreign, own = client(name), other(name), TEAMS[name]
-    assert browser.get("/api/tasks/count").json()["count"] == 6
-    assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"] == 0
+    assert browser.get("/api/tasks/count").json()["count"]["number"] == 6
+    assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"]["number"] == 0
     status = browser.get("/api/status").json()
     assert {row["queue"] for row in status["queues"]} == {own, f"{own}-2", f"{own}-rowless"}
     assert status["pollers"] == 3
@@ -183,7 +183,7 @@ def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
     assert len(browser.get("/api/operations").json()["operations"]) == 2
     assert [one["failed"]["7d"] for one in browser.get("/api/failures").json()["failures"]] == [3]
     seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{other(name)[0]}ref").json()
-    assert (seen["selected"]["count"], seen["would_change"]["count"]) == (2, 1)
+    assert (seen["selected"]["number"], seen["eligible"]["number"]) == (2, 1)
     # A wrong target and a stuck poller name no queue of others.
     for to_queue in ("nope", foreign):
         moved = post(browser, "tasks/move/ids", ids=[Task.objects.filter(queue=own)[0].pk], to_queue=to_queue)

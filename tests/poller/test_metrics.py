@@ -80,7 +80,7 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
 
     (point,) = [point for point in series(alias, HOUR) if point.total]
     assert point.outcomes == counts
-    run, wait = point.run(0.95), point.wait(1 / 2)
+    run, wait = point.run.p95, point.wait.p50
     assert run and wait and 0.007 < run < 0.014 and 1.5 < wait < 2.7
     assert series(alias, HOUR, "another")[-1].total == 0
 
@@ -143,7 +143,7 @@ def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(process_dat
     assert (group.queue, group.error_type) == ("counted", "builtins.LookupError")
     assert group.message == "no parcel # in '…'" and group.frame.endswith("work")
     (figures,) = stats_of_groups([group.fingerprint], "default")
-    assert (figures.counts["1h"], figures.counts["7d"]) == (10, 10)
+    assert (figures.failed["1h"], figures.failed["7d"]) == (10, 10)
     assert figures.open.number == 0  # they wait for their next attempt
     for rows in (Attempt.objects, Task.objects.filter(attempt=1, status="CREATED")):
         assert set(rows.values_list("fingerprint", flat=True)) == {group.fingerprint}
