@@ -27,18 +27,16 @@ from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__
-from django_dbtaskqueue.core.columns import BY_NAME, INTEGER_TYPES, LISTED, LONG
 from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, UnknownQueue, near_match
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
-from django_dbtaskqueue.models import ApiToken, Task
+from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE
 from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounds import BadInput, is_storable
-from django_dbtaskqueue.operations.explain import Explanation
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
-from django_dbtaskqueue.operations.serializers import AttemptDocument, DocumentEncoder, document_types
+from django_dbtaskqueue.operations.serializers import DocumentEncoder, RowDocument, document_types
 from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
 
 if TYPE_CHECKING:
@@ -226,13 +224,7 @@ def _read(sent: Mapping[str, object], fields: Sequence[Field]) -> dict[str, Any]
 
 def document(routes: Sequence[Route], prefix: str = "") -> dict[str, Any]:
     """Return the OpenAPI document; ``prefix`` is the address of the API."""
-    schemas: dict[str, JsonSchema] = {
-        "Error": _closed({"error": SIMPLE[str]}, ["error"]),
-        "TaskSummary": _task_schema(LISTED),
-        "Task": _task_schema(LISTED, optional=(*LONG, "process_result"), page=True),
-    }
-    for kind in (AttemptDocument, Explanation):
-        schema_of(kind, schemas)
+    schemas: dict[str, JsonSchema] = {"Error": _closed({"error": SIMPLE[str]}, ["error"])}
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         address = "/" + PATH_PART.sub(r"{\2}", route.path)
@@ -252,22 +244,28 @@ def schema_of(kind: Any, schemas: dict[str, JsonSchema]) -> JsonSchema:
     if kind in SIMPLE:
         return SIMPLE[kind]
     origin, inner = get_origin(kind), get_args(kind)
-    if origin is Annotated:  # of a document whose fields the table of columns names
-        return _ref(inner[1])
+    if origin is Annotated:
+        row: RowDocument = inner[1]
+        return _document_schema(row.name, row.text, row.types, schemas, row.optional)
     if origin in (Union, UnionType):
         return {"anyOf": [schema_of(one, schemas) for one in inner]}
     if is_typeddict(kind) or is_dataclass(kind):
-        if kind.__name__ not in schemas:
-            schemas[kind.__name__] = {}  # it may hold itself
-            properties = {name: schema_of(one, schemas) for name, one in document_types(kind).items()}
-            required = sorted(getattr(kind, "__required_keys__", properties))
-            schemas[kind.__name__] = _closed(properties, required, description=_first_paragraph(kind))
-        return _ref(kind.__name__)
+        return _document_schema(kind.__name__, _first_paragraph(kind), document_types(kind), schemas)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return {"type": "object", "additionalProperties": schema_of(inner[1], schemas)}
     if isinstance(origin, type) and issubclass(origin, Sequence):
         return {"type": "array", "items": schema_of(inner[0], schemas)}
     raise TypeError(f"{kind!r} has no schema: give the API's document a type of JSON.")
+
+
+def _document_schema(
+    name: str, text: str, types: Mapping[str, object], schemas: dict[str, JsonSchema], optional: Sequence[str] = ()
+) -> JsonSchema:
+    if name not in schemas:
+        schemas[name] = {}  # it may hold itself
+        properties = {key: schema_of(kind, schemas) for key, kind in types.items()}
+        schemas[name] = _closed(properties, sorted({*types}.difference(optional)), description=text)
+    return _ref(name)
 
 
 def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
@@ -307,26 +305,6 @@ def _parameter(one: Field) -> dict[str, Any]:
         "required": one.required,
         "schema": dict(one.kind.schema),
     }
-
-
-def _task_schema(names: Sequence[str], optional: Sequence[str] = (), *, page: bool = False) -> JsonSchema:
-    """Return the schema of a task's document, from the table of columns; ``page``: with what its page adds."""
-    properties: dict[str, JsonSchema] = {name: _column_schema(name) for name in (*names, *optional)}
-    properties["message"] = {"type": "string", "description": "the result or error in one line, secrets masked"}
-    required = [*names, "message"]
-    if page:
-        properties["explanation"] = _ref(Explanation.__name__)
-        properties["attempts"] = {"type": "array", "items": _ref(AttemptDocument.__name__)}
-        required += ["explanation", "attempts"]
-    return _closed(properties, required)
-
-
-def _column_schema(name: str) -> JsonSchema:
-    kind = BY_NAME[name].type
-    if kind == "jsonb":
-        return {}
-    found = SIMPLE[int if kind in INTEGER_TYPES else datetime if kind == "timestamptz" else str]
-    return {"anyOf": [found, SIMPLE[NoneType]]} if Task._meta.get_field(name).null else found
 
 
 def _closed(properties: Mapping[str, JsonSchema], required: Sequence[str], **more: str) -> JsonSchema:

@@ -18,9 +18,10 @@ from django.utils import timezone
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.api.routing import Call
-from django_dbtaskqueue.core.columns import LONG
+from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
@@ -34,17 +35,17 @@ from django_dbtaskqueue.models import (
     Poller,
     Queue,
     Schedule,
+    Task,
 )
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, queue_control
-from django_dbtaskqueue.operations import monitor_documents as documents
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.doctor import Finding, examine
-from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.operations.explain import Explanation, explain
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, look_through
 from django_dbtaskqueue.operations.permissions import (
     PAUSE,
@@ -62,6 +63,7 @@ from django_dbtaskqueue.operations.permissions import (
     visible_queues,
 )
 from django_dbtaskqueue.operations.queue_stats import (
+    FailureStats,
     Health,
     Overview,
     Pause,
@@ -79,19 +81,52 @@ from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, list
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import (
+    OPERATION,
+    AttemptDocument,
     Document,
     OperationDocument,
+    RowDocument,
+    TaskSummary,
+    as_document,
     attempt_of,
     detail,
-    operation_document,
+    document_types,
     summary,
 )
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb, VerbOptions
 
 M = TypeVar("M", bound=Model)
 MAX_ATTEMPTS = 50
-TaskSummary = Annotated[Document, "TaskSummary"]
-TaskDetail = Annotated[Document, "Task"]
+TASK = RowDocument(
+    "Task", "A task with its failed attempts. Payloads and results need the permission to see them.", Task, LISTED,
+    {"message": str, "explanation": Explanation, "attempts": list[AttemptDocument]}, (*LONG, "process_result"),
+)  # fmt: skip
+POLLER = RowDocument(
+    "Poller", "A poller as it last reported. Alive: it has not stopped, and has not missed three heartbeats.", Poller,
+    (
+        "instance", "host", "pid", "version", "state", "slots", "held", "finished", "failed", "start_time",
+        "heartbeat_time", "requested_command",
+    ),
+    {"alive": bool, "queues": list[str]},
+)  # fmt: skip
+FAILURE = RowDocument(
+    "Failure", "A failure group: attempts that failed, by window, and tasks in ERROR or POISON because of it.",
+    FailureGroup, ("fingerprint", "queue", "error_type", "frame", "message", "first_seen", "last_seen"),
+    document_types(FailureStats),
+)  # fmt: skip
+AUDIT = RowDocument(
+    "AuditEntry", "One act of an operator.", AuditEntry,
+    (
+        "id", "time", "actor", "source", "verb", "queue", "query", "reason", "changed", "skipped", "details",
+        "operation_id",
+    ),
+)  # fmt: skip
+CANCELLED = replace(OPERATION, name="CancelledOperation", more={**OPERATION.more, "cancelled": bool})
+TaskDocument = Annotated[Document, TASK]
+PollerDocument = Annotated[Document, POLLER]
+FailureDocument = Annotated[Document, FAILURE]
+AuditDocument = Annotated[Document, AUDIT]
+CancelledOperation = Annotated[Document, CANCELLED]
 
 
 class TaskPage(TypedDict):
@@ -122,12 +157,6 @@ class OperationPage(TypedDict):
     before: int | None
 
 
-class CancelledOperation(OperationDocument):
-    """The operation; ``cancelled``: it had not ended."""
-
-    cancelled: bool
-
-
 def tasks(call: Call) -> TaskPage:
     """Search tasks."""
     task_filter, found = _searched(call)
@@ -156,7 +185,7 @@ def count_tasks(call: Call) -> TaskCount:
         return {"query": to_text(task_filter.search), "count": bounded_count(found)}
 
 
-def task(call: Call, pk: int) -> TaskDetail:
+def task(call: Call, pk: int) -> TaskDocument:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
@@ -200,7 +229,7 @@ def act_on_search(call: Call, verb: str) -> OperationDocument:
         known, call.given["q"], call.actor, call.given["reason"],
         options=_options(call, known), max_tasks=call.given["limit"],
     )  # fmt: skip
-    return operation_document(operation)
+    return OPERATION.of(operation)
 
 
 def operations(call: Call) -> OperationPage:
@@ -210,13 +239,13 @@ def operations(call: Call) -> OperationPage:
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
-    return {"operations": [operation_document(row) for row in found], "before": before}
+    return {"operations": [OPERATION.of(row) for row in found], "before": before}
 
 
 def operation(call: Call, pk: int) -> OperationDocument:
     """Return the progress of a bulk operation."""
     may_view(call.actor, BulkOperation)
-    return operation_document(_operation(call, pk))
+    return OPERATION.of(_operation(call, pk))
 
 
 def cancel_operation(call: Call, pk: int) -> CancelledOperation:
@@ -224,12 +253,12 @@ def cancel_operation(call: Call, pk: int) -> CancelledOperation:
     found = _operation(call, pk)
     done = bulk.cancel(pk, call.actor, call.given["reason"])
     found.refresh_from_db()
-    return {**operation_document(found), "cancelled": done}
+    return CANCELLED.of(found, cancelled=done)
 
 
 def put_back_operation(call: Call, pk: int) -> OperationDocument:
     """Order that the tasks which a bulk operation changed become what they were before it."""
-    return operation_document(bulk.put_back(_operation(call, pk).pk, call.actor, call.given["reason"]))
+    return OPERATION.of(bulk.put_back(_operation(call, pk).pk, call.actor, call.given["reason"]))
 
 
 def purge_queue(call: Call, queue: str) -> OperationDocument:
@@ -239,7 +268,7 @@ def purge_queue(call: Call, queue: str) -> OperationDocument:
     check_there([queue], call.actor)
     if call.given["confirm"] != queue:
         raise BadInput("confirm", f'must repeat the name, because every task of the queue is deleted: "{queue}".')
-    return operation_document(bulk.start("purge", of_queue(queue), call.actor, call.given["reason"]))
+    return OPERATION.of(bulk.start("purge", of_queue(queue), call.actor, call.given["reason"]))
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -325,7 +354,7 @@ class QueueDetail(QueuePause):
 class AuditPage(TypedDict):
     """Acts of operators, the newest first. ``before`` leads to the next page."""
 
-    entries: list[documents.AuditDocument]
+    entries: list[AuditDocument]
     before: int | None
 
 
@@ -469,16 +498,14 @@ def _fields(call: Call) -> dict[str, object]:
 # -- pollers -----------------------------------------------------------------------------------------------------------
 
 
-def pollers(call: Call) -> list[documents.PollerDocument]:
+def pollers(call: Call) -> list[PollerDocument]:
     """Return the pollers as they last reported."""
     may_view(call.actor, Poller)
     rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
     living = alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
     return [
-        documents.poller_document(
-            row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor)
-        )
+        POLLER.of(row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor))
         for row in found
     ]
 
@@ -497,7 +524,7 @@ def command_poller(call: Call, poller: str, command: str) -> int:
 # -- failures and the audit --------------------------------------------------------------------------------------------
 
 
-def failures(call: Call) -> list[documents.FailureDocument]:
+def failures(call: Call) -> list[FailureDocument]:
     """Return failure groups."""
     may_view(call.actor, FailureGroup)
     rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
@@ -506,10 +533,10 @@ def failures(call: Call) -> list[documents.FailureDocument]:
     with statement_timeout(rows.db):
         found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
         stats = stats_of_groups([row.fingerprint for row in found], rows.db)
-    return [documents.failure_document(row, one) for row, one in zip(found, stats, strict=True)]
+    return [_failure(row, one) for row, one in zip(found, stats, strict=True)]
 
 
-def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
+def failure(call: Call, fingerprint: str) -> FailureDocument:
     """Return one failure group."""
     may_view(call.actor, FailureGroup)
     rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
@@ -517,7 +544,11 @@ def failure(call: Call, fingerprint: str) -> documents.FailureDocument:
     if row is None:
         raise Http404(f"There is no failure group {fingerprint}.")
     (stats,) = stats_of_groups([row.fingerprint], rows.db)
-    return documents.failure_document(row, stats)
+    return _failure(row, stats)
+
+
+def _failure(row: FailureGroup, stats: FailureStats) -> FailureDocument:
+    return FAILURE.of(row, message=masked_text(row.message), **as_document(stats))
 
 
 def audit(call: Call) -> AuditPage:
@@ -526,7 +557,7 @@ def audit(call: Call) -> AuditPage:
     rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
-    return {"entries": [documents.audit_document(row) for row in found], "before": before}
+    return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}
 
 
 def _overview(call: Call) -> Overview:

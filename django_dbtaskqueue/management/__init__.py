@@ -8,12 +8,15 @@ from argparse import ArgumentTypeError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.operations.serializers import DocumentEncoder
+
+Options = dict[str, Any]  # of argparse
 
 
 def positive(text: str) -> int:

@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
-from django_dbtaskqueue.management import Output, ago, printable
+from django_dbtaskqueue.management import Options, Output, ago, printable
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
@@ -34,14 +34,13 @@ from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
-from django_dbtaskqueue.operations.serializers import as_document, operation_document
+from django_dbtaskqueue.operations.serializers import OPERATION, as_document
 from django_dbtaskqueue.operations.shards import MOVE_SHARD, move_shards, shard_documents
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20
 MAX_ROWS_MASKED_AT_ONCE = 500
-Options = dict[str, Any]  # of argparse
 M = TypeVar("M", bound=Model)
 
 
@@ -154,9 +153,9 @@ def bulk(output: Output, options: Options) -> int:
         return _followed(output, back)
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
         ended = f"Bulk operation {number} has ended already: {operation.state}."
-        return _answered(output, operation_document(operation), ended, FAILED_CODE)
+        return _answered(output, OPERATION.of(operation), ended, FAILED_CODE)
     operation.refresh_from_db()
-    document = operation_document(operation)
+    document = OPERATION.of(operation)
     output.data(document)
     output.facts({**document, "skips": None})
     _skips(output, operation.skips)
@@ -167,7 +166,7 @@ def _listed(output: Output, alias: str, limit: int) -> int:
     rows: list[Any] = list(BulkOperation.objects.using(alias).annotate(clock=Now()).order_by("-pk")[:limit])
     if not rows:
         return _answered(output, [], "There is no bulk operation.")
-    output.data([operation_document(row) for row in rows])
+    output.data([OPERATION.of(row) for row in rows])
     head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
     table = [
         (r.pk, r.state, f"{r.progress:.0%}", r.changed, r.skipped, ago(r.create_time, r.clock), r.verb, r.query)
@@ -275,7 +274,7 @@ def _on_search(output: Output, options: Options) -> int:
 
 
 def _ordered(output: Output, operation: BulkOperation) -> int:
-    return _answered(output, operation_document(operation), "Pollers carry it out; or taskqueue bulk run.")
+    return _answered(output, OPERATION.of(operation), "Pollers carry it out; or taskqueue bulk run.")
 
 
 def _followed(output: Output, operation: BulkOperation) -> int:
@@ -289,7 +288,7 @@ def _followed(output: Output, operation: BulkOperation) -> int:
             output.write(f"{operation.progress:4.0%}  {operation.changed:,} changed, {operation.skipped:,} skipped")
         if not worked and operation.state in UNFINISHED:
             return _ordered(output, operation)  # a poller carries it out
-    output.data(operation_document(operation))
+    output.data(OPERATION.of(operation))
     _skips(output, operation.skips)
     done = (PUT_BACK if operation.verb == PUT_BACK.name else ID_VERBS[operation.verb]).done % {
         "number": operation.changed
@@ -382,7 +381,7 @@ def _shown(output: Output, queue: str, also: list[str]) -> int:
 MAX_LISTED_TOKENS = 500
 
 
-def make(output: Output, options: dict[str, Any]) -> int:
+def make(output: Output, options: Options) -> int:
     """Make a token for the JSON API. It is shown once; the database keeps only its hash."""
     user, queues, life = options["user"], options["queue"], options["expires"]
     users = get_user_model()
@@ -406,7 +405,7 @@ def make(output: Output, options: dict[str, Any]) -> int:
     return 0
 
 
-def show(output: Output, options: dict[str, Any]) -> int:
+def show(output: Output, options: Options) -> int:
     """List the tokens of the JSON API, or end one."""
     tokens = ApiToken.objects.using(alias_for("", options["database"]))
     if number := options["revoke"]:

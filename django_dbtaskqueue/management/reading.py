@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.durations import clock, format_duration, format_sec
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.management import Output, ago, printable
+from django_dbtaskqueue.management import Options, Output, ago, printable
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import serializers
@@ -45,7 +45,7 @@ def matching(terms: Sequence[str], using: str | None) -> tuple[TaskFilter, TaskQ
     return task_filter, task_filter.qs
 
 
-def status(output: Output, options: dict[str, Any]) -> int:
+def status(output: Output, options: Options) -> int:
     """Show the health in a sentence, then each queue: pause, oldest wait, rates, tasks by status."""
     view = overview(options["database"])
     requested = set(options["queue"])
@@ -88,7 +88,7 @@ def _age(value: timedelta | None) -> str | None:
     return None if value is None else format_duration(value, rough=True)
 
 
-def list_tasks(output: Output, options: dict[str, Any]) -> int:
+def list_tasks(output: Output, options: Options) -> int:
     """List the newest tasks that match. A long search goes on until it is stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
     limit, read, before = options["limit"] or DEFAULT_LIST_ROWS, 0, options["before"]
@@ -114,7 +114,7 @@ def list_tasks(output: Output, options: dict[str, Any]) -> int:
     return 0
 
 
-def show(output: Output, options: dict[str, Any]) -> int:
+def show(output: Output, options: Options) -> int:
     """Show one task, in a table or in the history: facts, failed attempts, payload with secrets masked."""
     task, document = find_task(options["task"], options["database"], options["queue"])
     location = getattr(task, "location", task._meta.label_lower)
@@ -138,7 +138,7 @@ def show(output: Output, options: dict[str, Any]) -> int:
     return 0
 
 
-def tail(output: Output, options: dict[str, Any]) -> int:
+def tail(output: Output, options: Options) -> int:
     """Show tasks as they are enqueued and attempts as they fail, until stopped."""
     task_filter, tasks = matching(options["filter"], options["database"])
     queues = task_filter.search.queues()
@@ -160,7 +160,7 @@ def tail(output: Output, options: dict[str, Any]) -> int:
     return 0
 
 
-def doctor(output: Output, options: dict[str, Any]) -> int:
+def doctor(output: Output, options: Options) -> int:
     """Say what is wrong with queues, pollers, settings and the database, and what helps."""
     findings = examine(options["database"])
     output.data(findings)
@@ -206,7 +206,7 @@ def _indented(text: str) -> str:
     return "\n".join(f"    {printable(line)}" for line in text.splitlines())
 
 
-def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, dict[str, Any]]:
+def find_task(name: str, using: str | None, queue: str | None) -> tuple[Any, serializers.Document]:
     """Return a task and its document, by an id or ``queue/reference``; the history is searched last.
 
     Searches the table of ``queue``, or the tables of all known queues. Raises ``CommandError`` when no task is found,

@@ -10,8 +10,7 @@ from django.utils.timezone import localtime
 
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
-from django_dbtaskqueue.management import Output
-from django_dbtaskqueue.management.changes import Options
+from django_dbtaskqueue.management import Options, Output
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import schedule_and_batch_control as control
@@ -182,4 +181,4 @@ def _batch_line(one: control.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"
-    return (one["id"], one["name"], one["created"], ended, failed, ", ".join(one["queues"]))
+    return (one["id"], one["name"], one["create_time"], ended, failed, ", ".join(one["queues"]))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Annotated
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
@@ -39,7 +39,7 @@ from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.lookup import locations
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, all_queues, check, check_queue, narrow
 from django_dbtaskqueue.operations.schedules import find, homes, is_declared, listed
-from django_dbtaskqueue.operations.serializers import document
+from django_dbtaskqueue.operations.serializers import Document, RowDocument
 from django_dbtaskqueue.operations.verbs import with_secrets_of
 
 if TYPE_CHECKING:
@@ -255,18 +255,11 @@ RETRY_BATCH = Verb(
     ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"), "reprocess_task",
 )  # fmt: skip
 BATCH_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (CANCEL_BATCH, RETRY_BATCH)}
-
-
-class BatchDocument(TypedDict):
-    """A batch as data."""
-
-    id: int
-    name: str
-    created: str
-    total: int
-    statuses: dict[str, int]
-    queues: list[str]
-    callback: int | None
+BATCH = RowDocument(
+    "Batch", "A batch, and how many of its tasks are in each status.", Batch,
+    ("id", "name", "create_time", "total", "queues", "callback_id"), {"statuses": dict[str, int]},
+)  # fmt: skip
+BatchDocument = Annotated[Document, BATCH]
 
 
 def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
@@ -296,16 +289,7 @@ def _rows(alias: str, actor: Actor, **of: int) -> QuerySet[Batch]:
 def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
     """Return batches as data: one query for each of their task tables."""
     counts = counts_of(rows)
-    return [
-        document(
-            BatchDocument,
-            row,
-            created=row.create_time.isoformat(),
-            statuses={str(status): counts[row.pk][str(status)] for status in Status},
-            callback=row.callback_id,
-        )
-        for row in rows
-    ]
+    return [BATCH.of(row, statuses={str(status): counts[row.pk][str(status)] for status in Status}) for row in rows]
 
 
 def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import islice
-from typing import TypedDict
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -27,7 +27,7 @@ from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, narrow
 from django_dbtaskqueue.operations.queue_stats import alive
-from django_dbtaskqueue.operations.serializers import document
+from django_dbtaskqueue.operations.serializers import Document, RowDocument
 
 SHOWN_TIMES = 5
 MAX_LISTED_SCHEDULES = 500
@@ -35,28 +35,15 @@ CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 Problem = tuple[str, str, str, str, tuple[str, ...]]  # level, id, words, remedy and queues of a finding
 
 
-class ScheduleDocument(TypedDict):
-    """A schedule, in words and with its next times. ``code`` is what the code says of the fields in ``edited``."""
-
-    name: str
-    queue: str
-    cron: str
-    timezone: str
-    words: str
-    next_times: list[datetime]
-    payload: object
-    payload_type: str
-    priority: int | None
-    missed: str
-    overlap: str
-    paused: bool
-    source: str
-    declared: bool
-    edited: list[str]
-    code: dict[str, object]
-    last_time: datetime | None
-    last_task: int | None
-    note: str
+SCHEDULE = RowDocument(
+    "Schedule", "A schedule, in words and with its next times; what the code says of the fields in edited.", Schedule,
+    (
+        "name", "queue", "cron", "timezone", "payload", "payload_type", "priority", "missed", "overlap", "paused",
+        "source", "edited", "last_time", "last_task", "note",
+    ),
+    {"words": str, "next_times": list[datetime], "declared": bool, "code": dict[str, object]},
+)  # fmt: skip
+ScheduleDocument = Annotated[Document, SCHEDULE]
 
 
 def declared() -> dict[str, Definition]:
@@ -169,8 +156,7 @@ def code_of_edited(row: Schedule, *, seen: bool) -> dict[str, object]:
 def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
     """Return a schedule as data, for the command line and the API; secrets are masked."""
     seen = actor.may(VIEW_PAYLOAD, row.queue)
-    return document(
-        ScheduleDocument,
+    return SCHEDULE.of(
         row,
         words=in_words(row.cron, row.timezone),
         next_times=[] if row.paused else next_times(row),

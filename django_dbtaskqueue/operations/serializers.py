@@ -1,35 +1,52 @@
 """Tasks, attempts and bulk operations as data, for the command line's JSON and for the API, with secrets masked.
 
-A document is a value, whose class names its keys, or a mapping that a ``TypedDict`` describes: each names its fields
-once, and the API describes itself by them.
+A document is a value, whose class names its keys, a row, whose columns a ``RowDocument`` names, or a mapping that a
+``TypedDict`` describes. Each key stands once, and the API describes itself by them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
-from typing import Any, TypedDict, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import QuerySet
+from django.db.models import (
+    BooleanField,
+    CharField,
+    DateTimeField,
+    ForeignKey,
+    IntegerField,
+    Model,
+    QuerySet,
+    TextField,
+)
 from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.masking import masked, masked_text
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.states import COMPLETED
 from django_dbtaskqueue.core.unique import is_freed, kind_of
-from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, BulkOperation, FailureGroup, Task, TaskHistory
+from django_dbtaskqueue.models.readable import JsonField
 
 MESSAGE_WIDTH = 160  # characters of a message in one line
 MAX_ERROR_WIDTH = 80  # characters
 FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
 FRAME = '  File "'  # how a line of a traceback begins
-Document = dict[str, object]
-D = TypeVar("D")
+Document = dict[str, Any]
+COLUMN_TYPES: Mapping[type, type] = {
+    BooleanField: bool,
+    CharField: str,
+    DateTimeField: datetime,
+    ForeignKey: int,
+    IntegerField: int,
+    TextField: str,
+}
 
 
 class DocumentEncoder(DjangoJSONEncoder):
@@ -44,35 +61,77 @@ class DocumentEncoder(DjangoJSONEncoder):
 
 
 def as_document(value: object) -> Document:
-    """Return a value as data."""
-    return {name: getattr(value, name) for name in document_keys(type(value))}
+    """Return a value of a dataclass as data."""
+    return {key: getattr(value, key) for key in _keys(type(value))}
 
 
-def document_keys(kind: Any) -> tuple[str, ...]:
-    """Return the keys of a value's document: those that its class names in ``DOCUMENT``, otherwise each field."""
-    return getattr(kind, "DOCUMENT", None) or tuple(one.name for one in fields(kind))
-
-
-def document_types(kind: Any) -> dict[str, Any]:
+def document_types(kind: Any) -> Mapping[str, object]:
     """Return the keys of the document of a dataclass or ``TypedDict``, each with its type."""
-    hints = get_type_hints(kind, include_extras=True)
-    if not is_dataclass(kind):
-        return hints
-    return {
-        name: hints[name] if name in hints else get_type_hints(getattr(kind, name).fget)["return"]
-        for name in document_keys(kind)
-    }
+    hints, keys = get_type_hints(kind, include_extras=True), _keys(kind) if is_dataclass(kind) else ()
+    own = {key: hints[key] if key in hints else get_type_hints(getattr(kind, key).fget)["return"] for key in keys}
+    return own or hints
 
 
-def document(kind: type[D], value: object, **given: object) -> D:
-    """Return a value as a document of a kind: each key is given, or is the attribute of that name."""
-    return cast(D, {name: given[name] if name in given else getattr(value, name) for name in kind.__annotations__})
+def _keys(kind: Any) -> Sequence[str]:
+    """Return the fields and properties that a dataclass names in ``DOCUMENT``; otherwise all fields."""
+    return getattr(kind, "DOCUMENT", None) or [one.name for one in fields(kind)]
 
 
-def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> Document:
+@dataclass(frozen=True, eq=False, slots=True)
+class RowDocument:
+    """A row as data: columns under their own names, and further keys with their types."""
+
+    name: str  # in the OpenAPI document
+    text: str  # its description there
+    model: type[Model]
+    columns: Sequence[str]
+    more: Mapping[str, object] = field(default_factory=dict)
+    optional: Sequence[str] = ()  # columns that not every reader sees
+
+    @property
+    def types(self) -> Mapping[str, object]:
+        """The keys, each with its type."""
+        columns = {name: _type_of(self.model._meta.get_field(name)) for name in (*self.columns, *self.optional)}
+        return {**columns, **self.more}
+
+    def of(self, row: Model, **given: object) -> Document:
+        """Return a row as data; a key that is not given is the row's, and None if the row has no such column."""
+        keys = (*self.columns, *self.more)
+        return {name: given.pop(name) if name in given else getattr(row, name, None) for name in keys} | given
+
+
+def _type_of(column: Any) -> Any:
+    if isinstance(column, JsonField):
+        kind: type = list[column.of] if column.shape is list else dict[str, column.of] if column.shape else object
+    else:
+        kind = next(kind for known, kind in COLUMN_TYPES.items() if isinstance(column, known))
+    return kind | None if column.null else kind
+
+
+SUMMARY = RowDocument(
+    "TaskSummary", "A task in a list. Message: its result or error in one line, secrets masked.", Task, LISTED,
+    {"message": str},
+)  # fmt: skip
+ATTEMPT = RowDocument(
+    "Attempt", "A failed attempt. Its traceback needs the permission to see payloads.", Attempt,
+    ("task_id", "queue", "attempt", "poller_instance", "finish_time"), {"error": str}, optional=("traceback",),
+)  # fmt: skip
+OPERATION = RowDocument(
+    "Operation", "A bulk operation. The estimate is null where counting took too long.", BulkOperation,
+    (
+        "id", "verb", "query", "actor", "reason", "state", "estimate", "estimate_more", "changed", "skipped", "skips",
+        "note", "create_time", "start_time", "finish_time",
+    ),
+    {"progress": float},
+)  # fmt: skip
+TaskSummary = Annotated[Document, SUMMARY]
+AttemptDocument = Annotated[Document, ATTEMPT]
+OperationDocument = Annotated[Document, OPERATION]
+
+
+def summary(task: AbstractTask | TaskHistory, *, payload: bool = True) -> TaskSummary:
     """Return what a list shows of a task; without ``payload`` no result, but the one line of an error."""
-    message = message_of(task.process_result) if payload or task.status != Status.COMPLETED else ""
-    return {name: getattr(task, name, None) for name in LISTED} | {"message": message}
+    return SUMMARY.of(task, message=message_of(task.process_result) if payload or task.status != COMPLETED else "")
 
 
 def detail(task: AbstractTask | TaskHistory, *, payload: bool) -> Document:
@@ -89,26 +148,10 @@ def detail_of_history(row: TaskHistory, *, payload: bool) -> Document:
     return detail(row, payload=payload) | {"id": row.task_id, "moved_time": row.moved_time}
 
 
-class _AttemptFacts(TypedDict):
-    task_id: int
-    queue: str
-    attempt: int
-    poller: str | None
-    failed: datetime
-    error: str
-
-
-class AttemptDocument(_AttemptFacts, total=False):
-    """A failed attempt. ``traceback`` needs the permission to see payloads."""
-
-    traceback: str
-
-
 def attempt_of(row: Attempt, *, payload: bool = True) -> AttemptDocument:
     """Return a failed attempt, secrets masked; without ``payload`` the one line of its error only."""
     error = masked_text(error_of(row)) if payload else message_of(error_of(row))
-    facts = document(_AttemptFacts, row, poller=row.poller_instance, failed=row.finish_time, error=error)
-    return cast(AttemptDocument, {**facts, "traceback": masked_text(row.traceback)} if payload else facts)
+    return ATTEMPT.of(row, error=error, **({"traceback": masked_text(row.traceback)} if payload else {}))
 
 
 def error_of(row: Attempt) -> str:
@@ -159,35 +202,6 @@ def with_errors(queries: Sequence[str], groups: QuerySet[FailureGroup]) -> list[
         return words.get(found[1]) or found[0]
 
     return [FINGERPRINT.sub(error, query) for query in queries]
-
-
-class OperationDocument(TypedDict):
-    """A bulk operation. ``expected`` is None where counting took too long."""
-
-    operation: int
-    verb: str
-    query: str
-    actor: str
-    reason: str
-    state: str
-    progress: float
-    expected: int | None
-    expected_more: bool
-    changed: int
-    skipped: int
-    skips: dict[str, int]
-    note: str
-    created: datetime
-    started: datetime | None
-    ended: datetime | None
-
-
-def operation_document(operation: BulkOperation) -> OperationDocument:
-    """Return a bulk operation as data."""
-    times = {"created": operation.create_time, "started": operation.start_time, "ended": operation.finish_time}
-    expected = {"expected": operation.estimate, "expected_more": operation.estimate_more}
-    progress = round(operation.progress, 4)
-    return document(OperationDocument, operation, operation=operation.pk, progress=progress, **expected, **times)
 
 
 def uniqueness_note(reference: str | None) -> str:

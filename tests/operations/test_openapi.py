@@ -182,7 +182,7 @@ def test_settings_are_changed_within_what_a_row_may_say(ada: Client, parts: dict
 def test_lists_go_on_where_the_page_ends(ada: Client, parts: dict[str, Any]) -> None:
     first = ada.get(f"{ROOT}/operations", {"limit": 1}).json()
     rest = ada.get(f"{ROOT}/operations", {"limit": 1, "before": first["before"]}).json()
-    ids = [one["operation"] for found in (first, rest) for one in found["operations"]]
+    ids = [one["id"] for found in (first, rest) for one in found["operations"]]
     assert (ids, rest["before"]) == (sorted(BulkOperation.objects.values_list("pk", flat=True))[::-1], None)
 
 
