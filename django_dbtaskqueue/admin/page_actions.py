@@ -300,15 +300,17 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     ids = [number for number in numbers if number is not None]
     # Read from the database that is written: a replica may lag behind.
     table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
-    tasks = narrow(table.filter(pk__in=ids), viewer(request))
-    if verb.name in ONE_TASK_VERBS and len(ids) != 1:
-        raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
-    task = tasks.first() if verb.name in ONE_TASK_VERBS else None
-    if task is not None and not may_see(request, task):
-        raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
-    form = bound_form(request, partial(VerbForm, verb=verb, table=tasks, actor=viewer(request), task=task))
+    actor, task = viewer(request), None
+    if verb.name in ONE_TASK_VERBS:
+        if len(ids) != 1:
+            raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
+        task = narrow(table.filter(pk__in=ids), actor).first()
+        if task is not None and not may_see(request, task):
+            raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
+    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
     options = form.options()
     if not confirmed(request, form):
+        tasks = narrow(table.filter(pk__in=ids), actor)
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
         unnamed = len(ids) > MAX_NAMED_TASKS
@@ -316,7 +318,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
         sentences = [*preview.sentences[1:], *([no_undo] if verb.undoable else [])]
         return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
-    report = actions.act_on_ids(table, ids, wanted, viewer(request))
+    report = actions.act_on_ids(table, ids, wanted, actor)
     level = messages.SUCCESS if report.changed else messages.WARNING
     return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
 

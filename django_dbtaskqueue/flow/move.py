@@ -88,6 +88,7 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
+CHANGE_GROUPS = {*CHANGES_BY_VALUE, "delete", *(verb for verb in CHANGES if "ready_time" in CHANGES[verb])}
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
 IS_HERE = ~Q(parked_by__startswith=MOVING)  # no verb changes a task that another database may have already
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
@@ -101,7 +102,7 @@ def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
     call = call or CALLS.get(verb, verb)
     allowed = as_filterable(tasks).filter(here(verb), status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
-        groups = _groups(allowed) if _changes_groups(verb) else {}
+        groups = _groups(allowed) if verb in CHANGE_GROUPS else {}
         return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb), call))
 
 
@@ -140,8 +141,7 @@ def delete(tasks: Tasks) -> int:
 
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
-    if _changes_groups(verb):
-        groups = _groups(tasks.filter(group_key__isnull=False))
+    if verb in CHANGE_GROUPS and (groups := _groups(tasks.filter(group_key__isnull=False))):
         _lock(_session(tasks), _with_entered(groups, verb, given))
 
 
@@ -181,7 +181,7 @@ def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) 
     """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
     if BY_VERB[verb].target in TERMINAL:
         dependencies.sweep_after_commit(_session(tasks))
-    if not _changes_groups(verb):
+    if verb not in CHANGE_GROUPS:
         return update()
     changed = _regroup(tasks, groups, update)
     if changed and verb not in NOT_DUE_AFTER:
@@ -251,12 +251,10 @@ def _with_entered(groups: Groups, verb: str, given: Mapping[str, Any] | None) ->
     return {**groups, given["queue"]: set().union(*groups.values())}
 
 
-def _changes_groups(verb: str) -> bool:
-    return BY_VERB[verb].target is None or verb in CHANGES_BY_VALUE or "ready_time" in CHANGES[verb]
-
-
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
+    if not any(groups.values()):
+        return change()
     session = _session(tasks)
     _lock(session, groups)
     number = change()

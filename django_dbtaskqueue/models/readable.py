@@ -75,8 +75,7 @@ def _in_range(compiler: SQLCompiler, sql: str, params: Sequence[str | int]) -> S
 
 
 class _TimeColumn(Col):
-    def select_format(self, compiler: SQLCompiler, sql: str, params: Sequence[str | int]) -> Sql:
-        return _in_range(compiler, sql, params)
+    select_format = staticmethod(_in_range)
 
 
 class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]

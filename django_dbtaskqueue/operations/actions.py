@@ -67,7 +67,7 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
         entry,
         tasks[0]._meta.label_lower,
         [task.pk for task in tasks],
-        before={name: _packed(tasks, name) for name in RESTORED} if verb.undoable else None,
+        before=_packed(tasks) if verb.undoable else None,
         after_time=same_rows(tasks).values_list("last_update_time", flat=True)[0],
         difference=edited,
     ).save(using=entry._state.db)
@@ -176,10 +176,14 @@ def _taken(tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[
     return found
 
 
-def _packed(tasks: Sequence[AbstractTask], name: str) -> list[Any]:
-    values = [getattr(task, name) for task in tasks]
-    plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
-    return plain[:1] if len(set(plain)) == 1 else plain
+def _packed(tasks: Sequence[AbstractTask]) -> dict[str, list[Any]]:
+    """Return what ``restore`` needs, by column; a column of equal values holds one."""
+    found = {}
+    for name in RESTORED:
+        values = [getattr(task, name) for task in tasks]
+        plain = [value.isoformat() if isinstance(value, datetime) else value for value in values]
+        found[name] = plain[:1] if len(set(plain)) == 1 else plain
+    return found
 
 
 def _unpacked(change: TaskChange, model: type[AbstractTask]) -> list[Columns]:

@@ -131,7 +131,9 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
-    memo: dict[str, list[str]] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
+    memo: dict[str, list[str] | None] = field(
+        default_factory=dict, compare=False, repr=False
+    )  # for one request or chunk
 
     @property
     def name(self) -> str:
@@ -149,7 +151,8 @@ class Actor:
             return True
         if not self.scope.operate and verb != VIEW_PAYLOAD:
             return False
-        return (queue is None or self.sees(queue)) and can_operate(self.user, verb, queue)
+        in_scope = queue is None or not self.scope.queues or queue in self.scope.queues
+        return in_scope and can_operate(self.user, verb, queue)
 
     def sees(self, queue: str) -> bool:
         """Whether the actor may view the queue."""
@@ -276,10 +279,9 @@ MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 def visible_queues(actor: Actor) -> list[str] | None:
     """Return the queues that the actor may view; None: all of them, without a question to the database."""
-    if actor.sees_all:
-        return None
     if VISIBLE not in actor.memo:
-        actor.memo[VISIBLE] = [name for name in actor.scope.queues or all_queues() if actor.sees(name)]
+        every = actor.sees_all
+        actor.memo[VISIBLE] = None if every else [*filter(actor.sees, actor.scope.queues or all_queues())]
     return actor.memo[VISIBLE]
 
 

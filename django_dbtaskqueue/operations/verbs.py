@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.json import dumps
 from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
-from django_dbtaskqueue.flow.move import CAN_RUN_NOW, change_locked, here, lock_groups
+from django_dbtaskqueue.flow.move import CAN_RUN_NOW, IS_HERE, change_locked, lock_groups
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.flow.task_signals import signal_all
@@ -78,7 +78,7 @@ class VerbOptions:
         return cls(**known)
 
 
-STORED_OPTIONS = tuple(field.name for field in fields(VerbOptions) if field.name != "payload")
+STORED_OPTIONS = tuple(one.name for one in fields(VerbOptions) if one.name != "payload")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,20 +205,6 @@ def _is_masked(path: str) -> OperationRefused:
     return OperationRefused(gettext("%(path)s is masked and cannot be changed here.") % {"path": path})
 
 
-def check_options(options: VerbOptions, inputs: Sequence[VerbInput], model: type[AbstractTask], alias: str) -> None:
-    """Raise ``UnknownQueue`` or ``OperationRefused`` for options that do not fit the table."""
-    if TO_QUEUE in inputs:
-        queue_settings(options.queue, alias)
-        if model_for(options.queue) is not model or alias not in aliases_of(options.queue):
-            words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
-            raise OperationRefused(words % {"queue": options.queue})
-    if PAYLOAD in inputs or SIGNAL_DATA in inputs:
-        try:
-            dumps(options.payload if PAYLOAD in inputs else options.data, limits=conf.payload_limits())
-        except PayloadError as error:
-            raise OperationRefused(str(error)) from None
-
-
 # -- verbs -------------------------------------------------------------------------------------------------------------
 
 
@@ -229,28 +215,25 @@ class TaskVerb(Verb):
     permission: str = ""  # if no other is named, NAME_task
     hint: Text = ""  # one plain line beside its button
     inputs: tuple[VerbInput, ...] = ()
-    edge: str = ""  # its name in ``status.EDGES``, where that is another
+    edge: str = ""  # its name in ``core.states.EDGES``, where that is another
     rare: bool = False  # offered under "More actions" where there are many
     undoable: bool = True  # whether a bulk operation can put its tasks back as they were
     also: tuple[Status, ...] = ()  # further statuses of its tasks, which it does not change
+    sources: tuple[Status, ...] = field(init=False)  # the statuses it acts on; tasks in another are skipped
+    deletes: bool = field(init=False)  # the tasks leave the table
+    ages: bool = field(init=False)  # it asks for an age, as housekeep does
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "permission", self.permission or f"{self.name}_task")
-
-    @property
-    def sources(self) -> tuple[Status, ...]:
-        """The statuses it acts on; tasks in another are skipped."""
-        return (*BY_VERB[self.edge or self.name].sources, *self.also)
-
-    @property
-    def deletes(self) -> bool:
-        """Whether the tasks leave the table."""
-        return BY_VERB[self.edge or self.name].target is None
-
-    @property
-    def ages(self) -> bool:
-        """Whether it asks for an age, as housekeep does."""
-        return OLDER_THAN in self.inputs
+        edge = BY_VERB[self.edge or self.name]
+        derived = {
+            "permission": self.permission or f"{self.name}_task",
+            "edge": edge.verb,
+            "sources": (*edge.sources, *self.also),
+            "deletes": edge.target is None,
+            "ages": OLDER_THAN in self.inputs,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def dangerous(self) -> bool:
@@ -274,12 +257,20 @@ class TaskVerb(Verb):
         return replace(VerbOptions(), **values)
 
     def check(self, model: type[AbstractTask], alias: str, options: VerbOptions, actor: Actor) -> None:
-        """Raise ``OperationRefused`` for options that do not fit the table, or that the actor may not give."""
+        """Raise ``UnknownQueue`` or ``OperationRefused`` for options that do not fit the table, or the actor."""
         if TO_QUEUE in self.inputs:
             check_queue(options.queue, actor)
             if not actor.may(self, options.queue):
                 raise PermissionDenied(gettext("not permitted on queue %(queue)s") % {"queue": options.queue})
-        check_options(options, self.inputs, model, alias)
+            queue_settings(options.queue, alias)
+            if model_for(options.queue) is not model or alias not in aliases_of(options.queue):
+                words = gettext("Queue %(queue)s has another table or database: its tasks cannot move there.")
+                raise OperationRefused(words % {"queue": options.queue})
+        if PAYLOAD in self.inputs or SIGNAL_DATA in self.inputs:
+            try:
+                dumps(options.payload if PAYLOAD in self.inputs else options.data, limits=conf.payload_limits())
+            except PayloadError as error:
+                raise OperationRefused(str(error)) from None
 
     def allowed(self, actor: Actor, queue: str) -> bool:
         """Whether the actor may use it on tasks of a queue. To edit a payload, a user must be allowed to see it."""
@@ -287,7 +278,7 @@ class TaskVerb(Verb):
 
     def condition(self, model: type[AbstractTask], options: VerbOptions) -> Q:
         """Return what a task must fulfil for the verb to change it."""
-        found = Q(status__in=self.sources) & here(self.edge or self.name)
+        found = Q(status__in=self.sources) & (IS_HERE if Status.CREATED in self.sources else Q())
         if self.ages:
             found &= finished_before(options.older_than)
         if self is RUN_NOW:
@@ -304,9 +295,7 @@ class TaskVerb(Verb):
     def lock_groups(self, tasks: TaskQuerySet, options: VerbOptions) -> None:
         """Lock the groups that ``run`` changes. Groups are locked before rows everywhere."""
         if not self.ages:  # a signal makes tasks due, as RUN_NOW does
-            lock_groups(
-                tasks, RUN_NOW.name if self is SEND_SIGNAL else self.edge or self.name, {"queue": options.queue}
-            )
+            lock_groups(tasks, RUN_NOW.name if self is SEND_SIGNAL else self.edge, {"queue": options.queue})
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
@@ -326,7 +315,7 @@ class TaskVerb(Verb):
         if self is EDIT:
             given["payload"] = with_secrets_of(tasks[0].payload, options.payload)
         if self is not MOVE:
-            return change_locked(tasks, self.edge or self.name, given)
+            return change_locked(tasks, self.edge, given)
         try:
             with transaction.atomic(using=tasks[0]._state.db):
                 return change_locked(tasks, self.name, given)
@@ -359,9 +348,9 @@ class TaskVerb(Verb):
             days = options.older_than.days
             age = ngettext("older than %(days)s day", "older than %(days)s days", days) % {"days": days}
             return f"{self.label}: {age}, {options.to}"
-        given = {FOR: format_duration(options.delay), PRIORITY: options.priority, TO_QUEUE: options.queue}
-        given[SIGNAL_NAME] = options.signal
-        return ": ".join([str(self.label), *(str(given[one]) for one in self.inputs if one in given)])
+        given = [getattr(options, one.field) for one in self.inputs if not one.is_json]
+        texts = (format_duration(value) if isinstance(value, timedelta) else str(value) for value in given)
+        return ": ".join([str(self.label), *texts])
 
 
 REPROCESS = TaskVerb(

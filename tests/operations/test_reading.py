@@ -2,11 +2,13 @@
 
 import json
 import re
+import sys
 from cProfile import Profile
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
@@ -14,12 +16,14 @@ from django.urls import reverse
 from django_dbtaskqueue.admin import list_pages, task_pages
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Poller, Queue, Task
+from tests.architecture.journeys import CallCounter
 from tests.architecture.source import REPOSITORY
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, sql, text
 from tests.operations.site import page as shown
 
 SECOND = timedelta(seconds=1)
+MAX_CALLS_TO_CONFIRM = 120  # of the package's functions
 MAX_CALLS_PER_ROW = 700  # of Python functions; with the library's cells it is above 1,500
 
 
@@ -157,6 +161,21 @@ def test_a_row_costs_few_function_calls(op: Client) -> None:
     for number in range(10, 50):
         make_task(ERROR, reference=str(number))
     assert (calls_of(op) - few) / 40 < MAX_CALLS_PER_ROW
+
+
+def test_to_confirm_a_verb_takes_few_calls(op: Client) -> None:
+    counter, counts = CallCounter(), []
+    for _ in range(3):  # the first fills caches
+        task = make_task(ERROR)
+        counter.take()
+        sys.setprofile(counter.profile)
+        counter.on = True
+        op.post(TASKS, {"action": "reprocess", ACTION_CHECKBOX_NAME: task.pk, "confirm": "1", "reason": "why"})
+        counter.on = False
+        sys.setprofile(None)
+        counts.append(counter.take().total())
+        assert Task.objects.get(pk=task.pk).status == CREATED
+    assert 50 < min(counts) <= MAX_CALLS_TO_CONFIRM
 
 
 # Numbers for programs are written without a separator, whatever the site says of numbers for people.

@@ -223,7 +223,7 @@ def test_the_filter_takes_a_search_and_each_qualifier_as_a_field() -> None:
     assert to_text(found.checked().search) == "status:ERROR,POISON -queue:bulk attempt:>=3"
     assert TaskFilter(QueryDict(""), queryset=Task.objects.all()).qs.count() == len(ROWS)
     assert TaskFilter(None, queryset=Task.objects.all()).checked().qs.count() == len(ROWS)
-    assert set(found.form.fields) == {"q", *QUALIFIERS}
+    assert set(found.filters) == {"q", *QUALIFIERS} > set(found.form.fields) == {"q", "queue", "attempt", "age"}
     for fault in ({"q": "stauts:ERROR"}, {"status": "EROR"}, {"q": "status:ERROR", "age": "old"}):
         wrong = TaskFilter(fault, queryset=Task.objects.all())
         assert list(wrong.qs) == [] and wrong.errors

@@ -126,10 +126,10 @@ def test_no_road_tells_a_guess_right(guess: str, op: Any) -> None:
     ada = client("view_task", "view_payload", "reprocess_task")
     assert str(task) not in page(op, TASKS, q=guess) and "No task matches" in page(op, TASKS, q=guess)
     assert ada.get("/api/tasks", {"q": guess}).json()["tasks"] == []
-    assert ada.get("/api/tasks/count", {"q": guess}).json()["count"] == 0
-    assert post(ada, "tasks/reprocess/preview", q=guess).json()["selected"]["count"] == 0
+    assert ada.get("/api/tasks/count", {"q": guess}).json()["count"]["number"] == 0
+    assert post(ada, "tasks/reprocess/preview", q=guess).json()["selected"]["number"] == 0
     assert data("list", "--filter", guess) == []
-    assert data("reprocess", "--filter", guess, "--dry-run")["selected"] == "0"
+    assert data("reprocess", "--filter", guess, "--dry-run")["selected"]["number"] == 0
     assert post(ada, "tasks/reprocess/search", q=guess, reason="x").status_code == 202 and work()
     assert BulkOperation.objects.get().changed == 0
 

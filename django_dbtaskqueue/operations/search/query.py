@@ -298,13 +298,11 @@ class SearchForm(forms.Form):
 
     user: User | None = None  # who searches; None may see everything
 
-    @property
-    def search(self) -> Search:
-        """All valid fields, as one search."""
-        return reduce(and_, self.cleaned_data.values(), Search())
+    search = Search()  # all valid fields, as one search
 
     def clean(self) -> None:
         """Refuse a search in payloads that the user may not see."""
+        self.search = reduce(and_, self.cleaned_data.values(), Search())
         if fault := search_fault(self.user, self.search):
             raise ValidationError(fault)
 
@@ -329,12 +327,10 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
         }
         return {**super().get_filters(), **named}
 
-    @property
-    def form(self) -> SearchForm:
-        """The form; with a ``request``, its user cannot search in what they may not see."""
-        found: SearchForm = super().form
-        found.user = getattr(self.request, "user", None)
-        return found
+    def get_form_class(self) -> type[SearchForm]:
+        """Return a form of the fields that were given, for the user of the ``request`` if there is one."""
+        given = {name: one.field for name, one in self.filters.items() if name in self.data}
+        return type("TaskForm", (SearchForm,), {**given, "user": getattr(self.request, "user", None)})
 
     def filter_queryset(self, queryset: TaskQuerySet) -> TaskQuerySet:
         """Return the tasks that fit; none when the filter set has an error."""
@@ -344,7 +340,7 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
     @property
     def search(self) -> Search:
         """All that was asked for, as one search: its text and address are ``search.to_text`` and ``to_url`` of it."""
-        return self.form.search if self.is_bound and not self.errors else Search()
+        return self.form.search if self.is_valid() else Search()
 
     def checked(self) -> TaskFilter:
         """Return this filter set; raise ``SearchError`` with its first error."""
