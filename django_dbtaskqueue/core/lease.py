@@ -353,4 +353,5 @@ def _leased() -> tuple[Column, ...]:
 
 # The columns a checkout returns, in the order of Lease's fields: ``Lease(*row, port, deadline)``.
 LEASED = _leased()
+POSITION = {column.leased: number for number, column in enumerate(LEASED)}  # of each field in such a row
 current_lease: ContextVar[Lease | None] = ContextVar("dbtaskqueue_lease", default=None)  # of the processor that runs

@@ -1,7 +1,7 @@
 """Checkout: due rows under a lease. The attempt is charged in the same statement that takes the row.
 
 Tasks are taken in the ready order: (priority, ready_time, id) among the rows visible at checkout. A strategy takes from
-one queue; ``take_many`` takes from several queues in one statement. Where they begin to read, ``flow.checkout`` says.
+one queue; one statement takes from several queues. Both begin to read where the scan says.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.lease import Lease, Port
+from django_dbtaskqueue.core.lease import POSITION, Lease, Port
 from django_dbtaskqueue.core.sql.checkout import UNREADABLE
 from django_dbtaskqueue.core.sql.dialects import NO_VALUES
 from django_dbtaskqueue.db.liveness import is_about_data
@@ -47,7 +47,7 @@ FULL_SCAN_MAX_INTERVAL_S = 1.0  # a task behind a watermark waits at most this l
 MIN_ROWS_FOR_COST_SAMPLE = 50  # fewer rows give no useful timing: most of it is the round trip
 COST_SMOOTHING = 0.2
 SCAN_NOW = 0.0  # as ``next_full_scan``: the next checkout is a full scan
-ID, QUEUE, PRIORITY, READY_TIME = 0, 1, 7, 15  # columns of a leased row (core.sql.checkout.LEASED)
+ID, QUEUE, PRIORITY, READY_TIME = (POSITION[name] for name in ("id", "queue", "priority", "ready_text"))
 READY_ORDER = itemgetter(PRIORITY, READY_TIME, ID)
 
 Watermarks = dict[int, tuple[str, int]]  # of each priority the last row taken: its ready time as text, its id
@@ -228,14 +228,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 CANDIDATE_POOL_SIZE = 48  # tasks from which an optimistic checkout that lost a race picks at random
 
 
-@dataclass(slots=True, eq=False)
-class QueueShare(Scan):
-    """One queue's scan in a checkout of several (``take_many``), and the leases that came of it."""
-
-    port: Port = field(kw_only=True)
-    taken: list[Lease] = field(default_factory=list)
-
-
 class Strategy(Protocol):
     """How due rows are taken: a queue's driver. Set ``strategy`` to the dotted path of a class to use your own.
 
@@ -369,43 +361,64 @@ def _driver(path: str) -> Strategy:
     return driver  # type: ignore[no-any-return]
 
 
-def take(
-    session: Session,
-    cursor: ScanCursor,
-    *,
-    strategy: Strategy,
-    poller_instance: str,
-    limit: int,
-    lease: timedelta,
-    port: Port,
-    tags: Sequence[str] = (),
-    without: Sequence[str] = (),
-    min_lease: float = 0.0,
-    limiter: Limiter | None = None,
-) -> list[Lease]:
-    """Take at most ``limit`` due tasks of one queue, but no payload types ``without`` ('' is "none"), not decoded.
+@dataclass(slots=True, eq=False)
+class QueueShare(Scan):
+    """One queue in a checkout, and the leases that came of it. Their payloads are still text."""
 
-    No lease is shorter than ``min_lease`` seconds, whatever the queue or the task say. ``limiter``: of a queue with
-    limits over all pollers.
-    """
-    params = _params(session, poller_instance, lease, tags, min_lease)
-    params["limit"] = limit
-    if without:
-        session, params["without"] = session.narrowed(), session.sql.dialect.array(without)
-    since = clock.monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    try:
-        if limiter is None:
-            rows = strategy.take(session, cursor, params)
+    port: Port = field(kw_only=True)
+    strategy: Strategy | None = None  # None: the best of its database. Of several queues all are skip-locked
+    limiter: Limiter | None = None  # of its limits over all pollers
+    without: Sequence[str] = ()  # the payload types to leave out; '' is "none"
+    taken: list[Lease] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Checkout:
+    """Takes due tasks for one holder: of one queue, or of several queues of one PostgreSQL table in one statement."""
+
+    session: Session
+    poller_instance: str
+    lease: timedelta
+    tags: Sequence[str] = ()
+    min_lease: float = 0.0  # seconds; no lease is shorter, whatever the queue or the task say
+
+    def take(self, shares: Sequence[QueueShare], limit: int) -> list[Lease]:
+        """Take at most ``limit`` due tasks, and of each queue at most what its share says, in the order of the shares.
+
+        Of several queues: what ``SkipLocked`` would take of one after the other; they have no ``max_wait``, and nothing
+        else that a share may say. A paused queue gives nothing.
+        """
+        dialect = self.session.sql.dialect
+        tags = dialect.array(self.tags) if self.tags else NO_VALUES[dialect.vendor]
+        seconds = self.lease.total_seconds()
+        params = {"poller_instance": self.poller_instance, "lease": seconds, "min_lease": self.min_lease, "tags": tags}
+        since = clock.monotonic()  # before the statement is sent, so that a deadline is never later than the database's
+        if len(shares) == 1:
+            (share,) = shares
+            share.rows = self._take_of_one(share, {**params, "limit": min(limit, share.limit)})
+            share.reached = True
         else:
-            rows = limiter.take(
+            take_rows_of_many(self.session, shares, params, limit)
+        for share in shares:
+            share.taken = _granted(self.session, share.rows, share.port, since, params) if share.rows else []
+        return [lease for share in shares for lease in share.taken]
+
+    def _take_of_one(self, share: QueueShare, params: dict[str, Any]) -> list[Row]:
+        session, cursor, limiter = self.session, share.cursor, share.limiter
+        strategy = share.strategy or strategy_for(session)
+        if share.without:
+            session, params["without"] = session.narrowed(), session.sql.dialect.array(share.without)
+        try:
+            if limiter is None:
+                return strategy.take(session, cursor, params)
+            return limiter.take(
                 session, params, lambda allowed: strategy.take(session, cursor, {**allowed}), cursor.rewind
             )
-    except DatabaseError as error:
-        if session.connection.in_atomic_block or not is_about_data(error):
-            raise
-        params["queue_name"] = cursor.queue
-        rows = _take_or_park(session, first_ready(session, params), params, limiter)
-    return _granted(session, rows, port, since, params) if rows else []
+        except DatabaseError as error:
+            if session.connection.in_atomic_block or not is_about_data(error):
+                raise
+            params["queue_name"] = cursor.queue
+            return _take_or_park(session, first_ready(session, params), params, limiter)
 
 
 def _take_or_park(session: Session, found: Sequence[Row], params: Params, limiter: Limiter | None) -> list[Row]:
@@ -434,31 +447,8 @@ def _take_or_park(session: Session, found: Sequence[Row], params: Params, limite
         return []
 
 
-def take_many(
-    session: Session,
-    shares: Sequence[QueueShare],
-    *,
-    poller_instance: str,
-    limit: int,
-    lease: timedelta,
-    tags: Sequence[str] = (),
-    min_lease: float = 0.0,
-) -> int:
-    """Take due tasks of several queues of one PostgreSQL table, in the order of ``shares``; return how many.
-
-    At most ``limit`` in all, and of each queue at most what its share says: what ``SkipLocked`` would take of one
-    after the other. The queues have no ``max_wait``. A paused queue gives nothing. Payloads are still text.
-    """
-    params = _params(session, poller_instance, lease, tags, min_lease)
-    since = clock.monotonic()  # before the statement is sent, so that a deadline is never later than the database's
-    got = take_rows_of_many(session, shares, params, limit)
-    for share in shares:
-        share.taken = _granted(session, share.rows, share.port, since, params)
-    return got
-
-
 def take_rows_of_many(session: Session, scans: Sequence[Scan], params: dict[str, Any], limit: int) -> int:
-    """``take_many`` by rows: ``params`` hold ``poller_instance``, ``lease`` (seconds) and ``tags``."""
+    """Take rows of several queues: ``params`` hold ``poller_instance``, ``lease`` (seconds) and ``tags``."""
 
     def take_after(asked: list[Scan]) -> list[Row]:
         rows = session.run(session.sql.checkout_of_many, {**params, **_watermarks_of_many(asked), "limit": left[0]})
@@ -491,15 +481,6 @@ def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -
         return {}
     params = {"queues": [queue for queue, _ in pairs], "priorities": [number for _, number in pairs]}
     return dict(session.run(session.sql.next_due_of_many, params))
-
-
-def _params(
-    session: Session, poller_instance: str, lease: timedelta, tags: Sequence[str], min_lease: float
-) -> dict[str, Any]:
-    dialect = session.sql.dialect
-    array = dialect.array(tags) if tags else NO_VALUES[dialect.vendor]
-    seconds = lease.total_seconds()
-    return {"poller_instance": poller_instance, "lease": seconds, "min_lease": min_lease, "tags": array}
 
 
 def _granted(session: Session, rows: Iterable[Row], port: Port, since: float, params: Params) -> list[Lease]:

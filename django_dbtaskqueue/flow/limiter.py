@@ -26,7 +26,7 @@ from uuid import uuid4
 from django.db import OperationalError
 
 from django_dbtaskqueue.conf.queue import QueueSettings
-from django_dbtaskqueue.core.lease import LEASED, Lease
+from django_dbtaskqueue.core.lease import POSITION, Lease
 from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Params, Row, Session
 
@@ -37,7 +37,7 @@ LOCK_TIMEOUT_SQLSTATE = "55P03"
 NO_RATE_TOKENS = 1e9  # of a queue without a rate: with the first rate it has a whole burst
 TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
 MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
-TOTAL_ATTEMPT, GROUP = map([column.leased for column in LEASED].index, ("total_attempt", "group"))
+TOTAL_ATTEMPT, GROUP = POSITION["total_attempt"], POSITION["group"]
 SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
 NEAR_SHARE = 0.8  # of the limit: when so many run, the row names no lease that ended
 Fence = tuple[int, int]  # a lease: id and total_attempt of its task

@@ -12,8 +12,8 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, observe
-from django_dbtaskqueue.flow.checkout import QueueShare
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, SkipLocked
 from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
@@ -138,7 +138,7 @@ class Fetcher:
     def _can_share(self, queue: QueueState) -> bool:
         """Whether one statement can serve a queue together with others: it needs no statement of its own."""
         return (
-            type(queue.strategy) is checkout.SkipLocked
+            type(queue.strategy) is SkipLocked
             and queue.settings.max_wait is None
             and not (
                 queue.alone
@@ -211,137 +211,91 @@ class Fetcher:
 
     def fetch(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
         """Check out what was chosen and hand it to the executors; return whether there was as much as asked for."""
-        if len(queues) > 1:
-            return self._take_of_many(connections, queues, asked)
-        queue = queues[0]
-        wakes, ends = queue.wakes, self._ends() if self.capacity.options.drain else None
-        try:
-            session = connections.session(queue)
-            if queue.reply_lost and queue.reserved == asked:
-                queue_state.release_unknown(session, queue, self.instance, self._settler.held.copy())
-            queue_state.prepare(session, queue, self.queues.values())
-            if queue.foreign_types and clock.monotonic() >= queue.foreign_until:
-                queue_state.find_foreign_types(session, queue, queue.foreign_types, self.instance)
-            if queue.placement.one_limit:
-                got = self._take(session, queue, asked)
-            else:
-                got = self._take_by_processor(session, queue, asked)
-        except Exception:
-            queue.reply_lost, queue.exhausted = True, False
-            raise
-        finally:
-            self.reserve([queue], -asked)
-        next_due = None if got else queue_state.find_next_due(session, queue)
-        with self._lock:
-            queue.alone = False
-            queue.fetched(got=got, asked=asked, wakes=wakes, next_due=next_due)
-        if ends:
-            self._note_drained(session, queue, got, ends)
-        return got == asked
-
-    def _take_of_many(self, connections: ConnectionSet, queues: list[QueueState], asked: int) -> bool:
         wakes, ends = [queue.wakes for queue in queues], self._ends() if self.capacity.options.drain else None
+        first = queues[0]
         try:
-            session = connections.session(queues[0])
-            parts = [QueueShare(queue.cursor, share_of(queue, asked), port=queue.port) for queue in queues]
-            checkout.take_many(
-                session,
-                parts,
-                poller_instance=self.instance,
-                limit=asked,
-                lease=queues[0].settings.lease,
-                tags=self.capacity.options.tags,
-                min_lease=max([queue.min_lease for queue in queues]),
-            )
-            self._run_shared(session, queues, parts, asked)
+            session = connections.session(first)
+            if first.reply_lost and first.reserved == asked:
+                queue_state.release_unknown(session, first, self.instance, self._settler.held.copy())
+            queue_state.prepare(session, first, self.queues.values(), self.instance)
+            if first.placement.one_limit:
+                shares = self._take(session, queues, asked)
+            else:
+                shares = [self._take_by_processor(session, first, asked)]
         except Exception:
             for queue in queues:
-                queue.reply_lost = queue.alone = True
+                queue.reply_lost, queue.exhausted, queue.alone = True, False, queue.alone or len(queues) > 1
             raise
         finally:
             self.reserve(queues, -asked)
-        empty = [queue for queue, part in zip(queues, parts, strict=True) if part.reached and not part.taken]
-        priorities = [(queue.name, priority) for queue in empty for priority in queue.priorities()]
-        next_dues = checkout.next_due_by_queue(session, priorities)
+        pairs = list(zip(queues, shares, strict=True))
+        empty = [queue for queue, share in pairs if share.reached and not share.taken]
+        next_dues = queue_state.find_next_dues(session, empty) if empty else {}
         with self._lock:
-            for queue, part, before in zip(queues, parts, wakes, strict=True):
-                if part.reached:
-                    next_due = next_dues.get(queue.name)
-                    queue.fetched(got=len(part.taken), asked=part.limit, wakes=before, next_due=next_due)
+            for (queue, share), before in zip(pairs, wakes, strict=True):
+                if share.reached:
+                    queue.alone, next_due = False, next_dues.get(queue.name)
+                    queue.fetched(got=len(share.taken), asked=share.limit, wakes=before, next_due=next_due)
                 else:
                     queue.next_turn -= 1 / queue.weight
         if ends:
-            for queue, part in zip(queues, parts, strict=True):
-                if part.reached:
-                    self._note_drained(session, queue, len(part.taken), ends)
-        return sum([len(part.taken) for part in parts]) == asked
+            for queue, share in pairs:
+                if share.reached:
+                    self._note_drained(session, queue, len(share.taken), ends)
+        return sum([len(share.taken) for share in shares]) == asked
 
-    def _run_shared(self, session: Session, queues: list[QueueState], parts: list[QueueShare], asked: int) -> None:
-        """Run the tasks of several queues as one batch."""
-        taken = [lease for part in parts for lease in part.taken]
-        if not taken:
-            return
-        kept = self._isolation.sift(session, taken, alone=self.capacity.reserved == asked)
-        released = set(taken).difference(kept) if len(kept) < len(taken) else ()
-        jobs: list[Job] = []
-        given = [(queue, part.taken) for queue, part in zip(queues, parts, strict=True) if part.taken]
-        for queue, leases in given:
-            left = [lease for lease in leases if lease not in released] if released else leases
-            jobs += self._jobs(session, queue, left)
-        self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
-
-    def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> int:
+    def _take_by_processor(self, session: Session, queue: QueueState, asked: int) -> QueueShare:
         """Take tasks so that no processor gets more than its free slots, and a full one does not block the others.
 
         Each statement asks for the smallest number of free slots among the processors, and leaves out the full ones.
         """
-        got, served = 0, set[Processor]()
+        total, served = QueueShare(queue.cursor, asked, port=queue.port, reached=True), set[Processor]()
         processors = queue.placement.processors
         while True:
             free = {each: processor_slots(queue, each, self.capacity, own=asked) for each in processors}
             fitting = {each: slots for each, slots in free.items() if slots > 0 and each not in served}
             queue.full_processors = frozenset(processors) - fitting.keys()
-            limit = min([asked - got, *fitting.values()]) if fitting else 0
+            limit = min([asked - len(total.taken), *fitting.values()]) if fitting else 0
             if limit <= 0:
-                return got
-            taken = self._take(session, queue, limit)
-            got += taken
-            if taken < limit:
-                return got
+                return total
+            (share,) = self._take(session, [queue], limit)
+            total.taken += share.taken
+            if len(share.taken) < limit:
+                return total
             least = min(fitting.values())
             served |= {each for each, slots in fitting.items() if slots == least}
 
-    def _take(self, session: Session, queue: QueueState, asked: int) -> int:
-        """Check out of one queue and submit to the executors; return how many tasks there were."""
-        if queue.strategy is None:
-            if queue.settings.paused:
-                session.run(session.sql.start_paused, {"queue_name": queue.name})
-            queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
-        without = queue.left_out() if queue.full_processors or queue.foreign_types else ()
-        cursor = queue.cursor_without(without) if without else queue.cursor
+    def _take(self, session: Session, queues: list[QueueState], asked: int) -> list[QueueShare]:
+        """Check out of queues and submit to the executors; return what each of them gave."""
+        first, tags = queues[0], self.capacity.options.tags
+        without = first.left_out() if first.full_processors or first.foreign_types else ()
+        shares = [
+            QueueShare(
+                queue.cursor_without(without) if without else queue.cursor,
+                share_of(queue, asked) if len(queues) > 1 else asked,
+                port=queue.port,
+                strategy=queue.strategy,
+                limiter=queue.limiter,
+                without=without,
+            )
+            for queue in queues
+        ]
         if self._isolation.active():
-            cursor.rewind()
-        leases = checkout.take(
-            session,
-            cursor,
-            strategy=queue.strategy,
-            poller_instance=self.instance,
-            limit=asked,
-            lease=queue.settings.lease,
-            port=queue.port,
-            tags=self.capacity.options.tags,
-            without=without,
-            min_lease=queue.min_lease,
-            limiter=queue.limiter,
-        )
-        if not leases:
-            return 0
-        kept = leases
+            shares[0].cursor.rewind()
+        min_lease = max([queue.min_lease for queue in queues])
+        taken = Checkout(session, self.instance, first.settings.lease, tags, min_lease).take(shares, asked)
+        if not taken:
+            return shares
+        kept, given = taken, [(queue, share.taken) for queue, share in zip(queues, shares, strict=True) if share.taken]
         if not self.capacity.options.once:
-            kept = self._isolation.sift(session, leases, alone=self.capacity.reserved == asked)
-        if kept and (jobs := self._jobs(session, queue, kept)):
-            self.capacity.executors.submit(jobs, fast=queue.is_fast())
-        return len(leases)
+            kept = self._isolation.sift(session, taken, alone=self.capacity.reserved == asked)
+        released = set(taken).difference(kept) if len(kept) < len(taken) else ()
+        jobs: list[Job] = []
+        for queue, leases in given:
+            left = [lease for lease in leases if lease not in released] if released else leases
+            jobs += self._jobs(session, queue, left)
+        self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
+        return shares
 
     def _jobs(self, session: Session, queue: QueueState, leases: list[Lease]) -> list[Job]:
         """Return the jobs of plain processors; submit those of other processors."""

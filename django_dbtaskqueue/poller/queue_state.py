@@ -227,15 +227,21 @@ class QueueState:
         return min(max(seconds, MIN_RUNNING_PAUSE_SECONDS), self.settings.poll_interval.total_seconds())
 
 
-def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState]) -> None:
+def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState], instance: str) -> None:
     """Do what is due before a checkout. ``queues``: all of the poller; the first checkout prepares others, too."""
     if queue.strategy is None:
         _prepare_new(session, queues)
+    if queue.strategy is None:
+        if queue.settings.paused:
+            session.run(session.sql.start_paused, {"queue_name": queue.name})
+        queue.strategy = checkout.strategy_for(session, queue.settings.strategy)
     if queue.unpark_due:
         unpark(session, queue)
     if queue.groups_due:
         groups.park_excess(session, queue.name)
         queue.groups_due = False
+    if queue.foreign_types and clock.monotonic() >= queue.foreign_until:
+        find_foreign_types(session, queue, queue.foreign_types, instance)
 
 
 def _prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
@@ -335,14 +341,12 @@ def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
     return [as_list(read(text)) for (text,) in session.run(sql, {"instance": instance, "seconds": since})]
 
 
-def find_next_due(session: Session, queue: QueueState) -> float | None:
-    """Return the seconds until the queue's first scheduled task is due; None if there is none."""
-    params: dict[str, Any] = {"queue_name": queue.name}
-    if session.postgresql:  # on SQLite, Django's DEBUG log cannot print a list
-        params["priorities"] = queue.priorities()
-        if not params["priorities"]:
-            return None
-    return session.run(session.sql.next_due, params)[0][0]  # type: ignore[no-any-return]
+def find_next_dues(session: Session, queues: Iterable[QueueState]) -> dict[str, float]:
+    """Return by queue the seconds until its first scheduled task is due. There is one queue if it is not PostgreSQL."""
+    if session.postgresql:
+        pairs = [(queue.name, priority) for queue in queues for priority in queue.priorities()]
+        return checkout.next_due_by_queue(session, pairs)
+    return {queue.name: session.run(session.sql.next_due, {"queue_name": queue.name})[0][0] for queue in queues}
 
 
 def is_drained(session: Session, queue: QueueState, held: Iterable[Lease], options: Options) -> bool:

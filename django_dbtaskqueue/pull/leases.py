@@ -22,7 +22,7 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import observe, settle
-from django_dbtaskqueue.flow.checkout import ScanCursor
+from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
@@ -142,18 +142,11 @@ def take(
 ) -> list[Lease]:
     """Take the first due tasks on the port's database; their payloads are still text."""
     session, limiter = Session.on(port.alias, port.model), Limiter.of(queue, settings)
+    due = stage.Checkout(session, poller_instance, lease or settings.lease, tags)
+    strategy = strategy or stage.strategy_for(session, settings.strategy)
     while True:
-        taken = stage.take(
-            session,
-            ScanCursor(queue, settings.max_wait),
-            strategy=strategy or stage.strategy_for(session, settings.strategy),
-            poller_instance=poller_instance,
-            limit=limit,
-            lease=lease or settings.lease,
-            port=port,
-            tags=tags,
-            limiter=limiter,
-        )
+        cursor = ScanCursor(queue, settings.max_wait)
+        taken = due.take([QueueShare(cursor, limit, port=port, strategy=strategy, limiter=limiter)], limit)
         if taken or limiter is None or not limiter.put_off:  # behind tasks whose groups must wait there are others
             return taken
 

@@ -18,9 +18,8 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import CompleteDelete, Fail, Outcome, Poison
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
-from django_dbtaskqueue.flow.checkout import ScanCursor
+from django_dbtaskqueue.flow.checkout import Checkout, Optimistic, QueueShare, ScanCursor
 from django_dbtaskqueue.flow.decide import decide
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
@@ -104,10 +103,8 @@ def after_candidates(act: Act) -> AbstractContextManager[None]:
 
 
 def optimistic(line: ScanCursor, limit: int) -> list[Lease]:
-    return stage.take(
-        Session.on("default"), line, strategy=stage.Optimistic(), poller_instance="first", limit=limit, lease=LEASE,
-        port=SettlePort("default"),
-    )  # fmt: skip
+    share = QueueShare(line, limit, port=SettlePort("default"), strategy=Optimistic())
+    return Checkout(Session.on("default"), "first", LEASE).take([share], limit)
 
 
 def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other: Actor) -> None:

@@ -11,8 +11,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING, Status
-from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.checkout import ScanCursor
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor, strategy_for
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
@@ -191,10 +190,9 @@ def test_a_payload_that_cannot_be_decoded_ends_alone(world: World) -> None:
 
 def test_what_comes_to_stand_behind_the_remembered_bound_is_found(world: World) -> None:
     session, got = world.session, list[int]()
-    take = partial(
-        stage.take, session, ScanCursor("parcels"), strategy=stage.strategy_for(session, world.strategy),
-        poller_instance=FIRST, limit=2, lease=LEASE, port=SettlePort(world.alias),
-    )  # fmt: skip
+    strategy = strategy_for(session, world.strategy)
+    share = QueueShare(ScanCursor("parcels"), 2, port=SettlePort(world.alias), strategy=strategy)
+    take = partial(Checkout(session, FIRST, LEASE).take, [share], 2)
     front = [world.make().id for _ in range(4)]
     assert [lease.id for lease in take()] == front[:2]
     wanted = [*front[2:], world.make(ready_time=timedelta(hours=-1)).id, world.make(priority=-9).id]

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, move
+from django_dbtaskqueue.flow import move
 from django_dbtaskqueue.flow.checkout import (
     FULL_SCAN_MAX_INTERVAL_S,
     SCAN_NOW,
+    Checkout,
     QueueShare,
     Scan,
     ScanCursor,
     next_due_by_queue,
-    take_many,
     take_rows,
 )
 from django_dbtaskqueue.flow.settle_port import SettlePort
@@ -37,8 +37,8 @@ def lines() -> Lines:
 def take(lines: Lines, limit: int = 100, shares: dict[str, int] | None = None) -> list[QueueShare]:
     shares = shares or {}
     parts = [QueueShare(line, shares.get(queue, limit), port=SettlePort("default")) for queue, line in lines.items()]
-    got = take_many(Session.on("default"), parts, poller_instance="p", limit=limit, lease=LEASE)
-    assert got == sum(len(part.taken) for part in parts)
+    taken = Checkout(Session.on("default"), "p", LEASE).take(parts, limit)
+    assert taken == [lease for part in parts for lease in part.taken]
     return parts
 
 
@@ -132,8 +132,8 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
 
 def take_one(cursor: ScanCursor, limit: int = 10, session: Session | None = None) -> list[int]:
     session = session or Session.on("default")
-    options = {"strategy": checkout.strategy_for(session), "poller_instance": "p", "port": SettlePort("default", Task)}
-    return [lease.id for lease in checkout.take(session, cursor, limit=limit, lease=timedelta(minutes=1), **options)]
+    share = QueueShare(cursor, limit, port=SettlePort("default", Task))
+    return [lease.id for lease in Checkout(session, "p", timedelta(minutes=1)).take([share], limit)]
 
 
 def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_queries: Any) -> None:

@@ -20,8 +20,8 @@ from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout, retention, settle
-from django_dbtaskqueue.flow.checkout import ScanCursor, strategy_for
+from django_dbtaskqueue.flow import retention, settle
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor
 from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
@@ -68,10 +68,10 @@ def one_poller(alias: str = "default") -> Iterator[tuple[Session, Callable[[int]
     """A session of its own, and how a poller takes tasks of the queue ``wide`` on it."""
     with closing(Session.open(alias)) as session:
         cursor, limiter = ScanCursor("wide"), Limiter.of("wide", queue_settings("wide", alias))
-        options = {"strategy": strategy_for(session), "port": SettlePort(alias), "limiter": limiter}
 
         def take_one(limit: int) -> list[Lease]:
-            return checkout.take(session, cursor, limit=limit, poller_instance="p", lease=60 * SECOND, **options)
+            share = QueueShare(cursor, limit, port=SettlePort(alias), limiter=limiter)
+            return Checkout(session, "p", 60 * SECOND).take([share], limit)
 
         yield session, take_one
 

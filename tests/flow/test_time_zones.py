@@ -15,8 +15,7 @@ from django_dbtaskqueue import LeaseLost, enqueue, enqueue_many
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow.checkout import ScanCursor
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Schedule, Task, TaskHistory
@@ -94,8 +93,8 @@ def test_run_at_in_every_form(alias: str, site: Any) -> None:
 def test_the_poller_s_own_connection_reads_the_same_times(alias: str, site: Any) -> None:
     enqueue("parcels", delay=timedelta(0), ttl=MINUTE, using=alias)
     with closing(Session.open(alias)) as session:
-        options: Any = {"poller_instance": "p", "limit": 1, "lease": MINUTE, "port": SettlePort(alias)}
-        (lease,) = stage.take(session, ScanCursor("parcels"), strategy=stage.strategy_for(session), **options)
+        share = QueueShare(ScanCursor("parcels"), 1, port=SettlePort(alias))
+        (lease,) = Checkout(session, "p", MINUTE).take([share], 1)
     row = Task.objects.using(alias).get()
     assert row.status == PROCESSING
     shown = [lease.create_time, lease.start_time, lease.lease_until, lease.ready_time, lease.expire_time]
