@@ -140,49 +140,33 @@ def sqlstate(error: Exception) -> str:
     return getattr(error.__cause__, "sqlstate", None) or ""
 
 
-class _Outages:
+class Outages:
     """Counts the outages that this process has noticed: afterwards connections are checked before they are used."""
 
-    def __init__(self) -> None:
-        self.seen = 0
+    seen = 0
 
     def report(self) -> None:
         """There was an outage."""
         self.seen += 1
 
 
-outages = _Outages()
+outages = Outages()
 
 
-class _Call:
-    """What is known of a call of a processor."""
+class DatabaseUse:
+    """What is known of how one call of a processor uses its connections. Executors begin it, and read it at the end."""
 
     dead: bool | None = None  # its connection was dead before its first statement; None: it has made none
     begun: tuple[BaseDatabaseWrapper, ...] = ()  # the connections that have had their first statement
     doubtful = False  # it may have left a connection on which the next call fails
 
 
-class _OfThread(threading.local):
-    """The present call of a thread."""
-
-    def __init__(self) -> None:
-        self.call = _Call()
-
-
-_of_thread = _OfThread()
-# The call of a coroutine. Django's thread for the statements of all coroutines sees that of the one it works for.
-_of_coroutine: ContextVar[_Call | None] = ContextVar("dbtaskqueue_call", default=None)
+OUTSIDE = DatabaseUse()  # of a call
+# Of the thread's call, or the coroutine's: others use the same connections meanwhile, on Django's thread for their
+# statements, which sees the use of the one it works for.
+database_use: ContextVar[DatabaseUse] = ContextVar("dbtaskqueue_database_use", default=OUTSIDE)
 # Where a database error is about the connection: no statement has been sent.
 _CONNECTS = {inspect.unwrap(getattr(BaseDatabaseWrapper, name)).__code__ for name in ("connect", "_cursor")}
-
-
-def _present() -> _Call:
-    return _of_coroutine.get() or _of_thread.call
-
-
-def begin_coroutine() -> None:
-    """A coroutine begins a call. Others use the same connections before it has ended."""
-    _of_coroutine.set(_Call())
 
 
 def note_statements(connection: BaseDatabaseWrapper) -> None:
@@ -195,22 +179,17 @@ def note_statements(connection: BaseDatabaseWrapper) -> None:
 
 
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
-    """A statement is about to be sent. It matters if it is the first one of this call."""
-    call = _present()
-    if connection not in call.begun:
-        call.begun = (*call.begun, connection)
-        call.dead = call.dead or has_input(connection)
+    """A statement is about to be sent. It matters if it is the first one of this use."""
+    use = database_use.get()
+    if connection not in use.begun:
+        use.begun = (*use.begun, connection)
+        use.dead = use.dead or has_input(connection)
 
 
 def connected() -> None:
     """The present call has made a connection, so what it does has begun on a live one."""
-    call = _present()
-    call.dead = call.dead or False
-
-
-def fail_before_first_statement() -> None:
-    """There was no connection for the task's transaction, so its processor was not called."""
-    _present().dead = True
+    use = database_use.get()
+    use.dead = use.dead or False
 
 
 def note_failure(error: BaseException, alias: str) -> None:
@@ -219,20 +198,14 @@ def note_failure(error: BaseException, alias: str) -> None:
     Another database is not waited for: the poller goes on without it, and would take the task again at once.
     After each other error of a database its connection is doubtful: a setting may be the reason.
     """
-    call = _present()
-    call.doubtful = call.doubtful or (isinstance(error, Exception) and not is_about_data(error))
-    ours = call.dead is None and isinstance(error, OperationalError | InterfaceError)
+    use = database_use.get()
+    use.doubtful = use.doubtful or (isinstance(error, Exception) and not is_about_data(error))
+    ours = use.dead is None and isinstance(error, OperationalError | InterfaceError)
     trace = error.__traceback__ if ours else None
     while trace is not None:
         if trace.tb_frame.f_code in _CONNECTS and trace.tb_frame.f_locals["self"].alias == alias:
-            call.dead = True
+            use.dead = True
         trace = trace.tb_next
-
-
-def ended_call() -> _Call:
-    """Return what is known of the call that has just ended; the next one of this thread may begin."""
-    call, _of_thread.call = _of_coroutine.get() or _of_thread.call, _Call()
-    return call
 
 
 def _note_statement(
@@ -243,7 +216,7 @@ def _note_statement(
     text = sql if isinstance(sql, str) else str(sql)
     ordinary = text.startswith(ORDINARY) and ";" not in text and "set_config" not in text and "advisory" not in text
     if not ordinary and CHANGES_SESSION.search(text):
-        _present().doubtful = True
+        database_use.get().doubtful = True
     return execute(sql, params, many, context)
 
 

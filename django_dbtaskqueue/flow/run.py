@@ -23,7 +23,6 @@ from weakref import WeakSet
 
 from django.core.signals import setting_changed
 from django.db import transaction
-from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
@@ -238,19 +237,12 @@ def _call(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
 
 
 class ProcessorTransaction(transaction.Atomic):
-    """A processor's transaction. If there is no connection for it, the processor was not called, and is not charged."""
+    """A processor's transaction, in which a task may sleep."""
 
-    is_of_processor = True  # in which a task may sleep
+    is_of_processor = True
 
     def __init__(self, alias: str) -> None:
         super().__init__(alias, savepoint=True, durable=False)
-
-    def __enter__(self) -> None:
-        try:
-            super().__enter__()
-        except (OperationalError, InterfaceError):
-            liveness.fail_before_first_statement()
-            raise
 
 
 def _call_atomic(lease: Lease, processor: Processor) -> None:
@@ -277,7 +269,6 @@ def _is_open(lease: Lease) -> bool:
 
 async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
     """``perform`` for an async processor; a cancellation is left to the caller."""
-    liveness.begin_coroutine()
     unreadable = prepare(lease, processor)
     if unreadable is not None:
         return unreadable
@@ -326,7 +317,6 @@ def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome
 
 async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
     """``perform_batch`` for an async processor; a cancellation is left to the caller."""
-    liveness.begin_coroutine()
     unreadable, readable = _sorted_out(leases, processor)
     if readable:
         outcomes: Iterable[Outcome | Suspend | None]

@@ -24,6 +24,7 @@ from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Lost, Settlement, with_error, without_result
+from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import decide_all, run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
@@ -155,6 +156,7 @@ def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
         )
         return decide_all(leases, [Fail(reason)] * len(leases))
     check()
+    database_use.set(DatabaseUse())
     return tidied(run_all(leases, processor))
 
 

@@ -17,6 +17,7 @@ from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
+from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow.decide import decide
 
 if TYPE_CHECKING:
@@ -219,6 +220,7 @@ class Executor:
 
     def _begin(self, job: Job) -> Run | None:
         """Return a job as it starts now, without leases that ran out while they waited: others may hold their tasks."""
+        database_use.set(DatabaseUse())
         now = clock.monotonic()
         if not job.rest and now < job.lease.deadline:  # nearly always
             return Run(job, now)

@@ -19,7 +19,7 @@ from django.db import connections
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.outcomes import Fail, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
-from django_dbtaskqueue.db import liveness
+from django_dbtaskqueue.db.liveness import database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run_all_async
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run, stopped
@@ -171,15 +171,15 @@ class AsyncExecutor(Executor):
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
-            call = liveness.ended_call()
-            if call.dead:
+            if database_use.get().dead:
                 settlements = await unless_dead_async(settlements)
         except BaseException as error:
-            settlements, call = stopped(job, _ended_by(task, error)), liveness.ended_call()
+            settlements = stopped(job, _ended_by(task, error))
         del self._runs[task]
         self._end(current, settlements, clock.monotonic() - started)
-        if call.doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
-            await tidy_async(doubtful=call.doubtful)
+        doubtful = database_use.get().doubtful
+        if doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
+            await tidy_async(doubtful=doubtful)
 
 
 def _close_connections() -> None:

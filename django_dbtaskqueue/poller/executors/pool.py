@@ -26,6 +26,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
+from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.decide import decide_call
 from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, perform_all
@@ -175,6 +176,7 @@ def run_remotely(job: Job) -> list[Answer]:
 
 def run_here(job: Job, perform: Perform) -> list[Answer]:
     """Run a job on this thread, whose connections are checked. Never raises."""
+    database_use.set(DatabaseUse())
     outcomes = tidied(perform(job.leases, job.processor))
     close_old_connections()  # these threads get no signal when they end
     return answers_of(job, outcomes)

@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.outcomes import Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.liveness import ended_call
+from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import run, run_all
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job, Run
@@ -37,20 +37,6 @@ from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Execut
 # After a failed connect: a server may refuse this thread and not the poller, which takes the same task again.
 RECONNECT_PAUSE_S = 1.0
 IDLE_SECONDS = 5.0  # without a task, after which a thread's connections are checked before the next one
-
-
-class _Opened(threading.local):
-    """The connections of a thread; ``changed`` if it opened one since the list was made."""
-
-    def __init__(self) -> None:
-        self.connections: list[BaseDatabaseWrapper] = []
-        self.changed = True
-        self.runs_tasks = False
-        self.tidied_at = clock.monotonic()
-        self.outages = liveness.outages.seen
-
-
-_opened = _Opened()
 
 
 class Doubt:
@@ -65,6 +51,19 @@ class Doubt:
         before, self._job_at = self._job_at, clock.monotonic()
         outages, self._outages = self._outages, liveness.outages.seen
         return self._job_at - before > IDLE_SECONDS or outages != self._outages
+
+
+class _Opened(threading.local):
+    """The connections of a thread; ``changed`` if it opened one since the list was made."""
+
+    def __init__(self) -> None:
+        self.connections: list[BaseDatabaseWrapper] = []
+        self.changed = True
+        self.runs_tasks = False
+        self.doubt = Doubt()
+
+
+_opened = _Opened()
 
 
 @receiver(connection_created)
@@ -82,8 +81,7 @@ def check() -> None:
         _list_connections()
     if not _opened.connections:
         return
-    idle = clock.monotonic() - _opened.tidied_at > IDLE_SECONDS  # or there was an outage: they may have died
-    ask, _opened.outages = idle or _opened.outages != liveness.outages.seen, liveness.outages.seen
+    ask = _opened.doubt.arises()
     for connection in _opened.connections:
         liveness.note_statements(connection)
         if ask and connection.connection is not None and connection.vendor != "sqlite":
@@ -100,9 +98,9 @@ def unless_dead(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
 
 def tidied(outcomes: Sequence[Outcome | Settlement | None]) -> list[Any]:
     """After a call: ``tidy``; return what is to be written of it."""
-    call = liveness.ended_call()
-    written = unless_dead(outcomes) if call.dead else list(outcomes)
-    tidy(doubtful=call.doubtful)
+    use = database_use.get()
+    written = unless_dead(outcomes) if use.dead else list(outcomes)
+    tidy(doubtful=use.doubtful)
     return written
 
 
@@ -129,13 +127,12 @@ def _spared(outcomes: Sequence[Outcome | Settlement | None]) -> tuple[list[Any],
     return [Release() if dead else one for one, dead in zip(outcomes, lost, strict=True)], sum(lost)
 
 
-def tidy(now: float | None = None, *, doubtful: bool = False) -> None:
+def tidy(*, doubtful: bool = False) -> None:
     """Close each connection that would harm the next task: in an open transaction, after an error, too old.
 
     ``doubtful``: each, because the call failed by one, or has changed a session. How that was before, only the project
     knows.
     """
-    _opened.tidied_at = clock.monotonic() if now is None else now
     if _opened.changed:
         _list_connections()
     for connection in _opened.connections:
@@ -280,18 +277,18 @@ class ThreadExecutor(Executor):
         if started >= lease.deadline:
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
+        database_use.set(use := DatabaseUse())
         self._since[slot], self._jobs[slot] = started, job
         observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
-        call = ended_call()
-        if call.dead:
+        if use.dead:
             (settlement,) = unless_dead([settlement])
         self._jobs[slot] = None
         ended = clock.monotonic()
         if not self._given_up or not self._is_late(Run(job, started)):
             # Half the time of Done's own function, in Python.
             self._finish(tuple.__new__(Done, (lease, settlement, ended - started)), idle=not self.todo)
-        tidy(ended, doubtful=call.doubtful)
+        tidy(doubtful=use.doubtful)
 
     def _run_special(self, slot: int, job: Job) -> None:
         """Run a batch, or a call of a processor with a concurrency limit."""
