@@ -4,18 +4,21 @@ A start takes milliseconds instead of a second. What a process reads from its en
 after the fork. Its parent is the server, which therefore has to be asked for its exit code.
 """
 
+import atexit
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
+from tests.patience import PATIENCE, eventually, until
 
 MANAGE = str(Path(__file__).resolve().parent.parent / "manage.py")
 SERVE = "from tests.forks import serve; serve()"
@@ -47,51 +50,78 @@ class ForkServer:
         self._process.communicate()
 
 
-@contextmanager
-def fork_server(settings_module: str) -> Iterator[ForkServer]:
-    """A server whose forks have these settings, for the time of a ``with`` block."""
+@cache
+def fork_server(settings_module: str) -> ForkServer:
+    """Return the server whose forks have these settings. It ends with this process."""
     from tests.settings import SERVER_URL
 
     path = str(Path(MANAGE).parent)
     ours = {"DATABASE_URL": SERVER_URL, "DJANGO_SETTINGS_MODULE": settings_module, "PYTHONPATH": path}
     server = ForkServer(os.environ | ours)
-    try:
-        yield server
-    finally:
-        server.close()
+    atexit.register(server.close)
+    return server
 
 
-class Fork:
-    """One process, in a session of its own, with its output in a file."""
+class Program:
+    """A process in a group of its own, with its output in a file."""
 
-    def __init__(self, server: ForkServer, command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-        self.command, self.log_file = command, log
-        self._server, self._code = server, None
-        log.touch()  # readable before the process has begun
-        self.pid: int = server.ask(command=[MANAGE, *command], env=dict(env), log=str(log))
+    pid: int
+    code: int | None  # its exit code, negative for a signal; None while it runs
+
+    def __init__(self, log_file: Path) -> None:
+        self.log_file = log_file
 
     @property
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        os.kill(self.pid, number)
+
+    def ended(self, code: int = 0) -> str:
+        """Wait for the end with this exit code; return the log."""
+        until(lambda: self.code is not None, timeout=PATIENCE)
+        assert self.code == code, self.log[-4000:]
+        return self.log
+
+    def stop(self) -> str:
+        self.signal()
+        return self.ended()
+
+    def stop_at_once(self, code: int = 0) -> str:
+        """Ask a second time, once it waits for what runs."""
+        self.signal()
+        self.until_logged("Stopping: waiting")
+        self.signal()
+        return self.ended(code)
+
+    def until_logged(self, text: str, *, times: int = 1) -> None:
+        def logged() -> None:
+            assert self.log.count(text) >= times, f"{text!r} is not in the log:\n{self.log[-4000:]}"
+
+        eventually(logged)
+
+    def kill(self) -> None:
+        """Kill it and what it started, stopped ones too, and wait for its end."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        until(lambda: self.code is not None)
+
+
+class Fork(Program):
+    """A command of ``manage.py`` in a fork of a server."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log_file: Path) -> None:
+        super().__init__(log_file)
+        log_file.touch()  # readable before the process has begun
+        self._server, self._code = fork_server(env["DJANGO_SETTINGS_MODULE"]), None
+        self.pid: int = self._server.ask(command=[MANAGE, *command], env=dict(env), log=str(log_file))
+
     @property
     def code(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
         if self._code is None:
             self._code = self._server.ask(pid=self.pid)
         return self._code
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """Kill it and its children, stopped ones too, and wait for its end."""
-        if self.code is None:
-            process = psutil.Process(self.pid)
-            for member in (*reversed(process.children(recursive=True)), process):
-                member.kill()
-            while self.code is None:  # each look asks the server, which reaps it
-                pass
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------
@@ -113,11 +143,11 @@ def serve() -> None:
             if answer == 0:
                 _run(**request)
                 return
+            os.setpgid(answer, answer)
         print(json.dumps(answer), flush=True)
 
 
 def _run(command: list[str], env: dict[str, str], log: str) -> None:
-    os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((os.open(os.devnull, os.O_RDONLY), 0), (output, 1), (output, 2)):
         os.dup2(source, target)

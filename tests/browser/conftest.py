@@ -16,7 +16,7 @@ from django.contrib.auth.models import User
 from django_dbtaskqueue.contrib.embedded import free_port
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
-from tests.forks import Fork, ForkServer, fork_server
+from tests.forks import Fork
 from tests.patience import PATIENCE
 from tests.pgbouncer import answers
 from tests.support import until
@@ -31,15 +31,16 @@ document.addEventListener("securitypolicyviolation", (event) => {
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """The browser. Without one the tests are skipped here, and fail in CI.
 
-    One for each test: while its driver's event loop stands in this thread, Django refuses the database to other tests.
+    One for each file: its driver's event loop stands in this thread, beside which Django would refuse the database.
     """
     name = "playwright.sync_api"
     playwright = import_module(name) if os.environ.get("CI") else pytest.importorskip(name)
-    with playwright.sync_playwright() as running:
+    with playwright.sync_playwright() as running, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
         own = running.chromium.executable_path
         program = next(filter(None, map(shutil.which, PROGRAMS)), own if Path(own).exists() else None)
         if program is None:
@@ -50,20 +51,12 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with fork_server("tests.browser.settings") as found:
-        yield found
-
-
 @pytest.fixture
 def site(
-    chromium: Any, server: ForkServer, postgres_process_database: ProcessDatabase, tmp_path: Path,
+    chromium: Any, postgres_process_database: ProcessDatabase, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, settings: Any,
 ) -> Iterator[Site]:  # fmt: skip
     """The site, served by a process of its own; ``ada`` may do everything."""
-    # The browser's driver runs an event loop in this thread; Django would refuse the database next to it.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
     User.objects.create_superuser("ada", "", "ada")
     settings.DBTASKQUEUE = queue_settings()
     flag = tmp_path / "repaired"
@@ -72,7 +65,7 @@ def site(
     with ExitStack() as stack:
 
         def run(*command: str) -> Fork:
-            fork = Fork(server, command, env, tmp_path / f"{command[0]}.log")
+            fork = Fork(command, env, tmp_path / f"{command[0]}.log")
             stack.callback(fork.kill)
             return fork
 

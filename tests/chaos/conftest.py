@@ -12,7 +12,6 @@ import pytest
 from tests.chaos import QUEUES
 from tests.chaos.processes import Configure, PollerProcess, Start
 from tests.conftest import ProcessDatabase
-from tests.forks import ForkServer, fork_server
 from tests.proxy import Proxy, proxied
 from tests.support import Audit
 
@@ -63,14 +62,8 @@ def queues(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Configure:
     return configure
 
 
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    with fork_server("tests.chaos.settings") as found:
-        yield found
-
-
 @pytest.fixture
-def start(database: ProcessDatabase, queues: Configure, server: ForkServer, tmp_path: Path) -> Iterator[Start]:
+def start(database: ProcessDatabase, queues: Configure, tmp_path: Path) -> Iterator[Start]:
     """Start a ``runtaskpoller``; whatever still runs at the end is killed, and the logs are shown.
 
     ``url``: its way to the database. ``die``: the point of ``crashing.py`` where it kills itself.
@@ -81,11 +74,11 @@ def start(database: ProcessDatabase, queues: Configure, server: ForkServer, tmp_
         env = replace(database, url=url or database.url).env
         env |= {"DJANGO_SETTINGS_MODULE": "tests.chaos.settings", "CHAOS_KILL": die}
         log = tmp_path / f"poller-{len(processes)}.log"
-        processes.append(PollerProcess(server, ["runtaskpoller", "--queue", queue, *options], env, log))
+        processes.append(PollerProcess(["runtaskpoller", "--queue", queue, *options], env, log))
         return processes[-1]
 
     yield begin
     for process in processes:
         process.kill()
     for process in processes:
-        print(f"--- {process.log_file.name}: {process.command}\n{process.log[-4000:]}")
+        print(f"--- {process.log_file.name}\n{process.log[-4000:]}")

@@ -17,24 +17,10 @@ from django_dbtaskqueue.models import Task
 from tests.factories import age
 from tests.forks import Fork
 from tests.patience import DEFAULT_S
-from tests.support import eventually, until
+from tests.support import eventually
 
 
 class PollerProcess(Fork):
-    def end(self) -> None:
-        self.signal(signal.SIGTERM)
-        self.ended()
-
-    def ended(self, code: int = 0) -> None:
-        until(lambda: self.code is not None)
-        assert self.code == code, self.log[-4000:]
-
-    def until_logged(self, text: str, *, times: int = 1) -> None:
-        def logged() -> None:
-            assert self.log.count(text) >= times, f"{text!r} is not in the log:\n{self.log[-4000:]}"
-
-        eventually(logged)
-
     def ready(self) -> Self:
         """Wait until it reports that it polls."""
 

@@ -23,7 +23,7 @@ def test_memory_threads_files_and_connections_stay_flat(rounds: int, start: Star
     assert max(memory) - min(memory) <= SPREAD
     for found in others:
         assert max(found) - min(found) <= 2, found
-    poller.end()
+    poller.stop()
 
 
 def of(poller: PollerProcess) -> tuple[int, int, int, int]:

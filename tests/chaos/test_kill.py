@@ -56,7 +56,7 @@ def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, que
     assert set(others.values_list("status", flat=True)) == {"COMPLETED"}
     assert set(others.filter(total_attempt=2, attempt=2).values_list("pk", flat=True)) == held
     assert others.filter(total_attempt=1, attempt=1).count() == TASKS * (len(POINTS) - 1) - len(held)
-    heir.end()
+    heir.stop()
 
 
 def holds(status: str) -> dict[str, int]:
@@ -91,4 +91,4 @@ def test_what_killed_pollers_held_runs_in_children_and_holds_nobody_up(start: St
     Path(f"{gate}.2").touch()
     until_all("COMPLETED")
     assert set(held.values_list("attempt", flat=True)) == {2}
-    heir.end()
+    heir.stop()

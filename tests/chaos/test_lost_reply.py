@@ -116,7 +116,7 @@ def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues:
         assert Attempt.objects.filter(task_id=task.pk).count() == case.starts - 1, case
         assert Booking.objects.get(reference=str(number)).amount == (case.do == "bump"), case
     assert "gone" not in poller.log, "outcomes were stored, not lost"
-    poller.ready().end()
+    poller.ready().stop()
     failed = sum(case.starts - 1 for case in CASES)
     assert poller.log.count("failed, attempt 1") == failed, "what is reported is what is stored"
     assert f"{len(CASES) + failed} finished, {failed} failed, 0 lost" in poller.log

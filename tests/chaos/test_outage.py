@@ -35,7 +35,7 @@ def test_pollers_wait_for_a_server_and_say_so_once(audited: None, pg_server: Emb
         for told in ("The database is back", "Heartbeat and rescue work again"):
             poller.until_logged(told)
         assert len(poller.log.splitlines()) - before <= 20
-        poller.ready().end()
+        poller.ready().stop()
 
 
 @on("crash_database")
@@ -67,7 +67,7 @@ def test_present_connections_fall_silent(proxy: Proxy, start: Start, queues: Con
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}
     assert not Attempt.objects.exists()
     until(lambda: reports.get() > silent + timedelta(seconds=1))
-    poller.end()
+    poller.stop()
 
 
 def test_the_server_ends_a_statement_whose_poller_has_gone(database: ProcessDatabase) -> None:

@@ -22,7 +22,7 @@ def test_a_task_that_kills_takes_nobody_with_it(start: Start, queues: Configure,
     assert Attempt.objects.filter(task_id=killer.pk).latest("attempt").error_type.endswith(".ProcessDied")
     assert set(Task.objects.filter(reference=None).values_list("attempt", flat=True)) <= {1, 2}
     assert poller.log.count("Starting another one") == 1
-    poller.end()
+    poller.stop()
 
 
 def test_a_poller_without_its_fetch_thread_stores_what_runs(start: Start, queues: Configure, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault
     until_all("COMPLETED")
     assert not Attempt.objects.exists()
     assert set(Task.objects.values_list("attempt", flat=True)) == {1}
-    poller.end()
+    poller.stop()
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def test_a_command_starts_a_poller_that_ends_when_asked(name: str, postgres_proc
     port = free_port()
     given = [*options(name), "--metrics-port", str(port)]
     with runtaskpoller(postgres_process_database, *given) as poller:
-        until(lambda: "Probes and metrics" in poller.log or poller.process.poll() is not None)
+        until(lambda: "Probes and metrics" in poller.log or poller.code is not None)
         for path in [CONTAINER[f"{kind}Probe"]["httpGet"]["path"] for kind in PROBES]:
             until(lambda path=path: status(port, path.removeprefix("/healthz/")) == 200)  # type: ignore[misc]
         enqueue("work", "one")

@@ -213,7 +213,7 @@ def test_workers_of_another_database_start_nothing(postgres_process_database: Pr
         told = ("is gone; its outcome", "is not the poller's")
         until(lambda: any(one in poller.log for one in told), timeout=LONG_S)
         poller.signal()
-        poller.process.wait(PATIENCE)
+        until(lambda: poller.code is not None, timeout=LONG_S)
         said = poller.log
     assert "The database 'default' of this Spark worker is not the poller's: it is" in said
     assert "Traceback" not in said and "\tat " not in said

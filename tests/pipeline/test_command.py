@@ -46,7 +46,7 @@ from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn
 from tests.pipeline.lakes import Bucket
-from tests.poller.processes import Program, manage
+from tests.poller.processes import Started, manage
 from tests.poller.test_logs import Terminal
 from tests.support import PATIENCE, until
 
@@ -220,14 +220,14 @@ def test_each_job_does_its_work(postgres_process_database: ProcessDatabase, tmp_
 
 
 @pytest.fixture
-def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[Program]:
+def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[Started]:
     """A process that makes a report of one task."""
     make_task("COMPLETED")
     with manage(sqlite_process_database, "runtaskpipeline", "report", "--no-store", *CHEAP) as job:
         yield job
 
 
-def interrupted(job: Program, started: Sequence[psutil.Process]) -> None:
+def interrupted(job: Started, started: Sequence[psutil.Process]) -> None:
     """See that the job has ended well, without a stack trace or a process that stays."""
     said = job.ended(130)
     assert psutil.wait_procs(started, timeout=PATIENCE)[1] == []
@@ -235,7 +235,7 @@ def interrupted(job: Program, started: Sequence[psutil.Process]) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Program) -> None:
+def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Started) -> None:
     reporting.until_logged("reading tasks")
     started = psutil.Process(reporting.process.pid).children(recursive=True)
     os.killpg(reporting.process.pid, signal.SIGINT)  # as a terminal does: to Spark's processes too
@@ -243,7 +243,7 @@ def test_ctrl_c_ends_a_process_without_a_stack_trace(reporting: Program) -> None
 
 
 @pytest.mark.slow
-def test_sigterm_while_spark_starts_leaves_no_process(reporting: Program) -> None:
+def test_sigterm_while_spark_starts_leaves_no_process(reporting: Started) -> None:
     def children() -> list[psutil.Process]:
         return psutil.Process(reporting.process.pid).children(recursive=True)
 

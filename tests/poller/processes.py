@@ -1,17 +1,15 @@
 """Pollers for tests: as real processes, or as threads of the test's own process with their heartbeat."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,69 +21,53 @@ from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
+from tests.forks import Fork, Program
 from tests.support import PATIENCE, until
 
 SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # settings by which only an event is in time
 
 
-@dataclass
-class Program:
-    """A process in a group of its own, and its log."""
-
-    process: subprocess.Popen[bytes]
-    file: IO[bytes]
-
-    @property
-    def log(self) -> str:
-        return Path(self.file.name).read_text(errors="replace")
-
-    def signal(self, number: int = signal.SIGTERM) -> None:
-        self.process.send_signal(number)
-
-    def ended(self, code: int = 0) -> str:
-        """Wait for the end with this exit code; return the log."""
-        with suppress(subprocess.TimeoutExpired):
-            self.process.wait(PATIENCE)
-        assert self.process.returncode == code, self.log
-        return self.log
-
-    def stop(self) -> str:
-        self.signal()
-        return self.ended()
-
-    def stop_at_once(self, code: int = 0) -> str:
-        """Ask a second time, once it waits for what runs."""
-        self.signal()
-        self.until_logged("Stopping: waiting")
-        self.signal()
-        return self.ended(code)
-
-    def until_logged(self, text: str) -> None:
-        until(lambda: text in self.log)
-
-
 Start = Callable[..., AbstractContextManager[Program]]
 
 
+class Started(Program):
+    """A program that was started as a user starts it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log_file: Path) -> None:
+        super().__init__(log_file)
+        with log_file.open("ab") as log:
+            outputs = {"stdout": log, "stderr": log, "start_new_session": True}
+            self.process = subprocess.Popen(command, env=env, cwd=folder, **outputs)
+        self.pid = self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+
 @contextmanager
-def program(command: Sequence[str], env: Mapping[str, str], folder: Path = REPOSITORY) -> Iterator[Program]:
-    """Start it; kill it on the way out, and all that it started, if they still run."""
-    with tempfile.NamedTemporaryFile() as file:
-        process = subprocess.Popen(command, env=env, cwd=folder, stdout=file, stderr=file, start_new_session=True)
+def killed(start: Callable[[Path], Program]) -> Iterator[Any]:
+    """Start a program with a log; kill it on the way out, and all that it started, if they still run."""
+    with tempfile.NamedTemporaryFile() as log:
+        started = start(Path(log.name))
         try:
-            yield Program(process, file)
+            yield started
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(PATIENCE)
+            started.kill()
 
 
-def manage(database: ProcessDatabase, *words: str) -> AbstractContextManager[Program]:
+def program(
+    command: Sequence[str], env: Mapping[str, str], folder: Path = REPOSITORY
+) -> AbstractContextManager[Started]:
+    return killed(lambda log: Started(command, env, folder, log))
+
+
+def manage(database: ProcessDatabase, *words: str) -> AbstractContextManager[Started]:
     return program([sys.executable, str(REPOSITORY / "manage.py"), *words], database.env)
 
 
 def runtaskpoller(database: ProcessDatabase, *options: str) -> AbstractContextManager[Program]:
-    return manage(database, "runtaskpoller", *options)
+    return killed(lambda log: Fork(["runtaskpoller", *options], database.env, log))
 
 
 @contextmanager

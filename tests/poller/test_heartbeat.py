@@ -33,7 +33,7 @@ from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller import processes
-from tests.poller.processes import Gate, Start, completed, counted_queries, polling, runtaskpoller, status_of
+from tests.poller.processes import Gate, Start, completed, counted_queries, manage, polling, status_of
 from tests.support import PATIENCE, until
 from tests.testapp.tasks import NEW_RELEASE, Order
 
@@ -217,7 +217,7 @@ def test_an_idle_poller_asks_little(process_database: ProcessDatabase, clock: St
 def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
     with start("--queue", "work") as poller:
         until(Poller.objects.exists)
-        process = psutil.Process(poller.process.pid)
+        process = psutil.Process(poller.pid)
         # The system counts in steps of 10 ms: of a short window one step more is half the bound.
         assert any(process.cpu_percent(interval=10) <= 0.5 for _ in range(3))
         poller.stop()
@@ -281,7 +281,7 @@ def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
     """Two pollers are of the old release, and one of the new one, which alone has a processor for orders."""
     assert not registry.payload_types("work")
     new = replace(postgres_process_database, extra={NEW_RELEASE: "1"})
-    with polling({"work": 1}), polling({"work": 1}), runtaskpoller(new, "--queue", "work", "--threads", "2") as newest:
+    with polling({"work": 1}), polling({"work": 1}), manage(new, "runtaskpoller", "--queue", "work") as newest:
         until(Poller.objects.filter(state="RUNNING").exclude(pid=os.getpid()).exists)
         with caplog.at_level(logging.WARNING, "django_dbtaskqueue"):
             enqueue_many("work", [Order(number) if number % 2 else {"payload": {}} for number in range(200)])

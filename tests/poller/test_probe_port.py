@@ -22,8 +22,9 @@ from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, 
 from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
+from tests.forks import Program
 from tests.operations.test_prometheus import scraped
-from tests.poller.processes import Gate, Program, running, runtaskpoller
+from tests.poller.processes import Gate, running, runtaskpoller
 from tests.support import PATIENCE, until
 
 PORT = re.compile(r"Probes and metrics: http://127\.0\.0\.1:(\d+)/metrics")
@@ -43,7 +44,7 @@ def status(port: int, probe: str) -> int:
 
 
 def ports(poller: Program, number: int = 1) -> list[int]:
-    until(lambda: len(PORT.findall(poller.log)) >= number or poller.process.poll() is not None)
+    until(lambda: len(PORT.findall(poller.log)) >= number or poller.code is not None)
     return [int(found) for found in PORT.findall(poller.log)]
 
 

@@ -15,7 +15,7 @@ from django_dbtaskqueue.poller import loop
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
-from tests.poller.processes import SELDOM, Gate, Start, polling, runtaskpoller
+from tests.poller.processes import SELDOM, Gate, Start, manage, polling, runtaskpoller
 from tests.support import PATIENCE, until
 
 committed = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
@@ -86,14 +86,17 @@ def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(start_on_sqli
 
 
 @pytest.mark.slow
-def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(start: Start) -> None:
+def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
+    postgres_process_database: ProcessDatabase,
+) -> None:
     enqueue_many("work", [{}] * 500)
     for moment in range(8):
-        with start("--queue", "work") as poller:
-            starting, at = psutil.Process(poller.process.pid), moment / 8  # seconds of work
+        with manage(postgres_process_database, "runtaskpoller", "--queue", "work") as poller:
+            starting, at = psutil.Process(poller.pid), moment / 8  # seconds of work
             until(lambda p=poller, one=starting, at=at: sum(one.cpu_times()[:2]) >= at or "Queues" in p.log)
             poller.signal()
-            assert poller.process.wait(PATIENCE) in (0, -signal.SIGTERM), poller.log
+            until(lambda p=poller: p.code is not None)
+            assert poller.code in (0, -signal.SIGTERM), poller.log
             assert "Traceback" not in poller.log
     assert set(Task.objects.values_list("status", "attempt")) <= {("CREATED", 0), ("COMPLETED", 1)}
 

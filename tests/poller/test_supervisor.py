@@ -17,7 +17,7 @@ from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.poller.processes import Gate, Start, alive, pids, runtaskpoller, status_of
+from tests.poller.processes import Gate, Start, alive, manage, pids, status_of
 from tests.support import until
 
 
@@ -210,7 +210,8 @@ def test_a_changed_file_restarts_the_poller_after_what_runs(
     path = f"{REPOSITORY}{os.pathsep}{tmp_path}"
     more = {"DJANGO_SETTINGS_MODULE": "site_settings", "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     write(file := tmp_path / "shop" / "tasks.py", 1)
-    with runtaskpoller(replace(sqlite_process_database, extra=more), "--queue", "shop", "--reload") as poller:
+    database = replace(sqlite_process_database, extra=more)
+    with manage(database, "runtaskpoller", "--queue", "shop", "--reload") as poller:
         running = enqueue("shop", payload=gate.payload)
         gate.until_started()
         ending = Poller.objects.filter(state="ENDING")

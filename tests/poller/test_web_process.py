@@ -21,7 +21,8 @@ from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller import web_process
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
-from tests.poller.processes import Gate, Program, alive, pids, program, status_of
+from tests.forks import Program
+from tests.poller.processes import Gate, alive, pids, program, status_of
 from tests.support import until
 
 SETTINGS = """
@@ -66,8 +67,8 @@ def test_a_task_of_a_view_is_done_without_runtaskpoller(
         until(lambda: status_of(task) == "COMPLETED" and pids())
         (row,) = Poller.objects.all()
         assert "-web:" in row.instance and {queue["queue"] for queue in row.queues} == {"work", "aio"}
-        assert row.pid != web.process.pid  # with autoreload it is the child that serves
-        os.killpg(web.process.pid, signal.SIGINT)
+        assert row.pid != web.pid  # with autoreload it is the child that serves
+        os.killpg(web.pid, signal.SIGINT)
         web.ended()
         until(lambda: not alive(row.pid))
 
@@ -79,7 +80,7 @@ def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
     with server(postgres_process_database, tmp_path, "--noreload") as (web, address):
         waiting = order(address)
         gate.until_started(4)
-        until(lambda: pids() == [web.process.pid])
+        until(lambda: pids() == [web.pid])
         web.signal(signal.SIGINT)
         until(Poller.objects.filter(state="ENDING").exists)
         gate.open()
