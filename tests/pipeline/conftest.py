@@ -21,6 +21,13 @@ from tests.conftest import ProcessDatabase, _as_default, _postgres_copy
 from tests.pipeline.lakes import Bucket
 
 
+@pytest.fixture(autouse=True)
+def _quick_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To import statsforecast takes seconds, so only slow tests have its model."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setitem(sys.modules, "statsforecast", None)
+
+
 @pytest.fixture
 def pg(postgres_process_database: ProcessDatabase) -> Database:
     """A migrated PostgreSQL database of its own, Django's ``default`` as well."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from threading import Barrier
 
 import duckdb
-import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
@@ -60,6 +59,8 @@ def test_other_programs_read_it_and_spark_all_columns_of_each_row(bucket: Bucket
     tasks = DeltaTable(table).to_pyarrow_dataset()  # DuckDB finds it by its name
     assert duckdb.sql("SELECT count(*), max(id) FROM tasks").fetchall() == [(3, 3)]
     assert tasks.count_rows() == len(DeltaTable(table).to_pandas()) == 3
+    import polars  # which takes long, and no other test needs it
+
     assert sorted(polars.scan_delta(table).select("id").collect()["id"].to_list()) == [1, 2, 3]
     first, second = numbered_files(Lake.at(bucket.lake), lake.files("tasks"), [pa.record_batch({"id": [0, 1]})])
     assert first.schema.names == second.schema.names == LAKE_TASKS.names
