@@ -20,20 +20,23 @@ import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# All that needs Spark stays in one process, for one JVM. A cluster's and the jobs' own processes start JVMs, one at a
-# time; beside the jobs is what needs a server of S3. These, and what crashes a server of its own, take longest, so they
-# start first.
+# All that needs Spark stays in one process, for one JVM; a slow run has two, for they take longest of all. A cluster's
+# and the jobs' own processes start JVMs, one at a time; beside the jobs is what needs a server of S3. These, and what
+# crashes a server of its own, take long, so they start first.
 FIRST = {
+    "spark, slow": re.compile(r"tests/pipeline/spark/test_(kept_days|copy_jobs)"),  # in a quick run it starts no JVM
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
 }
-LONG = re.compile(r"tests/(chaos|browser|poller)/|test_matrix")  # files of half a minute, which must not come last
+# Files of half a minute, which must not come last.
+LONG = re.compile(r"tests/(chaos|browser|poller|model)/|test_(matrix|demo|hostile|site|ctrl_c|distributions)")
 # Else each of some hundred processes compiles the package anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -80,15 +83,28 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return (os.cpu_count() or 1) + 2 if everything else 0
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files that name none of the markers by which tests are chosen: to import them all takes seconds."""
+    asked = re.findall(r"\w+", config.option.markexpr)
+    if not asked or asked[0] == "not" or not collection_path.match("test_*.py"):
+        return None
+    return None if any(f"mark.{name}" in collection_path.read_text() for name in asked) else True
+
+
 @pytest.hookimpl(tryfirst=True, specname="pytest_collection_modifyitems")
-def in_one_order(items: list[pytest.Item]) -> None:
+def in_one_order(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort what each process has collected in an order of its own, before it is shuffled."""
     items.sort(key=lambda item: item.nodeid.partition("::")[0])
+    for item in items:
+        for mark in item.iter_markers():
+            if mark.name in left_out(config) and f"mark.{mark.name}" not in item.path.read_text():
+                raise pytest.UsageError(f"{item.nodeid}: its file must say mark.{mark.name}, or -m passes it by")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    strays = [item.nodeid for item in items if "spark" in item.fixturenames and group_of(item.nodeid) != "spark"]
+    jvms = ["spark"] if "not slow" in config.option.markexpr else ["spark", "spark, slow"]
+    strays = [item.nodeid for item in items if "spark" in item.fixturenames and group_of(item.nodeid) not in jvms]
     if strays:
         raise pytest.UsageError(f"These start a second JVM. Move them to tests/pipeline/spark: {', '.join(strays)}")
     if hasattr(config, "workerinput"):
