@@ -20,7 +20,8 @@ from tests.model.protocol import ABSENT, CREATED, PROCESSING, Change, Job, Polle
 STUCK = "every task ends once the faults stop (nothing can go on)"
 CIRCLE = "every task ends once the faults stop (the last step is no progress)"
 Named = TypeVar("Named", Job, Change)
-Before = dict[State, tuple[int, State, State | None]]  # by `canonical`: work left, a state, and the one before it
+Known = tuple[int, State, State | None]  # work left, a state, and the one before it
+Before = dict[State, Known]  # by `canonical`
 
 
 class Found(NamedTuple):
@@ -50,12 +51,12 @@ def no_collection() -> Iterator[None]:
 def search(protocol: Protocol, only: str = "") -> Found:
     """Visit all states, the near ones first, up to the first broken promise; ``only``: up to the first time this is."""
     start, grouped = protocol.start(), protocol.size.grouped
-    before: Before = {canonical(start, grouped): (protocol.work_left(start), start, None)}
-    todo, count = deque([start]), 0
+    first = protocol.work_left(start), start, None
+    before: Before = {canonical(start, grouped): first}
+    todo, count = deque[Known]([first]), 0
     while todo:
-        state = todo.popleft()
-        left, goes_on = protocol.work_left(state), False
-        broken = protocol.broken(state)
+        left, state, _ = todo.popleft()
+        goes_on, broken = False, protocol.broken(state)
         for _, after, is_fault in protocol.steps(state):
             count += 1
             if isinstance(after, str):
@@ -65,7 +66,7 @@ def search(protocol: Protocol, only: str = "") -> Found:
             known = before.get(key)
             if known is None:
                 known = before[key] = protocol.work_left(after), after, state
-                todo.append(after)
+                todo.append(known)
             if not is_fault:
                 goes_on = True
                 if known[0] >= left:
