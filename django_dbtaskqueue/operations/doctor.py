@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -17,21 +18,35 @@ from django.utils.translation import ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.durations import format_duration, format_seconds, percent
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import partitions
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.models import Attempt, MinuteCount, Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, housekeeping, schedules
 from django_dbtaskqueue.operations.bounded_reads import waits_by_priority
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, blocked_loops, overview
+from django_dbtaskqueue.operations.queue_stats import (
+    QueueStats,
+    alive,
+    blocked_loops,
+    failure_shares,
+    names_of,
+    overview,
+    stats_of_groups,
+)
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
 MAX_IDLE_S = 60  # that a poller takes nothing from a queue with due tasks
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+MIN_FAILURES = 10  # attempts of an hour; fewer say little
+MIN_FAILURE_SHARE, MAX_FAILURE_GROWTH = 0.1, 3.0  # of the attempts of an hour, and times that of the day before
+MAX_OF_A_KIND = 10  # that the findings name
 MAX_TRANSACTION_S = 300  # that a transaction may be open
 MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
 MIN_DEAD_ROWS = 50_000  # fewer do not matter
@@ -168,11 +183,49 @@ def _clock(alias: str) -> Iterator[Finding]:
 
 def _queues(alias: str) -> Iterator[Finding]:
     found = overview(alias)
+    waiting = [row for row in found.queues if row.oldest is not None and not row.pollers and not row.paused]
+    yield from _unserved(alias, waiting, found.pollers)
     for row in found.queues:
         yield from _queue(row)
     yield from _stuck(alias, {row.queue for row in found.late})
+    yield from _runaways(alias)
+    yield from _failures(alias, found.queues)
     for place in locations_on(alias):
         yield from _starved(place, [row.queue for row in found.queues if not row.paused])
+
+
+def _unserved(alias: str, waiting: Sequence[QueueStats], pollers: int) -> Iterator[Finding]:
+    """Yield the queues that nothing serves as one finding, and the pollers that are silent, unless that is why."""
+    interval = MISSED_HEARTBEATS * conf.settings().heartbeat
+    running = Poller.objects.using(alias).exclude(state="STOPPED")
+    silent = running.filter(heartbeat_time__lte=Now() - interval).order_by("instance").values_list("instance", "queues")
+    since = format_duration(interval)
+    names = tuple(row.queue for row in waiting)
+    age = format_duration(max([row.oldest for row in waiting if row.oldest], default=timedelta(0)), rough=True)
+    if waiting and not pollers:
+        words = ngettext(
+            "No poller is alive. %(count)s queue waits: %(queues)s. Its oldest task has been due for %(age)s.",
+            "No poller is alive. %(count)s queues wait: %(queues)s. Their oldest task has been due for %(age)s.",
+            len(names),
+        ) % {"count": len(names), "queues": names_of(names), "age": age}
+        if gone := [instance for instance, _queues in silent[:MAX_OF_A_KIND]]:
+            died = _("Not heard of for over %(time)s: %(pollers)s.") % {"time": since, "pollers": ", ".join(gone)}
+            words = f"{words} {died}"
+        yield _error("queue.no_poller", words, "python manage.py runtaskpoller", names)
+        return
+    if waiting:
+        words = ngettext(
+            "No poller serves queue %(queues)s, and its oldest task has been due for %(age)s.",
+            "No poller serves the queues %(queues)s, and their oldest task has been due for %(age)s.",
+            len(names),
+        ) % {"queues": names_of(names), "age": age}
+        remedy = " --queue ".join(("python manage.py runtaskpoller", *map(shlex.quote, names[:MAX_OF_A_KIND])))
+        yield _error("queue.no_poller", words, remedy, names)
+    for instance, served in silent[:MAX_OF_A_KIND]:
+        words = _("Poller %(poller)s has not reported for over %(time)s.") % {"poller": instance, "time": since}
+        taken_over = _("It died or lost the database; see its log. Others take its tasks when their leases expire.")
+        alone = _("It died or lost the database; see its log, and start it again.")
+        yield _warning("poller.silent", words, taken_over if pollers else alone, tuple(queue_names_in(served)))
 
 
 def _queue(row: QueueStats) -> Iterator[Finding]:
@@ -187,14 +240,7 @@ def _queue(row: QueueStats) -> Iterator[Finding]:
                 _("Resume it on the queue's page when the reason for the pause no longer exists."),
                 (row.queue,),
             )
-    elif not row.pollers:
-        yield _error(
-            "queue.no_poller",
-            _("No poller serves queue %(queue)s, and its oldest task has been due for %(age)s.") % age,
-            f"python manage.py runtaskpoller --queue {row.queue}",
-            (row.queue,),
-        )
-    elif row.late:
+    elif row.late and row.pollers:
         yield _warning(
             "queue.late",
             _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
@@ -217,6 +263,59 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
                 yield _warning("poller.stuck", words, remedy, (queue,))
 
 
+def _runaways(alias: str) -> Iterator[Finding]:
+    """Yield the tasks that were given up and still run: their slots are lost."""
+    for instance, running in Poller.objects.using(alias).filter(pk__in=alive(alias)).values_list("instance", "running"):
+        for item in running:
+            if item.get("given_up") is True:
+                words = _(
+                    "Task %(task)s of %(queue)s was given up, and still runs on poller %(poller)s: a slot is lost."
+                )
+                words %= {"task": item.get("task_id"), "queue": item.get("queue"), "poller": instance}
+                remedy = _("Restart the poller. Let the processor look at task.cancelled, or run it in a process.")
+                yield _warning("task.runaway", words, remedy, (str(item.get("queue")),))
+
+
+def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
+    """Yield failures that are new, queues that fail more than they did before, and errors that nobody looks at."""
+    recent = FailureGroup.objects.using(alias).filter(first_seen__gte=Now() - HOUR, last_seen__gte=Now() - HOUR)
+    new = list(recent.order_by("-last_seen")[:MAX_OF_A_KIND])
+    for group, stats in zip(new, stats_of_groups([group.pk for group in new], alias), strict=True):
+        words = ngettext(
+            "A failure of queue %(queue)s is new: %(failure)s. %(count)s attempt failed in the last hour.",
+            "A failure of queue %(queue)s is new: %(failure)s. %(count)s attempts failed in the last hour.",
+            stats.counts["1h"],
+        )
+        failure = ": ".join(part for part in (group.error_type, masked_text(group.message)) if part).rstrip(".")
+        words %= {"queue": group.queue, "failure": failure, "count": stats.counts["1h"]}
+        remedy = f"python manage.py taskqueue list --filter fingerprint:{group.pk}"
+        level = _error if stats.counts["1h"] >= MIN_FAILURES else _warning
+        yield level("failure.new", words, remedy, (group.queue,))
+    explained = {group.queue for group in new}
+    failing = [row.queue for row in queues if row.failed >= MIN_FAILURES and row.queue not in explained]
+    for queue, share, usual in failure_shares(alias, failing):
+        if share >= MIN_FAILURE_SHARE and share > usual * MAX_FAILURE_GROWTH:
+            words = _("%(share)s of the attempts of %(queue)s failed in the last hour; %(usual)s in the day before.")
+            words %= {"share": percent(share), "queue": queue, "usual": percent(usual)}
+            search = shlex.quote(f"queue:{queue} -status:COMPLETED attempt:>0")
+            yield _error("queue.failing", words, f"python manage.py taskqueue list --filter {search}", (queue,))
+    if left := [row for row in queues if row.statuses[Status.ERROR] and _is_left(alias, row.queue)]:
+        shown = names_of([f"{row.queue} ({row.statuses[Status.ERROR]})" for row in left])
+        words = _("Tasks have been in ERROR for over a day: %(queues)s.") % {"queues": shown}
+        remedy = _("Reprocess those that can succeed now, and move the others to POISON: see the page of failures.")
+        yield _warning("task.left", words, remedy, tuple(row.queue for row in left))
+
+
+def _is_left(alias: str, queue: str) -> bool:
+    """Whether the first task of a queue in ERROR failed over a day ago."""
+    for _alias, model in locations_on(alias):
+        tasks = model._base_manager.using(alias)
+        first = tasks.filter(queue=queue, final_status=Status.ERROR).order_by("pk").values("pk")[:1]
+        if tasks.filter(pk__in=first, finish_time__lt=Now() - DAY).exists():
+            return True
+    return False
+
+
 def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
     for name, waits in sorted(waits_by_priority(place, names).items()):
         first = min(waits)
@@ -236,17 +335,6 @@ def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
 
 
 def _pollers(alias: str) -> Iterator[Finding]:
-    interval = conf.settings().heartbeat
-    running = Poller.objects.using(alias).exclude(state="STOPPED")
-    silent = running.filter(heartbeat_time__lte=Now() - MISSED_HEARTBEATS * interval).order_by("instance")
-    for instance, names_served in silent.values_list("instance", "queues")[:10]:
-        yield _warning(
-            "poller.silent",
-            _("Poller %(poller)s has not reported for over %(time)s.")
-            % {"poller": instance, "time": format_duration(MISSED_HEARTBEATS * interval)},
-            _("It died or lost the database; see its log. Others take its tasks when their leases expire."),
-            tuple(queue_names_in(names_served)),
-        )
     for instance, names in sorted(alive(alias).items())[:100]:
         if strange := sorted(names.difference(registry.queues())):
             yield _warning(

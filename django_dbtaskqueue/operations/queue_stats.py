@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
-from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, queue_names_in
+from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.models.readable import ReadableTime
 from django_dbtaskqueue.operations.bounded_reads import (
     NONE_COUNTED,
@@ -51,6 +51,7 @@ DURATION_PERIOD = timedelta(hours=1)  # the time that run times and waits are me
 RATE_STEPS = DURATION_PERIOD // RATE_PERIOD
 FINAL_OUTCOMES = ("completed", "deleted", "failed", "poisoned")
 FAILED_OUTCOMES = ("failed", "retried")
+ENDED_OUTCOMES = (*FINAL_OUTCOMES, "retried")
 MAX_QUEUES_NAMED = 5
 HISTOGRAMS = ("runs", "waits")
 
@@ -318,18 +319,18 @@ def _health(found: Overview) -> Health:
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
     paused = [row for row in found.queues if row.pause]
     dead = [row for row in found.queues if row.stale_for is not None and row.stale_for > LATE_AFTER]
-    notes = [_("Nothing serves %(queues)s.") % {"queues": _names(unserved)}] if unserved else []
+    notes = [_("Nothing serves %(queues)s.") % {"queues": names_of(unserved)}] if unserved else []
     if dead:
-        shown = _names([f"{row.queue} ({row.stale}, {_rough(row.stale_for)})" for row in dead])
+        shown = names_of([f"{row.queue} ({row.stale}, {_rough(row.stale_for)})" for row in dead])
         notes.append(_("Leases ran out and no poller has taken the tasks over: %(queues)s.") % {"queues": shown})
-    notes += [_("Paused: %(queues)s.") % {"queues": _names([_paused_words(row) for row in paused])}] if paused else []
+    notes += [_("Paused: %(queues)s.") % {"queues": names_of([_paused_words(row) for row in paused])}] if paused else []
     notes += [_("No poller is running.")] if not found.pollers and not unserved else []
     names = [row.queue for row in late]
     parts = [_("All queues are on time")]
     if late:
         words = ngettext("%(count)s queue late, oldest %(age)s", "%(count)s queues late, oldest %(age)s", len(late))
         parts = [words % {"count": len(late), "age": _rough(late[0].oldest)}]
-        shown = _names([f"{row.queue} ({_rough(row.oldest)})" for row in late])
+        shown = names_of([f"{row.queue} ({_rough(row.oldest)})" for row in late])
         notes.insert(0, _("Late: %(queues)s.") % {"queues": shown})
     failures = _failures(found)
     parts += failures
@@ -363,7 +364,8 @@ def _rough(age: timedelta | None) -> str:
     return format_duration(age or timedelta(0), rough=True)
 
 
-def _names(names: Sequence[str]) -> str:
+def names_of(names: Sequence[str]) -> str:
+    """Return names joined by commas: the first few, and how many more there are."""
     shown = ", ".join(names[:MAX_QUEUES_NAMED])
     left = len(names) - MAX_QUEUES_NAMED
     return shown if left <= 0 else _("%(shown)s and %(count)s more") % {"shown": shown, "count": left}
@@ -420,6 +422,19 @@ def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
             for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
                 numbers[name] += number
     return {one: approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
+
+
+def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, float, float]]:
+    """Yield some queues with the share of the attempts that failed, in the last hour and in the day before it."""
+    start = Now() - WINDOWS["1h"]
+    counts = MinuteCount.objects.using(alias).filter(kind=OUTCOME, queue__in=queues, name__in=ENDED_OUTCOMES)
+    failed, later = Q(name__in=FAILED_OUTCOMES), Q(minute__gte=start)
+    asked = (failed & later, later, failed & ~later, ~later)
+    sums = {f"sum_{number}": Sum("count", filter=one, default=0) for number, one in enumerate(asked)}
+    rows = counts.filter(minute__gte=start - WINDOWS["24h"]).values_list("queue").annotate(**sums).order_by("queue")
+    for queue, *numbers in rows if queues else ():
+        failed_now, ended_now, failed_before, ended_before = map(float, numbers)
+        yield queue, failed_now / max(1.0, ended_now), failed_before / max(1.0, ended_before)
 
 
 # -- payload types -----------------------------------------------------------------------------------------------------

@@ -185,7 +185,14 @@ class Heartbeat:
     def _running(self) -> list[dict[str, object]]:
         now = clock.monotonic()
         longest = sorted(self._poller.running(), key=lambda run: run.started)[:MAX_RUNNING_SHOWN]
-        return [{**observe.fields(run.job.lease), "seconds": round(now - run.started, 1)} for run in longest]
+        return [
+            {
+                **observe.fields(run.job.lease),
+                "seconds": round(now - run.started, 1),
+                "given_up": run.job.lease.cancelled,
+            }
+            for run in longest
+        ]
 
     def _unpark(self, queue: QueueState) -> float:
         if unpark(Session.on(queue.port.alias, queue.port.model), queue):

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import enqueue, registry
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.models import Poller, Queue, Task, TaskHistory
+from django_dbtaskqueue.models import FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from tests.conftest import ProcessDatabase
@@ -26,6 +26,11 @@ OWN = {"database.durability", "database.pinned", "database.dead_rows"}  # of the
 def _parcels(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
     registry.register("parcels", lambda task: None)
+
+
+@pytest.fixture
+def deaf(settings: Any) -> None:
+    settings.DBTASKQUEUE |= {"NOTIFY": False}
 
 
 def checked() -> list[Any]:
@@ -64,7 +69,7 @@ def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
 def test_queues_and_pollers(alias: str) -> None:
     make_task(ready_time=-HOUR, using=alias)
     assert found(alias)["queue.no_poller"].level == "error"
-    assert "--queue parcels" in found(alias)["queue.no_poller"].remedy
+    assert found(alias)["queue.no_poller"].remedy == "python manage.py runtaskpoller"
     poller(alias)
     assert found(alias)["queue.late"].words.startswith("Queue parcels is late")
     Queue.objects.using(alias).create(name="parcels", paused_time=timezone.now())
@@ -75,6 +80,63 @@ def test_queues_and_pollers(alias: str) -> None:
     assert "has not reported" in found(alias)["poller.silent"].words
     make_task(parked_by="no handler for payload type Alien on queue parcels", using=alias)
     assert "Alien" in found(alias)["task.parked"].words
+
+
+def test_one_cause_is_one_finding(alias: str, deaf: None) -> None:
+    """Queues that wait for the poller that died; then those that the new one does not serve."""
+    for queue in ("parcels", "letters", "cards"):
+        make_task(queue=queue, ready_time=-HOUR, using=alias)
+    poller(alias, heartbeat_time=timezone.now() - HOUR)
+    (finding,) = found(alias).values()
+    waiting = "No poller is alive. 3 queues wait: cards, letters, parcels. Their oldest task has been due for 1h"
+    assert finding.id == "queue.no_poller" and finding.words.startswith(waiting) and "host:0" in finding.words
+    poller(alias, "parcels", "more")
+    unserved = found(alias)["queue.no_poller"]
+    assert unserved.remedy == "python manage.py runtaskpoller --queue cards --queue letters"
+    assert unserved.queues == ("cards", "letters") and "Others take" in found(alias)["poller.silent"].remedy
+
+
+def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_at(alias: str, deaf: None) -> None:
+    def count(name: str, number: int, ago: timedelta) -> None:
+        minute = timezone.now() - ago
+        MinuteCount.objects.using(alias).create(kind="outcome", queue="parcels", name=name, minute=minute, count=number)
+
+    def group(**columns: Any) -> None:
+        times = {"first_seen": timezone.now(), "last_seen": timezone.now(), **columns}
+        FailureGroup.objects.using(alias).create(queue="parcels", error_type="KeyError", **times)
+
+    poller(alias)
+    count("completed", 180, 5 * HOUR)
+    count("retried", 20, 5 * HOUR)
+    count("completed", 16, HOUR / 2)
+    count("failed", 4, HOUR / 2)
+    group(fingerprint="old", first_seen=timezone.now() - 2 * HOUR)
+    make_task("ERROR", using=alias)
+    assert found(alias) == {}, "a tenth failed before, too, and few attempts say little"
+    count("retried", 20, HOUR / 2)
+    failing = found(alias)["queue.failing"]
+    assert failing.level == "error" and failing.words.startswith("60 % of the attempts of parcels failed")
+    assert "10 % in the day before" in failing.words
+    group(fingerprint="new", message="password=hunter2 is wrong")
+    new = found(alias)["failure.new"]
+    assert new.level == "warning" and "KeyError: password=" in new.words and "hunter2" not in new.words
+    assert "queue.failing" not in found(alias), "the new failure is why"
+    MinuteCount.objects.using(alias).create(kind="failure", queue="parcels", name="new", count=10)
+    assert found(alias)["failure.new"].level == "error"
+    make_task("ERROR", finish_time=timedelta(days=-2), using=alias)
+    assert "task.left" not in found(alias), "the first one in ERROR is of today"
+    Task.objects.using(alias).update(finish_time=timezone.now() - timedelta(days=2))
+    assert "parcels (2)" in found(alias)["task.left"].words
+
+
+def test_a_task_that_was_given_up_and_still_runs(alias: str, deaf: None) -> None:
+    runs = {"task_id": 7, "queue": "parcels", "seconds": 900}
+    poller(alias, running=[{**runs, "given_up": False}, "no task", {"given_up": 1}])
+    assert found(alias) == {}
+    Poller.objects.using(alias).update(running=[{**runs, "given_up": True}])
+    assert found(alias)["task.runaway"].words.startswith(
+        "Task 7 of parcels was given up, and still runs on poller host:0"
+    )
 
 
 def test_a_starved_priority(alias: str, settings: Any) -> None:
