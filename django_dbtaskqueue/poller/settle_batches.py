@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Release
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided
 from django_dbtaskqueue.metrics import Collector, Ended
@@ -31,12 +31,12 @@ Batch = dict[str, list[Done]]  # by queue key: what is settled together
 
 @dataclass(slots=True)
 class Counts:
-    """How many tasks one poller started, finished, failed and lost."""
+    """How many attempts of tasks one poller started, finished and failed."""
 
     started: int = 0
     finished: int = 0
     failed: int = 0
-    lost: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)  # of those finished, where the outcome is looked at
 
 
 class Settler:
@@ -165,7 +165,7 @@ class Settler:
             if known is COMPLETE_FACTS and not observed:
                 continue
             self._counts.failed += known.error is not None
-            self._counts.lost += isinstance(result, Lost)
+            self._counts.outcomes[known.counts_as] += 1
             observe.ended(lease, result, seconds)
         if wakes:
             queue.wake()

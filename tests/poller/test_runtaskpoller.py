@@ -44,7 +44,7 @@ def test_drain_processes_everything_and_ends(postgres_process_database: ProcessD
     assert len(lines(mark)) == 20
     assert Attempt.objects.filter(queue="other").count() == 3
     log = "\n".join(line["message"] for line in said)
-    assert "Stopped: 27 finished, 3 failed, 0 lost" in log
+    assert "Stopped: 23 completed, 1 failed, 1 reenqueued, 2 retried, 0 lost" in log
     assert "other (weight 2, retry fixed:50ms, max_attempts 3)" in log
     row = Poller.objects.get()
     assert (row.state, row.finished, row.failed, row.held, row.running) == ("STOPPED", 27, 3, 0, [])

@@ -51,7 +51,7 @@ def test_a_poller_starts_and_ends_while_the_server_is_silent() -> None:
         database = ProcessDatabase("postgresql", f"postgresql://postgres:any@127.0.0.1:{port}/postgres")
         with runtaskpoller(database, "--queue", "work", "--shutdown-timeout", "1s") as poller:
             poller.until_logged("not reachable yet")
-            assert "Stopped: 0 finished" in poller.stop()
+            assert "Stopped: 0 completed" in poller.stop()
 
 
 def test_the_second_signal_cancels(start: Start, gate: Gate) -> None:

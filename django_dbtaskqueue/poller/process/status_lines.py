@@ -17,6 +17,7 @@ from django_dbtaskqueue.conf.queue import setting_text
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
+from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.checks import check_columns
@@ -129,9 +130,12 @@ def opening(poller: Poller) -> Iterator[str]:
 
 def closing(poller: Poller, seconds: float) -> str:
     """Return the closing line."""
-    counts, time = poller.counts, format_seconds(seconds)
+    counts = poller.counts
+    others = {name: number for name, number in counts.outcomes.items() if name not in ("", COMPLETE_FACTS.counts_as)}
+    ended = {"completed": counts.finished - sum(others.values()), "failed": 0, **others, "lost": others.get("lost", 0)}
+    shown = ", ".join(f"{number} {name}" for name, number in ended.items())
     rate = counts.finished / seconds if seconds else 0.0
-    return f"Stopped: {counts.finished} finished, {counts.failed} failed, {counts.lost} lost in {time} ({rate:.1f}/s)"
+    return f"Stopped: {shown} in {format_seconds(seconds)} ({rate:.1f}/s)"
 
 
 def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
