@@ -142,7 +142,10 @@ class QueueAdmin(SmallListAdmin):
         marks = marks_of(queue.stats) if getattr(queue, "stats", None) else []
         if is_paused(queue):
             marks = [badge("paused", "‖", _("paused"))]
-        return SafeString(" ".join(marks)) if marks else badge("running", "▸", _("running"))
+        if marks:
+            return SafeString(" ".join(marks))
+        served = getattr(queue, "stats", None) is not None and queue.stats.pollers
+        return badge("running", "▸", _("running")) if served else badge("stopped", "▪", _("no poller"))
 
     @admin.display(description=gettext_lazy("pause"))
     def pause(self, queue: Any) -> str:
