@@ -92,6 +92,8 @@ def test_a_wrong_search_says_what_was_meant() -> None:
         ("finished:yesterday", "'yesterday' is not a time. Write <1h"),
         ("finished:9999-12-31", "is too early or too late. Write a time from the year 1970 to 2200"),
         ("created:>1969-12-31T23:59", "is too early or too late"),
+        ("finished:>=25:00", "'25:00' is not a time"),
+        ("finished:10:00", "say before or after: <10:00 or >10:00"),
         ("finished:1h", "say before or after: <1h or >1h"),
         ("queue:", "there is no value after the :. Write it as in queue:something"),
         ("-", "there is no value after the -"),
@@ -188,6 +190,25 @@ def test_a_day_is_the_site_s_day(settings: Any, zone: str) -> None:
     assert select(f"created:{today}", tasks).count() == 1
     assert select(f"created:<={today} created:>={today}", tasks).count() == 1
     assert select(f"created:>{today}", tasks).count() == select(f"created:<{today}", tasks).count() == 0
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo"])  # their clocks are never changed
+def test_a_time_of_day_is_the_last_one_that_a_clock_of_the_site_showed(alias: str, settings: Any, zone: str) -> None:
+    settings.TIME_ZONE = zone
+    now = timezone.localtime()
+    make_task(reference="now", using=alias)
+    make_task(reference="before", create_time=timedelta(hours=-2), using=alias)
+    before, later = (f"{now + timedelta(hours=hours):%H:%M}" for hours in (-1, 1))
+    tasks: Any = Task.objects.using(alias)
+    for search, names in {
+        f"created:>={before}": {"now"},
+        f"created:<{before}": {"before"},
+        f"created:>={later}": {"now", "before"},
+        f"created:{before}..{later}": {"now"},
+        f"created:{later}..{before}": {"before"},
+    }.items():
+        assert {*select(search, tasks).values_list("reference", flat=True)} == names, search
+        assert to_text(parse(search)) == search, "a saved search is of the day on which it is used"
 
 
 def test_indexes_answer_for_statuses_and_for_how_a_reference_begins() -> None:

@@ -31,7 +31,7 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
-from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Match, span_of
+from django_dbtaskqueue.operations.search.values import VALUE_TYPES, ErrorHolds, JsonFits, Match, Piece, dated, span_of
 
 __all__ = ["TaskFilter"]
 
@@ -155,18 +155,28 @@ def _number(column: str, match: Match) -> Q:
 
 def bounds_of(match: Match) -> list[tuple[str, str]]:
     """Return a match of a time as comparisons: (operator, value). A day lasts to its end."""
+    value = dated(match.value)
     if match.op == "=":  # a day
-        return [(">=", match.value), ("<=", match.value)]
+        return [(">=", value), ("<=", value)]
     if match.op != "..":
-        return [(match.op, match.value)]
+        return [(match.op, value)]
     low, high = span_of(match.value) is not None, span_of(match.high) is not None
     if low and high:  # two ages
-        return [(">=", match.value), ("<=", match.high)]
-    return [("<=" if low else ">=", match.value), (">=" if high else "<=", match.high)]
+        return [(">=", value), ("<=", match.high)]
+    return [("<=" if low else ">=", value), (">=" if high else "<=", dated(match.high, value))]
 
 
 def _time(column: str, match: Match, alias: str) -> Q:
     return reduce(and_, (_bound(column, op, value, alias) for op, value in bounds_of(match)))
+
+
+def since(column: str, text: str, alias: str) -> Q:
+    """Return the condition for a time from ``text`` on: an age, a day, a time, or a time of day.
+
+    Raises ``SearchError``.
+    """
+    match = VALUE_TYPES["time"].read(Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
+    return _time(column, match, alias)
 
 
 def _bound(column: str, op: str, value: str, alias: str) -> Q:

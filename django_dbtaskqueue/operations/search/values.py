@@ -7,7 +7,7 @@ import operator
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from difflib import get_close_matches
 from functools import lru_cache, partial
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, F, Func, Value
 from django.db.models.sql.compiler import SQLCompiler
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -32,6 +33,7 @@ MAX_BIGINT = 2**63 - 1
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 MAX_SPAN = timedelta(days=36_500)
 SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
@@ -170,18 +172,29 @@ def _refuse_exact_age(text: str, term: str) -> None:
 
 def _time(text: str, term: str) -> str:
     """Return a time in ISO 8601; a length of time, which says how long ago, as it is written."""
-    if span_of(text) is not None:
+    if span_of(text) is not None or TIME_OF_DAY.fullmatch(text):
         return text
     is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", text)
     try:
         found = date.fromisoformat(text) if is_day else datetime.fromisoformat(text)
     except ValueError:
-        words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=2026-11-20T08:00.")
+        words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=08:00.")
         raise SearchError(term, words % {"value": repr(text)}) from None
     if found.year not in SEARCHED_YEARS:
         words = _("%(value)s is too early or too late. Write a time from the year 1970 to 2200.")
         raise SearchError(term, words % {"value": repr(text)})
     return found.isoformat()
+
+
+def dated(text: str, after: str = "") -> str:
+    """Return a time of day as the last moment, or the first one from ``after`` on, when a clock here showed it."""
+    if not TIME_OF_DAY.fullmatch(text):
+        return text
+    now = localtime(datetime.now(UTC)).replace(tzinfo=None)
+    moment = datetime.combine(now, time.fromisoformat(text))
+    if moment > now:
+        moment -= timedelta(days=1)
+    return (moment + timedelta(days=after > moment.isoformat())).isoformat()
 
 
 def _refuse_moment(text: str, term: str) -> None:
