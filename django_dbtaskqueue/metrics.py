@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.core.exceptions import ImproperlyConfigured
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Settlement
@@ -92,7 +93,7 @@ class FailureCounter(MinuteCounter[Failures]):
 
     def __init__(self) -> None:
         super().__init__(
-            lambda one, more: one._replace(number=one.number + more.number),
+            lambda one, more: Failures(more.signature, one.number + more.number),
             lambda failures: {"count": failures.number},
             MAX_FAILURE_GROUPS,
         )
@@ -104,11 +105,12 @@ class FailureCounter(MinuteCounter[Failures]):
                 [
                     FailureGroup(
                         fingerprint=key.name, queue=key.queue, error_type=kind.error_type, frame=kind.frame,
-                        message=kind.message, first_seen=minute, last_seen=minute,
+                        message=kind.message, newest=kind.newest, release=conf.settings().release,
+                        first_seen=minute, last_seen=minute,
                     )
                     for key, (kind, _number) in sorted(counts.items())  # rows are locked in one order everywhere
                 ],
-                update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen"],
+                update_conflicts=True, unique_fields=["fingerprint"], update_fields=["last_seen", "newest"],
             )  # fmt: skip
         return minute
 

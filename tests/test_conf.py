@@ -23,6 +23,7 @@ def test_a_bad_setting_is_named(settings: Any) -> None:
         ({"PAYLOAD_MAX_BYTES": "1MB"}, "DBTASKQUEUE['PAYLOAD_MAX_BYTES']='1MB' is not valid"),
         ({"DATABASE": None}, "DBTASKQUEUE['DATABASE']=None is not valid: an alias of DATABASES"),
         ({"OPERATIONS_TIMEOUT": "0s"}, "is not valid: a positive duration"),
+        ({"RELEASE": 7}, "DBTASKQUEUE['RELEASE']=7 is not valid: a text of at most 100 characters"),
         ({"MASK": "password"}, "is not valid: a list of parts of keys"),
         ({"API": "yes"}, "DBTASKQUEUE['API']='yes' is not valid: True or False"),
         ({"API_TOKENS": {"ada": 1}}, "is not valid: a dict of user name to the hash"),
@@ -42,6 +43,14 @@ def test_a_bad_setting_is_named(settings: Any) -> None:
             conf.settings()
     with pytest.raises(ImproperlyConfigured, match="is not a retry policy"):
         conf.overlay(conf.QueueSettings(), {"retry": "nonsense"})
+
+
+def test_the_release_is_the_environment_s_unless_the_project_says_it(settings: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("SENTRY_RELEASE", "shop@1")
+    monkeypatch.setenv("RELEASE", "")
+    for given, release in [({}, "shop@1"), ({"RELEASE": "2"}, "2")]:
+        settings.DBTASKQUEUE = given
+        assert conf.settings().release == release
 
 
 def test_a_processor_says_durations_and_policies_as_the_settings_do(taskqueue_registry: None) -> None:

@@ -231,7 +231,8 @@ class SmallListAdmin(ListAdmin):
     """A short list: at most 500 rows on one page, in the order of ``ordering``."""
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        return Page(list(rows.order_by(*self.ordering)[:MAX_SMALL_LIST_ROWS]))
+        ordered = rows if rows.query.order_by else rows.order_by(*self.ordering)
+        return Page(list(ordered[:MAX_SMALL_LIST_ROWS]))
 
     def count(self, rows: Any, found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many rows the one page has; the places in an address mean nothing here."""

@@ -245,7 +245,7 @@ class PollerAdmin(SmallListAdmin):
     )  # fmt: skip
     list_display_links = ("instance",)
     ordering = ("-heartbeat_time",)
-    page_lines = (*list_display, "host", "pid", "started", "applied_box")
+    page_lines = (*list_display, "host", "pid", "release", "started", "applied_box")
 
     heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
     queue_names = column(

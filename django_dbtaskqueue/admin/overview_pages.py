@@ -35,7 +35,7 @@ from django_dbtaskqueue.operations.queue_stats import (
     Point,
     Quantiles,
     QueueStats,
-    new_versions,
+    new_releases,
     overview,
     series,
 )
@@ -64,8 +64,8 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
     ]
     title = _("Run time and wait time in seconds, last hour")
     marks = [
-        {"iso": time.isoformat(), "clock": date_format(local(time), "H:i"), "version": version}
-        for time, version in new_versions(narrow(Poller.objects.using(using), actor), CHART_SPAN)
+        {"iso": time.isoformat(), "clock": date_format(local(time), "H:i"), "release": release}
+        for time, release in new_releases(narrow(Poller.objects.using(using), actor), CHART_SPAN)
     ]
     outcomes = _("Attempts per minute, last hour")
     charts = [

@@ -6,12 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import django_filters
+from django import forms
 from django.contrib import admin
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import PermissionDenied, ValidationError
+from django.db import DEFAULT_DB_ALIAS
 from django.db.models import OuterRef, QuerySet, Subquery
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import URLPattern, path
+from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
+from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
@@ -22,24 +26,29 @@ from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     Column,
     age_column,
+    badge,
     box,
     box_column,
     column,
     id_of,
     json_box,
+    local,
     may_see,
     number,
     permitted,
     stamp,
+    viewer,
 )
+from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Task
+from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Poller, Task
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.permissions import Verb
-from django_dbtaskqueue.operations.queue_stats import WINDOWS, FailureStats, stats_of_groups
+from django_dbtaskqueue.operations.permissions import Verb, narrow
+from django_dbtaskqueue.operations.queue_stats import WINDOWS, FailureStats, new_releases, stats_of_groups
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.search import text_of
+from django_dbtaskqueue.operations.search.query import since
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 
@@ -144,13 +153,46 @@ def _window(name: str) -> Column:
     return column(f"{name[:-1]} {name[-1]}", count)
 
 
+MAX_NEWS = 4  # links to what is new
 MAX_SHOWN_TRACES = 50  # groups of the page with a traceback
 MAX_SPOT_VERBS = 2  # buttons of a group in the list; its page has all
+
+
+class SinceField(forms.CharField):
+    """A time as a search has it: ``10:00``, ``1h``, ``2026-11-20``."""
+
+    def clean(self, value: object) -> str:
+        text = str(super().clean(value))
+        try:
+            if text:
+                since("first_seen", text, DEFAULT_DB_ALIAS)
+        except SearchError as error:
+            raise ValidationError(str(error)) from None
+        return text
+
+
+class SinceFilter(django_filters.CharFilter):  # type: ignore[misc]  # publishes no types
+    field_class = SinceField
+
+    def filter(self, rows: QuerySet[FailureGroup], value: str) -> QuerySet[FailureGroup]:
+        return rows.filter(since(self.field_name, value, rows.db)) if value else rows
 
 
 class FailureFilter(FilterSet):
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     error_type = django_filters.CharFilter(label=gettext_lazy("Exception"), lookup_expr="icontains")
+    release = django_filters.CharFilter(label=gettext_lazy("Release"))
+    new = SinceFilter(label=gettext_lazy("First seen since"), field_name="first_seen")
+    sort = django_filters.OrderingFilter(
+        label=gettext_lazy("Order"),
+        choices=[
+            ("-last_seen", gettext_lazy("last seen")),
+            ("-first_seen", gettext_lazy("first seen")),
+            ("release", gettext_lazy("release")),
+        ],
+        fields=["last_seen", "first_seen", "release"],
+        empty_label=None,
+    )
 
 
 class FailureGroupAdmin(SmallListAdmin):
@@ -161,11 +203,21 @@ class FailureGroupAdmin(SmallListAdmin):
     filterset = FailureFilter
     ordering = ("-last_seen",)
     empty = gettext_lazy("Nothing has failed.")
-    list_display = ("failure", "in_1h", "in_24h", "in_7d", "last", "tasks")
+    list_display = ("failure", "in_1h", "in_24h", "in_7d", "first", "last", "release", "tasks")
     list_display_links = ()
-    page_lines = ("queue", "error_type", "says", "frame", "first", "last", "tasks", "attempts")
+    page_lines = ("queue", "error_type", "says", "pattern", "frame", "first", "last", "release", "tasks", "attempts")
 
     in_1h, in_3h, in_24h, in_3d, in_7d = map(_window, WINDOWS)
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Add links to what is new since the last hour, and since each new release."""
+        pollers = narrow(Poller.objects.using(self.get_queryset(request).db), viewer(request))
+        times = [(_("the last hour"), "1h")]
+        for time, release in new_releases(pollers, WINDOWS["7d"]):
+            words = _("%(release)s came (%(time)s)") % {"release": release, "time": date_format(local(time), "D H:i")}
+            times.append((words, local(time).replace(tzinfo=None).isoformat(timespec="seconds")))
+        links = [(words, f"{request.path}?{urlencode({'new': time})}") for words, time in reversed(times)]
+        return {**super().list_context(request), "news": links[:MAX_NEWS]}
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         """Add figures, the newest traceback, and the verbs of the list."""
@@ -179,9 +231,10 @@ class FailureGroupAdmin(SmallListAdmin):
     def failure(self, group: Any) -> str:
         """Show the error as a link, where it happens, the newest traceback folded, and what can be done at once."""
         parts = [format_html("<strong>{}</strong>", self.link(self.what(group), self.page_of(group)))]
-        parts.append(
-            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or EMPTY_VALUE)
-        )
+        if group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]:
+            parts.append(format_html(" {}", badge("late", "✱", _("new"))))
+        where = '<div class="quiet">{} · <code>{}</code> · {}</div>'
+        parts.append(format_html(where, group.queue, group.frame or EMPTY_VALUE, masked_text(group.message)))
         if group.trace:
             title, name = _("Newest traceback"), f"dbtq-trace-{group.pk}"
             parts.append(
@@ -198,10 +251,11 @@ class FailureGroupAdmin(SmallListAdmin):
         return format_html_join("", html, rows)
 
     def what(self, group: Any) -> str:
-        message = masked_text(group.message)
+        message = masked_text(group.newest or group.message)
         return f"{short_error(group.error_type)}: {message}" if group.error_type else message or group.fingerprint
 
-    says = column(gettext_lazy("message"), lambda group: masked_text(group.message))
+    says = column(gettext_lazy("newest message"), lambda group: masked_text(group.newest))
+    pattern = column(gettext_lazy("messages of this kind"), lambda group: masked_text(group.message))
     first = age_column(gettext_lazy("first seen"), "first_seen")
     last = age_column(gettext_lazy("last seen"), "last_seen")
 

@@ -147,6 +147,14 @@ def tables(
     return found, faults
 
 
+RELEASE_VARIABLES = ("RELEASE", "SENTRY_RELEASE", "GIT_SHA", "GIT_COMMIT", "HEROKU_SLUG_COMMIT", "SOURCE_VERSION")
+MAX_RELEASE_CHARS = 100
+
+
+def _release() -> str:
+    return next(filter(None, map(os.environ.get, RELEASE_VARIABLES)), "")[:MAX_RELEASE_CHARS]
+
+
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +186,7 @@ class Settings:
     mask: Sequence[str] = masking.MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
+    release: str = field(default_factory=_release)  # of the project; by default what an environment variable says
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
     housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
     keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then in the history; None in each: without limit
@@ -233,6 +242,7 @@ TOP_RULES: dict[str, rules.Rule] = {
         _is_embedded_poller,
         'True, False, or a dict with "queues", "exclude" and "tags" (lists), "threads" and "coroutines" (numbers)',
     ),
+    "release": (lambda v: isinstance(v, str) and len(v) <= MAX_RELEASE_CHARS, "a text of at most 100 characters"),
     "file": (lambda v: v is None or isinstance(v, str | os.PathLike), "the path of a TOML file"),
     **dict.fromkeys(("threads", "max_tasks_per_child", "payload_max_bytes"), AT_LEAST_ONE),
     **dict.fromkeys(

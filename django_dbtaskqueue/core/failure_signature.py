@@ -37,6 +37,7 @@ class FailureSignature(NamedTuple):
     error_type: str
     frame: str  # module:function of the project's innermost call, or ''
     message: str  # with what varies replaced
+    newest: str = ""  # the message of this failure
 
 
 class RemoteError(str):
@@ -81,10 +82,11 @@ def signature_of(error: BaseException | str, queue: str) -> FailureSignature:
     name, message = _type_and_message(error)
     clean = json_payload.clean_text
     name, frame = clean(name)[:200], clean(_frame(error))[:300]
-    message = clean(normalised(masked_text(message[:4000])))[:MAX_MESSAGE_CHARS]
+    said = masked_text(message[:4000]).strip().partition("\n")[0]
+    message = clean(normalised(said))[:MAX_MESSAGE_CHARS]
     text = "\0".join((queue, name, frame, message[:COMPARED_CHARS]))
     digest = blake2b(text.encode("utf-8", "replace"), digest_size=20).hexdigest()
-    return FailureSignature(digest, name, frame, message)
+    return FailureSignature(digest, name, frame, message, clean(said)[:MAX_MESSAGE_CHARS])
 
 
 def masked_line(error: BaseException | str) -> str:

@@ -100,6 +100,7 @@ class Poller(models.Model):
     host = models.CharField(_("host"), max_length=200, db_default="")
     pid = models.IntegerField(_("process"), db_default=0)
     version = models.CharField(_("version"), max_length=50, db_default="")
+    release = models.CharField(_("release"), max_length=100, db_default="")  # of the project
     queues = JsonField(_("queues"), shape=list)
     state = models.CharField(_("state"), max_length=30, db_default="INIT")
     start_time = TimeField(_("started"), db_default=Now())
@@ -230,6 +231,8 @@ class FailureGroup(models.Model):
     error_type = models.CharField(_("exception"), max_length=200, db_default="")
     frame = models.CharField(_("place in the code"), max_length=300, db_default="")
     message = models.CharField(_("message"), max_length=500, db_default="")
+    newest = models.CharField(_("newest message"), max_length=500, db_default="")
+    release = models.CharField(_("release"), max_length=100, db_default="")  # of the project, when it was first seen
     first_seen = TimeField(_("first seen"))
     last_seen = TimeField(_("last seen"))
 

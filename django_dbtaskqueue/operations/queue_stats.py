@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import ClassVar
 
-from django.db.models import Min, Q, QuerySet, Sum
-from django.db.models.functions import Now
+from django.db.models import Min, Q, QuerySet, Sum, Value
+from django.db.models.functions import Coalesce, Now, NullIf
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
@@ -512,13 +512,14 @@ class Point:
         return Quantiles.of(self.waits)
 
 
-def new_versions(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[datetime, str]]:
-    """Return when one of these pollers of a new version first started, from ``since`` ago until now, as their rows say.
+def new_releases(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[datetime, str]]:
+    """Return when one of these pollers of a new release first started, from ``since`` ago until now, as their rows say.
 
-    The first version that any row has is not new.
+    Without a release of the project it is the version of this package. The first one that any row has is not new.
     """
-    rows = pollers.exclude(version="")
-    first = rows.values_list("version").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
+    known = Coalesce(NullIf("release", Value("")), "version")
+    rows = pollers.exclude(version="").annotate(known=known)
+    first = rows.values_list("known").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
     found = [(time, version) for version, time in first]
     begin = database_now(Session.on(rows.db)) - since if len(found) > 1 else None
     return [(time, version) for time, version in found[1:] if begin is not None and time >= begin]

@@ -128,6 +128,7 @@ class Heartbeat:
             "host": socket.gethostname()[:200],
             "pid": getpid(),
             "version": __version__,
+            "release": conf.settings().release,
             "queues": [
                 {
                     "queue": queue.name,

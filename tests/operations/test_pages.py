@@ -17,6 +17,7 @@ from django.db.models.functions import Now
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 import django_dbtaskqueue
 from django_dbtaskqueue import models
@@ -325,19 +326,21 @@ def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **
     MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, count=count, **columns)
 
 
-def poller(name: str, version: str, started: timedelta) -> None:
-    Poller.objects.create(instance=name, version=version, start_time=Now() - started)
+def poller(name: str, version: str, started: timedelta, release: str = "") -> None:
+    Poller.objects.create(instance=name, version=version, start_time=Now() - started, release=release)
 
 
-def test_the_start_of_a_new_version_is_marked_and_an_old_one_is_not(op: Client) -> None:
+def test_the_start_of_a_new_release_is_marked_and_an_old_one_is_not(op: Client) -> None:
     measured()
     poller("a", "0.1.0", timedelta(days=2))
     poller("b", "0.1.0", timedelta(minutes=9))
-    assert "first poller of version" not in text(op.get(OVERVIEW))
+    assert "first poller of" not in text(op.get(OVERVIEW))
     poller("c", "0.2.0", timedelta(minutes=5))
     poller("d", "0.2.0", timedelta(minutes=4))
     shown = text(op.get(OVERVIEW))
-    assert shown.count("first poller of version 0.2.0") == 2, "in both charts, once"
+    assert shown.count("first poller of 0.2.0") == 2, "in both charts, once"
+    poller("e", "0.2.0", timedelta(minutes=3), "shop@7f3a")
+    assert text(op.get(OVERVIEW)).count("first poller of shop@7f3a") == 2, "a release of the project"
     assert 'data-marks="dbtq-throughput-marks"' in shown
     chart = shown.split('id="dbtq-throughput-chart"', 1)[1].split(">", 1)[0]
     assert "data-bars" in chart and "requeued" in shown, "outcomes stand on each other"
@@ -367,6 +370,7 @@ def test_run_times_and_waits_are_mapped_by_time(op: Client) -> None:
     assert "dbtq-waits-map" not in shown, "no wait was measured"
 
 
+DAY = timedelta(days=1)
 PRINT = "9f2c" * 10
 TRACE = 'Traceback (most recent call last):\n  File "tasks.py", line 41, in assess\nPlaneUnknown: N14228'
 FAILURES = f"{ADMIN}failuregroup/"
@@ -376,7 +380,7 @@ OF_GROUP = f"{TASKS}?q=fingerprint%3A{PRINT}+status%3AERROR"
 
 @pytest.fixture
 def failed() -> Task:
-    failure_group(PRINT, error_type="desk.PlaneUnknown", message="N14228", frame="desk:assess")
+    failure_group(PRINT, error_type="desk.PlaneUnknown", message="N#", newest="N14228", frame="desk:assess")
     models.MinuteCount.objects.create(kind="failure", name=PRINT, minute=Now(), count=5)
     task = make_task(Status.ERROR, fingerprint=PRINT)
     for trace in ("an older one", TRACE):
@@ -397,6 +401,25 @@ def test_failures_have_the_newest_traceback_the_number_and_the_actions(op: Clien
     for address in (FAILURES, OF_PRINT):
         shown = text(bo.get(address))
         assert "PlaneUnknown: N14228" in shown and "line 41, in assess" not in shown and "action_on_all" not in shown
+
+
+def test_what_a_deploy_broke_is_two_clicks_away(op: Client, failed: Task) -> None:
+    """Those first seen since a release came, and by which release; or since any time that a search can say."""
+    models.FailureGroup.objects.update(first_seen=Now() - timedelta(minutes=30), release="shop@2")
+    failure_group("old", error_type="desk.Old", first_seen=Now() - 3 * DAY, last_seen=Now() - DAY, release="shop@1")
+    poller("a", "1", timedelta(days=4), "shop@1")
+    poller("b", "1", timedelta(minutes=40), "shop@2")
+    shown = text(op.get(FAILURES))
+    assert shown.count("✱") == 1 and "shop@1" in shown and "desk.Old" not in shown and "Old" in shown
+    (link,) = re.findall(r'<a href="([^"]*)">shop@2 came', shown)
+    since = text(op.get(link))
+    assert "PlaneUnknown" in since and ">Old" not in since and "N#" in since, "the pattern, small"
+    ago = timezone.localtime() - timedelta(minutes=35)
+    for wanted in ("1h", f"{ago:%H:%M}", f"{ago:%Y-%m-%dT%H:%M}"):
+        assert ">Old" not in text(op.get(FAILURES, {"new": wanted})), wanted
+    first = [text(op.get(FAILURES, {"sort": sort})) for sort in ("-first_seen", "release", "")]
+    assert [one.index("PlaneUnknown") < one.index(">Old") for one in first] == [True, False, True]
+    assert "is not a time" in text(op.get(FAILURES, {"new": "25:00"}))
 
 
 def test_a_button_of_the_list_asks_about_the_group(op: Client, failed: Task) -> None:

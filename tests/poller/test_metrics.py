@@ -1,6 +1,7 @@
 """What pollers count, how it is stored and merged, and what pages make of it."""
 
 import json
+import re
 from dataclasses import fields
 from datetime import timedelta
 from typing import Any
@@ -127,7 +128,11 @@ def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pyte
     assert "are not rolled up" in caplog.text
 
 
-def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(process_database: ProcessDatabase) -> None:
+def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
+    process_database: ProcessDatabase, settings: Any
+) -> None:
+    settings.DBTASKQUEUE |= {"RELEASE": "shop@1"}
+
     def work(task: Lease) -> None:
         if task.payload % 2:
             raise LookupError(f"no parcel {task.payload} in '{task.reference}'")
@@ -142,6 +147,7 @@ def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(process_dat
     group = FailureGroup.objects.get()
     assert (group.queue, group.error_type) == ("counted", "builtins.LookupError")
     assert group.message == "no parcel # in '…'" and group.frame.endswith("work")
+    assert re.fullmatch(r"no parcel \d+ in 'r\d+'", group.newest) and group.release == "shop@1"
     (figures,) = stats_of_groups([group.fingerprint], "default")
     assert (figures.failed["1h"], figures.failed["7d"]) == (10, 10)
     assert figures.open.number == 0  # they wait for their next attempt
@@ -167,7 +173,7 @@ class Hostile(Exception):
 def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
     same = signature_of(one, "q")
-    assert same == signature_of(other, "q") and same.frame.startswith("tests.poller.test_metrics:")
+    assert same[:4] == signature_of(other, "q")[:4] and same.frame.startswith("tests.poller.test_metrics:")
     different = (one, "p"), (failing(KeyError("row")), "q"), (ValueError("row 17"), "q")
     assert len({same.fingerprint, *(signature_of(*kind).fingerprint for kind in different)}) == 4
 

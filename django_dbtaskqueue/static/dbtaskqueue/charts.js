@@ -72,7 +72,7 @@
         return values.flatMap((value, at) => value !== null && (values[at - 1] ?? null) === null && (values[at + 1] ?? null) === null ? [at] : []);
     }
 
-    /* A line and a name for each <time> of the list after the chart: a poller of a new version started. */
+    /* A line and a name for each <time> of the list after the chart: a poller of a new release started. */
     function drawMarks(box) {
         return (plot) => document.querySelectorAll("#" + box.dataset.marks + " time").forEach((mark) => {
             const x = plot.valToPos(Date.parse(mark.dateTime) / 1000, "x", true);
