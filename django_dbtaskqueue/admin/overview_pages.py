@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -20,13 +20,14 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from django_dbtaskqueue.admin.frame import show
+from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp, viewer
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount
+from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
 from django_dbtaskqueue.operations.queue_stats import (
@@ -40,7 +41,8 @@ from django_dbtaskqueue.operations.queue_stats import (
     series,
 )
 from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
-from django_dbtaskqueue.operations.search import text_of
+from django_dbtaskqueue.operations.search import parse, text_of, to_text
+from django_dbtaskqueue.operations.search.query import select, tasks_for
 
 CHART_SPAN = timedelta(hours=1)
 POINTS_PER_STEP = 5  # of a heat map
@@ -142,6 +144,7 @@ def _figure(value: float | None) -> str:
 
 MAX_GRID_QUEUES = 100  # those with problems come first; others are found by name
 NAME_KEY = "name"  # query key
+TO_ANSWER = parse("signal:*")  # tasks that wait for somebody's answer
 
 
 class OverviewAdmin(ReadOnlyAdmin):
@@ -157,7 +160,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
         return {
             "health": found.health,
-            "cards": self._cards(found),
+            "cards": [*self._cards(found), *self._waiting(request)],
             "statuses": [str(status) for status in Status],
             "rows": [row_of(self, row) for row in shown],
             "totals": [_count_cell(self, number, Task, status=status) for status, number in found.statuses.items()]
@@ -168,6 +171,13 @@ class OverviewAdmin(ReadOnlyAdmin):
             "part": part,
             **chart_context(self.get_queryset(request).db, actor),
         }
+
+    def _waiting(self, request: HttpRequest) -> Iterator[tuple[str, str]]:
+        """Yield how many tasks wait for somebody's answer, if any do."""
+        tasks = select(TO_ANSWER, tasks_for(TO_ANSWER, self.get_queryset(request).db))
+        count = count_within(narrow(tasks, viewer(request)), COUNT_TIMEOUT)
+        if count is None or count:
+            yield _("wait for a signal"), self.link(count or "?", self.url(Task, "changelist", q=to_text(TO_ANSWER)))
 
     def _cards(self, found: Overview) -> list[tuple[str, str]]:
         pollers = self.link(found.pollers, self.url(Poller, "changelist"))

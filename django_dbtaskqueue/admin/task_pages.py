@@ -45,6 +45,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.actions import actions_on
@@ -424,7 +425,9 @@ class TaskAdmin(TaskPage):
                 (step, step.get_kind_display(), stamp(step.create_time), self._step_note(step, seen=seen))
                 for step in steps_of(row)
             ],
-            "awaited": awaited(row) if permitted(request, [SEND_SIGNAL], row.queue) else None,
+            "awaited": (wait := awaited(row)),
+            "choices": [(json.dumps(one), _label(one)) for one in as_list(wait and wait.result)],
+            "may_signal": permitted(request, [SEND_SIGNAL], row.queue),
         }
 
     def _related(self, found: RelatedTasks) -> tuple[list[Any], int] | None:
@@ -460,6 +463,10 @@ class TaskAdmin(TaskPage):
     def _is_logged(self, pk: int | str) -> bool:
         kind = ContentType.objects.get_for_model(self.model)
         return LogEntry.objects.filter(content_type=kind, object_id=str(pk)).exists()
+
+
+def _label(choice: object) -> str:
+    return choice if isinstance(choice, str) else json.dumps(choice)
 
 
 class PoisonTaskAdmin(TaskAdmin):

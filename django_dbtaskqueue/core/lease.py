@@ -65,10 +65,10 @@ class Steps(Protocol):
     async def asleep(self, delay: timedelta) -> None:
         """``sleep`` for an async processor."""
 
-    def wait_for(self, name: str, timeout: timedelta | None) -> object:
+    def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object:
         """Return the data of a signal that came, else raise ``TaskSuspended``."""
 
-    async def await_for(self, name: str, timeout: timedelta | None) -> object:
+    async def await_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object:
         """``wait_for`` for an async processor."""
 
 
@@ -298,16 +298,17 @@ class Lease:
         """``sleep`` for an async processor."""
         await self._steps.asleep(delay)
 
-    def wait_for(self, name: str, timeout: timedelta | None = None) -> Any:
+    def wait_for(self, name: str, timeout: timedelta | None = None, choices: Sequence[object] = ()) -> Any:
         """Return the data of the next signal of that name (``signal``). Until it comes, give the task back.
 
+        ``choices`` are JSON values: the task's page has a button for each. A signal from elsewhere may have other data.
         Raises ``SignalTimeout`` when the time is over, and ``TaskSuspended`` as ``sleep`` does.
         """
-        return self._steps.wait_for(name, timeout)
+        return self._steps.wait_for(name, timeout, choices)
 
-    async def await_for(self, name: str, timeout: timedelta | None = None) -> Any:
+    async def await_for(self, name: str, timeout: timedelta | None = None, choices: Sequence[object] = ()) -> Any:
         """``wait_for`` for an async processor."""
-        return await self._steps.await_for(name, timeout)
+        return await self._steps.await_for(name, timeout, choices)
 
     @property
     def signal(self) -> ReceivedSignal | None:

@@ -9,7 +9,7 @@ compares it with the number that ``wait_for`` saw when it found no signal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import NamedTuple, NoReturn
 
@@ -101,7 +101,7 @@ class Journal:
         """See ``Lease.asleep``."""
         await sync_to_async(self.sleep)(delay)
 
-    def wait_for(self, name: str, timeout: timedelta | None) -> object:
+    def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
         """See ``Lease.wait_for``."""
         left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
         self._check_can_suspend("wait_for")
@@ -111,7 +111,7 @@ class Journal:
         if found is not None and found.kind == TIMED_OUT:
             raise SignalTimeout(self._lease.id, name)
         if found is None:
-            self._store(self._position, name, WAIT, seconds=left)
+            self._store(self._position, name, WAIT, seconds=left, result=_dumped(name, [*choices] or None))
         else:
             left = found.seconds_left
         count, signal = self._next_signal(name)
@@ -122,9 +122,9 @@ class Journal:
             raise SignalTimeout(self._lease.id, name)
         self._suspend(Suspend(None if left is None else timedelta(seconds=left), count))
 
-    async def await_for(self, name: str, timeout: timedelta | None) -> object:
+    async def await_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
         """See ``Lease.await_for``."""
-        return await sync_to_async(self.wait_for)(name, timeout)
+        return await sync_to_async(self.wait_for)(name, timeout, choices)
 
     def _next(self, kind: str, name: str) -> Stored | None:
         """Go to the next position; return what is stored there. Raise ``StepChanged`` if that is another step."""

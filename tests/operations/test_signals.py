@@ -1,7 +1,9 @@
 """Operators see what a task waits for, and send it: on its page, by the command line and by the API."""
 
+import json
 import re
 from datetime import timedelta
+from html import unescape
 from typing import Any
 
 import pytest
@@ -13,9 +15,10 @@ from django_dbtaskqueue import enqueue, processor, signal
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import AuditEntry, Step, Task
 from django_dbtaskqueue.operations.explain import explain
+from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import advance, drain
 from tests.factories import QUEUE
-from tests.operations.site import TASKS, command, logged_in, post, text, user
+from tests.operations.site import OVERVIEW, TASKS, command, logged_in, post, text, user
 
 pytestmark = pytest.mark.usefixtures("taskqueue_registry")
 DAYS = timedelta(days=3)
@@ -70,8 +73,38 @@ def test_who_may_not_send_signals_sees_no_form(task: Task) -> None:
     client = logged_in(ana)
     page = text(client.get(f"{TASKS}{task.pk}/change/"))
     assert "has waited for the signal approved" in page and "dbtq-signal" not in page and "12A" not in page
+    assert "Users who may send signals to tasks of parcels can answer" in page
     ana.user_permissions.add(Permission.objects.get(codename="signal_task"))
     assert "dbtq-signal" in text(client.get(f"{TASKS}{task.pk}/change/"))
+
+
+def test_what_waits_for_an_answer_is_listed_and_answered_in_two_clicks(op: Client) -> None:
+    """Whether there is a time limit or not, until it was answered or ended otherwise."""
+
+    @processor(QUEUE)
+    def pay(task: Lease) -> Any:
+        limit = timedelta(days=7) if task.reference == "limited" else None
+        return task.wait_for("approved", limit, choices=["yes", "no <b>", {"part": 5}])
+
+    tasks = {name: enqueue(QUEUE, name) for name in ("limited", "open", "cancelled", "answered")}
+    drain(QUEUE)
+    later = enqueue(QUEUE, "later", delay=DAYS)
+    Task.objects.filter(pk=tasks["cancelled"].pk).cancel()
+    signal(tasks["answered"], "approved")
+    waiting = [tasks["open"].pk, tasks["limited"].pk]
+    for search in ("signal:approved", "signal:app*", "signal:*"):
+        assert [*select(search, Task.objects.order_by("-pk")).values_list("pk", flat=True)] == waiting, search
+        assert [one["id"] for one in json.loads(command("list", "--filter", search, "--json"))] == waiting
+    assert later.pk in [*select("-signal:approved", Task.objects.all()).values_list("pk", flat=True)]
+    (link,) = re.findall(r'wait for a signal</dt><dd><a href="([^"]*)">2<', text(op.get(OVERVIEW)))
+    assert all(f"/{pk}/change/" in text(op.get(link)) for pk in waiting)
+    page = text(op.get(f"{TASKS}{waiting[0]}/change/"))
+    assert page.index('id="dbtq-signal"') < page.index('id="dbtq-live"'), "on top"
+    answers = re.findall(r'<button type="submit" name="data" value="([^"]*)"[^>]*>(.*?)</button>', page)
+    assert [label for _data, label in answers] == ["yes", "no &lt;b&gt;", "{&quot;part&quot;: 5}"]
+    op.post(TASKS, {**fields_of(page), "data": unescape(answers[2][0])})
+    drain(QUEUE)
+    assert Task.objects.get(pk=waiting[0]).result == {"part": 5}
 
 
 def test_the_command_and_the_api_send_signals(op: Client, task: Task) -> None:

@@ -51,6 +51,7 @@ QUALIFIERS = {
         Qualifier("id", "number", _("the task's id")),
         Qualifier("error", "part", _("a part of the last error")),
         Qualifier("fingerprint", "text", _("the failure group, of tasks in ERROR or POISON")),
+        Qualifier("signal", "text", _("the signal that it waits for")),
         Qualifier("age", "span", _("how long ago it was enqueued")),
         Qualifier("created", "time", _("when it was enqueued: how long ago, or a date")),
         Qualifier("started", "time", _("when its last attempt began")),

@@ -23,11 +23,13 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
-from django_dbtaskqueue.models import AbstractTask
+from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
+from django_dbtaskqueue.models.tasks import WAIT
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
@@ -61,6 +63,8 @@ STATE_CONDITIONS: dict[str, Q] = {
     "scheduled": Q(status=Status.CREATED, ready_time__isnull=False, next_process_time__gt=Now()),
     "stale": HELD_TASKS & Q(next_process_time__lte=Now()),
 }
+# What was not made due, by a signal or an operator.
+AWAITING = Q(status=Status.CREATED) & (Q(parked_by=SIGNAL) | Q(ready_time__isnull=False, next_process_time__gt=Now()))
 # A task's creation time is the begin of its transaction, and other transactions take ids meanwhile. A task of a
 # transaction that was open for longer than this may be outside the range.
 MAX_TRANSACTION_TIME = timedelta(hours=1)
@@ -92,7 +96,7 @@ def select(search: Search | str, tasks: TaskQuerySet) -> TaskQuerySet:
     if fault := masked_fault(found):
         raise SearchError(to_text(found), fault)
     for one in found.terms:
-        tasks = tasks.filter(_condition(one, tasks.db))
+        tasks = tasks.filter(_condition(one, tasks.db, tasks.model))
     return tasks
 
 
@@ -104,7 +108,7 @@ def by_status(statuses: Sequence[str]) -> Q:
     return condition | (Q(status__in=live) & IN_INDEX) if live else condition
 
 
-def _condition(term: Term, alias: str) -> Q:
+def _condition(term: Term, alias: str, model: type[AbstractTask]) -> Q:
     values = [match.value for match in term.matches]
     if "." in term.name:
         column, *path = term.name.split(".")
@@ -118,6 +122,10 @@ def _condition(term: Term, alias: str) -> Q:
     elif term.name == "fingerprint" and not term.negated:
         condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
         condition &= _any(_text("fingerprint", match, alias) for match in term.matches)
+    elif term.name == "signal":
+        waits = Step.objects.using(alias).filter(kind=WAIT, location=model._meta.label_lower)
+        named = waits.filter(_any(_text("name", match, alias) for match in term.matches))
+        condition = AWAITING & Q(pk__in=named.values("task_id"))
     elif term.name in TEXTS:
         condition = _any(_text(TEXTS[term.name], match, alias) for match in term.matches)
         condition &= ALL_TASKS if term.name == "queue" and not term.negated else Q()
