@@ -284,12 +284,12 @@ def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
         words = ngettext(
             "A failure of queue %(queue)s is new: %(failure)s. %(count)s attempt failed in the last hour.",
             "A failure of queue %(queue)s is new: %(failure)s. %(count)s attempts failed in the last hour.",
-            stats.counts["1h"],
+            stats.failed["1h"],
         )
         failure = ": ".join(part for part in (group.error_type, masked_text(group.message)) if part).rstrip(".")
-        words %= {"queue": group.queue, "failure": failure, "count": stats.counts["1h"]}
+        words %= {"queue": group.queue, "failure": failure, "count": stats.failed["1h"]}
         remedy = f"python manage.py taskqueue list --filter fingerprint:{group.pk}"
-        level = _error if stats.counts["1h"] >= MIN_FAILURES else _warning
+        level = _error if stats.failed["1h"] >= MIN_FAILURES else _warning
         yield level("failure.new", words, remedy, (group.queue,))
     explained = {group.queue for group in new}
     failing = [row.queue for row in queues if row.failed >= MIN_FAILURES and row.queue not in explained]
