@@ -104,14 +104,15 @@ TASK = RowDocument(
 POLLER = RowDocument(
     "Poller", "A poller as it last reported. Alive: it has not stopped, and has not missed three heartbeats.", Poller,
     (
-        "instance", "host", "pid", "version", "state", "slots", "held", "finished", "failed", "start_time",
+        "instance", "host", "pid", "version", "release", "state", "slots", "held", "finished", "failed", "start_time",
         "heartbeat_time", "requested_command",
     ),
     {"alive": bool, "queues": list[str]},
 )  # fmt: skip
 FAILURE = RowDocument(
     "Failure", "A failure group: attempts that failed, by window, and tasks in ERROR or POISON because of it.",
-    FailureGroup, ("fingerprint", "queue", "error_type", "frame", "message", "first_seen", "last_seen"),
+    FailureGroup,
+    ("fingerprint", "queue", "error_type", "frame", "message", "newest", "release", "first_seen", "last_seen"),
     document_types(FailureStats),
 )  # fmt: skip
 AUDIT = RowDocument(
@@ -548,7 +549,7 @@ def failure(call: Call, fingerprint: str) -> FailureDocument:
 
 
 def _failure(row: FailureGroup, stats: FailureStats) -> FailureDocument:
-    return FAILURE.of(row, message=masked_text(row.message), **as_document(stats))
+    return FAILURE.of(row, message=masked_text(row.message), newest=masked_text(row.newest), **as_document(stats))
 
 
 def audit(call: Call) -> AuditPage:
