@@ -104,9 +104,9 @@ def read(
     try:
         if lake and not few:
             if kept is not None:
-                kept.choose(*frames.get("tasks", [None]))
+                kept.choose(frames["tasks"][0] if "tasks" in frames else None)
             for table, columns in wanted.items():
-                read_again = [one for one in files[table] if kept is None or one.day not in kept.days]
+                read_again = [one for one in files[table] if kept is None or one.day not in kept.files]
                 archived = read_files(context.spark, lake, table, lake.sound(read_again, context.damaged))
                 frames.setdefault(table, []).append(_chosen(archived.select(*columns), context, period))
         with _settings(context.spark, FEW_ROWS_SETTINGS if few else {}):

@@ -279,7 +279,7 @@ class Forecast(reports.ReportJob):
             "stretches": [{"when": str(one), **asdict(one)} for one in stretches],
             "hours": [asdict(one) for one in found],
             "anomalies": [asdict(one) for one in unusual],
-            "days_kept": len(kept.days),
+            "days_kept": len(kept.files),
         }
         return figures, {"needs": pa.Table.from_pylist(figures["hours"])}
 

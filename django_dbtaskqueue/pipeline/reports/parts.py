@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
@@ -138,11 +138,6 @@ class KeptDays:
     files: dict[str, DataFile] = field(default_factory=dict)  # the summaries, by day
 
     @property
-    def days(self) -> Collection[str]:
-        """The days that need not be read."""
-        return self.files
-
-    @property
     def lake(self) -> Lake:
         return Lake.at(self.context.need_lake())
 
@@ -160,9 +155,11 @@ class KeptDays:
             if not missing or self.context.dry_run or self.context.options.get("queue"):
                 return
             self.lake.prepare(lake_export.SUMMARY_TABLE)
-            for done, days in enumerate(chunks := [*_chunks(missing)]):
+            for done, days in enumerate(
+                chunks := [*lake_export.chunked(sorted(missing.items()), _size, MAX_CHUNK_BYTES)]
+            ):
                 self.context.progress("summing up days", done, len(chunks))
-                self._keep(days, keys)
+                self._keep(dict(days), keys)
                 self.files = lake_export.summaries(self.lake, keys)
         except (LakeError, PythonException) as error:
             _before, is_in_task, reason = str(error).rpartition(f"{LakeError.__name__}: ")
@@ -228,15 +225,8 @@ class KeptDays:
         return REPORT_PARTS[name].merged(read.select(*columns).unionByName(kept.select(*columns)))
 
 
-def _chunks(days: Files) -> Iterator[Files]:
-    chunk: dict[str, Sequence[DataFile]] = {}
-    for day, files in sorted(days.items()):
-        chunk[day] = files
-        if sum(one.bytes for found in chunk.values() for one in found) > MAX_CHUNK_BYTES:
-            yield chunk
-            chunk = {}
-    if chunk:
-        yield chunk
+def _size(day: tuple[str, Sequence[DataFile]]) -> int:
+    return sum(one.bytes for one in day[1])
 
 
 def _as_summary(part: DataFrame, name: str) -> DataFrame:

@@ -63,12 +63,12 @@ class Report(reports.ReportJob):
             tables = _computed(context, period, kept, tasks, attempts)
             step = ONE_HOUR
             if _is_short(tables["levels"]):
-                every = reports.read(context, period, tasks=T.TIMED_COLUMNS) if kept.days else nullcontext([tasks])
+                every = reports.read(context, period, tasks=T.TIMED_COLUMNS) if kept.files else nullcontext([tasks])
                 with every as (found,):
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
         figures = report_of(tables, period, context.options["top"], step)
-        return {**figures, "days_kept": len(kept.days)}, {
+        return {**figures, "days_kept": len(kept.files)}, {
             name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES
         }
 
