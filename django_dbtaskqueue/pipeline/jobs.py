@@ -7,6 +7,7 @@ A job can be started by ``manage.py runtaskpipeline JOB``, by ``python -m django
 from __future__ import annotations
 
 import argparse
+import atexit
 import inspect
 import json
 import math
@@ -406,7 +407,7 @@ def perform(argv: Sequence[str], face: Face) -> int:
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
         if terminal.is_interrupt(error):
-            terminal.silence_spark_at_exit()
+            atexit.register(terminal.silence_spark)
             face.err.write(f"\n{INTERRUPTED_MESSAGE}\n")
             return EXIT_INTERRUPTED
         face.err.write(f"{terminal.one_paragraph(error)}\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import re
 import signal
@@ -165,12 +164,8 @@ def interrupts_delayed() -> Iterator[None]:
             before[signal.Signals(waiting[0])](waiting[0], None)
 
 
-def silence_spark_at_exit() -> None:
-    """Let Spark log nothing more when this process ends: of tasks that were cut off it would print stack traces."""
-    atexit.register(_silence_spark)
-
-
-def _silence_spark() -> None:
+def silence_spark() -> None:
+    """Let Spark log nothing more: of tasks that were cut off it would print stack traces."""
     context = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_active_spark_context", None)
     if context is not None:
         with suppress(Exception, KeyboardInterrupt), py4j_silenced():  # the process ends: nobody could handle it
