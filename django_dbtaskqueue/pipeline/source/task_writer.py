@@ -74,7 +74,6 @@ def write_tasks(
     ledger keeps beside the name. Ids follow the references' order. ``dry_run`` stages the rows, and returns what the
     write would do.
     """
-    check_schema(df.schema, queue)
     rules = staging.Rules(
         queue=queue,
         queues=None if queues is None else frozenset(queues),
@@ -85,7 +84,7 @@ def write_tasks(
         limits=limits,
     )
     named = None if once is None else (once, batch)
-    plan = _plan(database, df.columns, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
+    plan = _plan(database, df.schema, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
     plan = replace(plan, content=content, dry_run=dry_run)
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
@@ -96,23 +95,21 @@ def write_tasks(
 
 
 def _plan(
-    database: Database, columns: Iterable[str], rules: staging.Rules, *,
+    database: Database, schema: types.StructType, rules: staging.Rules, *,
     on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
 ) -> staging.Plan:  # fmt: skip
     """Return the plan of a write, and make its staging table."""
-    for name, value, choices in (
-        ("on_duplicate", on_duplicate, ("error", "ignore")),
-        ("on_invalid", on_invalid, ("error", "reject")),
-    ):
-        if value not in choices:
-            raise PipelineError(f"{name}={value!r} must be one of {', '.join(map(repr, choices))}.")
+    check_schema(schema, rules.queue)
+    for name, value, other in (("on_duplicate", on_duplicate, "ignore"), ("on_invalid", on_invalid, "reject")):
+        if value not in ("error", other):
+            raise PipelineError(f"{name}={value!r} must be one of 'error', {other!r}.")
     return staging.Plan(
         database,
         staging.open_staging(database),
         rules,
         ignore=on_duplicate == "ignore",
         reject=on_invalid == "reject",
-        timed=rules.ttl is not None or not TIMING.keys().isdisjoint(columns),
+        timed=rules.ttl is not None or not TIMING.keys().isdisjoint(schema.names),
         once=once,
     )
 
@@ -150,12 +147,10 @@ def _part(text: str) -> staging.Part:
 
 def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> staging.Plan:
     """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
-    queue, once = options.get("queue"), options.get("once")
-    check_schema(schema, queue)
     attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
-    rules = staging.Rules(queue=queue, max_attempts=attempts, priority=priority)
+    rules = staging.Rules(queue=options.get("queue"), max_attempts=attempts, priority=priority)
     choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
-    return _plan(database, schema.names, rules, **choices, once=None if once is None else (once, 0))
+    return _plan(database, schema, rules, **choices, once=(options["once"], 0) if "once" in options else None)
 
 
 @dataclass
