@@ -80,8 +80,12 @@ def test_the_jvm_keeps_an_archive_of_its_classes(home: Path, tmp_path: Path, mon
     options = session.class_archive(session.find_java(tmp_path), tmp_path)
     assert options[:1] == ["-XX:+AutoCreateSharedArchive"]
     assert str(tmp_path / "classes-") in options[1] and ":" not in options[1].partition("=")[2]
-    (home / "release").write_text('JAVA_VERSION="17.0.1"\n')
-    assert session.class_archive(session.find_java(tmp_path), tmp_path) == [], "Java 17 cannot keep one by itself"
+    (home / "release").write_text('JAVA_VERSION="17.0.1"\n')  # it has to be told which: to write one, or to use it
+    (written,) = session.class_archive(session.find_java(tmp_path), tmp_path)[:1]
+    archive = Path(written.removeprefix("-XX:ArchiveClassesAtExit="))
+    for content, option in ((bytes(8), "ArchiveClassesAtExit"), (b"whole", "SharedArchiveFile")):
+        archive.write_bytes(content)
+        assert session.class_archive(session.find_java(tmp_path), tmp_path)[0] == f"-XX:{option}={archive}"
     monkeypatch.setenv("DBTASKQUEUE_NO_CLASS_DATA", "1")
     (home / "release").write_text('JAVA_VERSION="21"\n')
     assert session.class_archive(session.find_java(tmp_path), tmp_path) == []

@@ -8,9 +8,9 @@ Spark always asks for the module ``jdk.incubator.vector``. Small run-times such 
 ones print a warning. So ``JAVA_HOME`` is a folder of ours: its script drops this option and calls the real Java. Only
 Spark's machine learning library would be faster with the module.
 
-A JVM of Java 19 or newer writes the classes it loaded into an archive when it ends; later ones map it and start in half
-the time. The archive's name holds the version of Java and Spark. The JVM writes the header last, and replaces an
-archive that it cannot use. An error here only costs time: it never makes a session fail.
+A JVM writes the classes it loaded into an archive when it ends; later ones map it and start in half the time. The
+archive's name holds the version of Java and Spark. The header is written last, so that a part of an archive is never
+used; it is replaced. An error here only costs time: it never makes a session fail.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ __all__ = ["spark_session"]
 logger = logging.getLogger(__name__)
 
 OLDEST_JAVA = 17
-OLDEST_ARCHIVING_JAVA = 19  # an older one has no AutoCreateSharedArchive
+SELF_ARCHIVING_JAVA = 19  # an older one does not look whether there is an archive that fits
 BASE_TIMEOUT_S = 60.0
+HEADER_BYTES = 4  # the first of an archive, which are zero until all others are written
 JAVA_SCRIPT = """\
 #!/bin/sh
 for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a";; esac; done
@@ -303,23 +304,37 @@ def put(path: Path, text: str, *, mode: int | None = None) -> None:
 
 def class_archive(java: Path, folder: Path) -> list[str]:
     """Return the options with which the JVM uses an archive of its classes, and writes it at its end if none fits."""
-    if java_version(real_home(java)) < OLDEST_ARCHIVING_JAVA or os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
+    if os.environ.get("DBTASKQUEUE_NO_CLASS_DATA"):
         return []
+    try:
+        archiving = _archiving(java, folder)
+    except (OSError, subprocess.SubprocessError) as error:
+        logger.debug("No archive of Spark's classes: %s", error)
+        return []
+    # A warning about an archive that does not fit would be the first thing a user reads.
+    return [*archiving, "-Xshare:auto", "-Xlog:disable"]
+
+
+def _archiving(java: Path, folder: Path) -> list[str]:
     import pyspark
 
     home = real_home(java)
     parts = (home, (home / "release").read_text(errors="replace"), pyspark.__version__, pyspark.__file__)
     key = hashlib.sha256("\n".join([*map(str, parts), os.environ.get("SPARK_HOME", "")]).encode()).hexdigest()[:16]
-    archive, base = str(folder / f"classes-{key}.jsa"), folder / f"base-{key}.jsa"
+    archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
+    if java_version(home) < SELF_ARCHIVING_JAVA:
+        return [f"-XX:{'SharedArchiveFile' if _is_whole(archive) else 'ArchiveClassesAtExit'}={archive}"]
+    both = str(archive)
     if not (home / "lib" / "server" / "classes.jsa").exists():  # of Java's own classes; small run-times lack it
-        try:
-            _make_base(java, base)
-        except (OSError, subprocess.SubprocessError) as error:
-            logger.debug("No archive of Spark's classes: %s", error)
-            return []
-        archive = f"{base}:{archive}"
-    # A warning about an archive that does not fit would be the first thing a user reads.
-    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
+        _make_base(java, base)
+        both = f"{base}:{archive}"
+    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={both}"]
+
+
+def _is_whole(archive: Path) -> bool:
+    with suppress(FileNotFoundError), archive.open("rb") as content:
+        return any(content.read(HEADER_BYTES))
+    return False
 
 
 def _make_base(java: Path, base: Path) -> None:
