@@ -306,7 +306,6 @@ def _size(some: Sliced) -> int:
 
 
 def _named(index: int, error: EnqueueError) -> EnqueueError:
-    """Return the error with the item's place in it."""
     place = f"items[{index}]"
     if isinstance(error, PayloadError):
         return PayloadError(error.reason, path=joined(f"{place}.payload", error.path))

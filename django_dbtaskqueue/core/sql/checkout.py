@@ -93,7 +93,6 @@ class CheckoutStatements(Group):
         return f"SELECT x.* FROM {WATERMARKS} CROSS JOIN LATERAL ({ready}) AS x LIMIT %(limit)s"
 
     def _ready_tasks_of(self, columns: str, order: str) -> str:
-        """The ready tasks of one priority behind its watermark."""
         return (
             f"SELECT {columns} FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p"
             f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self.due_now} {order}"

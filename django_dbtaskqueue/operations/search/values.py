@@ -424,7 +424,6 @@ def _matches(value: Any, op: str, wanted: str, high: str) -> bool:
 
 
 def _masked_sql(text: str) -> Sql:
-    """Return a text as ``masked_text`` returns it."""
     patterns, sql = sql_patterns(), text
     for _pair in patterns.replaced:
         sql = f"regexp_replace({sql}, %s, %s, 'g')"

@@ -84,7 +84,6 @@ def _lines(stream: TextIO) -> Progress:
 
 @contextmanager
 def _bar(stream: TextIO) -> Iterator[Progress]:
-    """Draw a bar of rich, and remove it at the end."""
     from rich import progress as rich
     from rich.console import Console
 

@@ -410,7 +410,6 @@ def can_isolate(processor: Processor | None) -> bool:
 
 
 def _died(job: Job, worker: _Worker, how: str) -> Sequence[Outcome | Settlement | None]:
-    """Return the outcomes of a job whose process has ended."""
     if worker.killed:
         return stopped(job, Fail("Its process was ended"))
     if not worker.has_job:  # it ended between two jobs
