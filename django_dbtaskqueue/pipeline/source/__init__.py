@@ -60,6 +60,12 @@ class TaskSource(DataSource):
 
     known: ClassVar[dict[str, Database]] = {}
 
+    def __init__(self, options: dict[str, str]) -> None:
+        for name in options:
+            if name.lower() not in SOURCE_OPTIONS:
+                raise PipelineError(f"Unknown option {name!r}.{near_match(name.lower(), SOURCE_OPTIONS)}")
+        super().__init__(options)
+
     @classmethod
     def name(cls) -> str:
         return FORMAT_NAME
@@ -82,11 +88,9 @@ class TaskSource(DataSource):
 
     def schema(self) -> StructType:
         """Return all columns of the table; a query selects some with ``.schema(...)``."""
-        self._check_options()
         return schema_of(self._table)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        self._check_options()
         snapshot = task_reader.checked_snapshot(self.options.get("snapshot"))
         ids = int(self.options.get("slice_ids", task_reader.PARTITION_IDS))
         return task_reader.TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=ids)
@@ -94,7 +98,6 @@ class TaskSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 
-        self._check_options()
         name = self.options.get("name")
         return TaskStreamReader(self.database, self._selection(schema), self._table, name)
 
@@ -102,7 +105,6 @@ class TaskSource(DataSource):
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
         from django_dbtaskqueue.pipeline.source.task_writer import TaskWriter, plan_of
 
-        self._check_options()
         if overwrite:
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
         return TaskWriter(plan_of(self.database, schema, self.options))
@@ -110,7 +112,6 @@ class TaskSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
         from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, plan_of
 
-        self._check_options()
         if not self.options.get("once"):
             raise PipelineError(
                 "The option once is missing: a name of this stream, under which the ledger counts its micro-batches. "
@@ -132,11 +133,6 @@ class TaskSource(DataSource):
                 )
         conditions = _from_text(self.options.get("where", "[]"), schema_of(self._table).names)
         return task_reader.Selection(getattr(self.database.tables, self._table), schema, conditions)
-
-    def _check_options(self) -> None:
-        for name in self.options:
-            if name.lower() not in SOURCE_OPTIONS:
-                raise PipelineError(f"Unknown option {name!r}.{near_match(name.lower(), SOURCE_OPTIONS)}")
 
 
 def register(spark: SparkSession, *databases: Database) -> None:
