@@ -298,7 +298,7 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResp
     given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
     try:
         names = [queue.name for queue in fitting]
-        changed = queue_control.pause_or_resume_queues(verb, names, viewer(request), **given)
+        changed = queue_control.apply_to_queues(verb, names, viewer(request), **given)
     except TaskQueueError as error:
         return page.reply(request, str(error), messages.ERROR)
     done, skipped = str(verb.done % {"number": changed}), len(queues) - changed

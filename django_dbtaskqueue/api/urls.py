@@ -49,9 +49,9 @@ QUEUE = Field("queue", TEXT_KIND, "a queue's name", "")
 REASON = Field("reason", REASON_KIND, "why, for the audit", "")
 VERB_FIELDS = tuple(verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
 MAX_TASKS = Field("limit", POSITIVE_KIND, "change or skip at most this many tasks", None)
-PAUSE_FIELDS = (
+QUEUE_VERB_FIELDS = (
     REASON,
-    Field("for", LENGTH_KIND, "how long", None),
+    Field("for", LENGTH_KIND, "how long to pause", None),
     Field("until", MOMENT_KIND, "when the pause ends", None),
 )
 SETTING_FIELDS = (
@@ -112,20 +112,16 @@ ROUTES = (
     ),
     Route("GET", "queues", views.queues, needs="view_queue"),
     Route(
-        "POST", "queues/<path:queue>/pause", views.pause_queue, body=PAUSE_FIELDS, needs="pause_queue",
-        key="paused",
-    ),
-    Route(
-        "POST", "queues/<path:queue>/start", views.start_queue, body=(REASON,), needs="pause_queue",
-        key="started",
-    ),
-    Route(
         "POST", "queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
         needs="change_queue_settings", key="overrides",
     ),
     Route(
         "POST", "queues/<path:queue>/purge", views.purge_queue,
         body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
+    ),
+    Route(
+        "POST", "queues/<path:queue>/<str:verb>", views.act_on_queue, body=QUEUE_VERB_FIELDS,
+        needs="the verb's permission", key="changed",
     ),
     Route("GET", "queues/<path:queue>", views.queue, needs="view_queue"),
     Route("GET", "batches", views.batches, needs="view_batch", key="batches"),

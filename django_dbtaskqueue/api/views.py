@@ -48,10 +48,9 @@ from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
 from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, look_through
 from django_dbtaskqueue.operations.permissions import (
-    PAUSE,
-    RESUME,
     VIEW_PAYLOAD,
     Actor,
+    Verb,
     all_queues,
     check,
     check_queue,
@@ -93,9 +92,10 @@ from django_dbtaskqueue.operations.serializers import (
     document_types,
     summary,
 )
-from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, TaskVerb, VerbOptions
+from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS, TaskVerb, VerbOptions
 
 M = TypeVar("M", bound=Model)
+V = TypeVar("V", bound=Verb)
 MAX_ATTEMPTS = 50
 TASK = RowDocument(
     "Task", "A task with its failed attempts. Payloads and results need the permission to see them.", Task, LISTED,
@@ -215,7 +215,7 @@ def act_on_task_ids(call: Call, verb: str) -> Report:
 
 def preview_search(call: Call, verb: str) -> Preview:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
-    known = _verb(verb)
+    known = _verb(verb, BULK_VERBS)
     order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
     may_view(call.actor, tasks_for(search).model)
     check(order.verb, "previewed", call.actor)
@@ -225,7 +225,7 @@ def preview_search(call: Call, verb: str) -> Preview:
 
 def act_on_search(call: Call, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
-    known = _verb(verb)
+    known = _verb(verb, BULK_VERBS)
     operation = bulk.start(
         known, call.given["q"], call.actor, call.given["reason"],
         options=_options(call, known), max_tasks=call.given["limit"],
@@ -306,7 +306,7 @@ def _table(call: Call) -> TaskQuerySet:
     return tasks_for(of_queue(queue) if queue else Search(), write=True)
 
 
-def _verb(name: str, verbs: Mapping[str, TaskVerb] = BULK_VERBS) -> TaskVerb:
+def _verb(name: str, verbs: Mapping[str, V]) -> V:
     if name not in verbs:
         raise Http404(f"There is no verb {name!r}; they are {', '.join(verbs)}.")
     return verbs[name]
@@ -414,17 +414,11 @@ def queue(call: Call, queue: str) -> QueueDetail:
     }
 
 
-def pause_queue(call: Call, queue: str) -> int:
-    """Pause a queue, for a time, until a time, or until it is resumed."""
-    length, until = call.given["for"], call.given["until"]
+def act_on_queue(call: Call, queue: str, verb: str) -> int:
+    """Pause a queue, for a time, until a time, or until it is resumed; or resume it."""
+    known, length, until = _verb(verb, QUEUE_VERBS), call.given["for"], call.given["until"]
     until = timezone.now() + length if length is not None else until
-    given = {"reason": call.given["reason"], "until": until}
-    return queue_control.pause_or_resume_queues(PAUSE, [queue], call.actor, **given)
-
-
-def start_queue(call: Call, queue: str) -> int:
-    """End a queue's pause."""
-    return queue_control.pause_or_resume_queues(RESUME, [queue], call.actor, reason=call.given["reason"])
+    return queue_control.apply_to_queues(known, [queue], call.actor, reason=call.given["reason"], until=until)
 
 
 def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
@@ -513,10 +507,9 @@ def pollers(call: Call) -> list[PollerDocument]:
 
 def command_poller(call: Call, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
-    if command not in queue_control.POLLER_VERBS:
-        raise Http404(f"There is no command {command!r}; they are {', '.join(queue_control.POLLER_VERBS)}.")
-    alias, reason = alias_for("", None), call.given["reason"]
-    number = queue_control.command_pollers([poller], command, call.actor, reason=reason, using=alias)
+    verb, alias = _verb(command, queue_control.POLLER_VERBS), alias_for("", None)
+    given = {"reason": call.given["reason"], "using": alias}
+    number = queue_control.command_pollers([poller], verb.name, call.actor, **given)
     if not number:
         raise Http404(f"There is no running poller {poller}.")
     return number

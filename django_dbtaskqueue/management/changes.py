@@ -58,18 +58,18 @@ def purge(output: Output, options: Options) -> int:
     return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
 
 
-def pause_or_resume(output: Output, options: Options) -> int:
-    """Pause or resume queues."""
+def queue_verb(output: Output, options: Options) -> int:
+    """Apply a verb to queues."""
     queues, name = options["queue"], options["verb"]
     if options["dry_run"]:
-        return _answered(output, {f"would_{name}": queues}, f"Would {name} {', '.join(queues)}.")
+        return _answered(output, {"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
     until = timezone.now() + length if length else None
-    number = queue_control.pause_or_resume_queues(
+    number = queue_control.apply_to_queues(
         verb, queues, Actor(), reason=options["reason"], until=until, using=options["database"]
     )
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
-    return _answered(output, {f"{name}d": number}, f"{verb.done % {'number': number}}{end}.")
+    return _answered(output, {"changed": number}, f"{verb.done % {'number': number}}{end}.")
 
 
 # -- settings of a queue -----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy as _
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, check_name, stored
-from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
+from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import Poller, Queue
@@ -31,7 +31,6 @@ from django_dbtaskqueue.operations.permissions import (
     CONTROL_POLLERS,
     PAUSE,
     REASON_MAX_LENGTH,
-    RESUME,
     Actor,
     Verb,
     check,
@@ -51,7 +50,7 @@ LAST_PAUSE_YEAR = 2200
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def pause_or_resume_queues(
+def apply_to_queues(
     verb: Verb,
     queues: Sequence[str],
     actor: Actor,
@@ -60,12 +59,14 @@ def pause_or_resume_queues(
     until: datetime | None = None,
     using: str | None = None,
 ) -> int:
-    """Pause queues as ``pause`` does, or resume them; record each that changed, and return how many did."""
+    """Do one of ``QUEUE_VERBS`` to queues; record each that changed, and return how many did."""
     for queue in queues:
         check_queue(queue, actor)
         check(verb, reason, actor, queue)
-    if verb is RESUME:
+    if verb is not PAUSE:
         check_there(queues, actor)
+        if until is not None:
+            raise OperationRefused(_("Only a pause has an end."))
     changed = 0
     for queue in queues:
         alias = alias_for(queue, using)

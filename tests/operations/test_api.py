@@ -141,7 +141,7 @@ def test_queues_and_their_pauses() -> None:
     ada = client("view_queue", "pause_queue")
     make_task(ready_time=-timedelta(minutes=5))
     for end in ({"for": "30m"}, {"until": "2099-01-01T00:00"}):
-        assert post(ada, f"queues/{QUEUE}/pause", reason="why", **end).json() == {"paused": 1}
+        assert post(ada, f"queues/{QUEUE}/pause", reason="why", **end).json() == {"changed": 1}
         assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).get().paused_by == "ada"
     answer = ada.get("/api/queues").json()
     assert (answer["health"]["late"], answer["health"]["paused"]) == ([], [QUEUE])
@@ -164,7 +164,8 @@ FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
     ("queues/parcels/purge", {"reason": "test data"}, 400, "confirm"),
     ("queues/parcles/pause", {}, 404, NEAREST),
     ("queues/parcles/settings", {"values": {"batch_size": 9}}, 404, NEAREST),
-    ("queues/parcles/start", {}, 404, NEAREST),
+    ("queues/parcles/resume", {}, 404, NEAREST),
+    ("queues/parcels/resume", {"for": "30m"}, 400, "Only a pause has an end"),
     ("queues/parcles/purge", {"confirm": "parcles", "reason": "x"}, 404, NEAREST),
     ("tasks/reprocess/ids", {"ids": [1], "queue": "parcles"}, 404, NEAREST),
 ]
@@ -190,7 +191,7 @@ def test_a_fault_says_the_way_out() -> None:
 @pytest.mark.parametrize("queue", [QUEUE, "parcles"])
 def test_without_the_permission_no_queue_is_named(queue: str) -> None:
     ada = client("view_task")
-    for where in (f"queues/{queue}/start", f"queues/{queue}/purge", f"queues/{queue}/pause", "tasks/reprocess/ids"):
+    for where in (f"queues/{queue}/resume", f"queues/{queue}/purge", f"queues/{queue}/pause", "tasks/reprocess/ids"):
         given = {"ids": [1], "queue": queue} if where.endswith("ids") else {"reason": "x"}
         answer = post(ada, where, **given)
         assert (answer.status_code, "Known queues" in answer.json()["error"]) == (403, False), where

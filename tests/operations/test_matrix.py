@@ -156,8 +156,7 @@ def by_command(*flags: str, search: bool = True) -> Use:
 
 
 def filled(text: Any, verb: str, tasks: list[Task]) -> Any:
-    words = {"verb": verb, "api_verb": "start" if verb == "resume" else verb, "search": search_of(verb, tasks)}
-    return text.format(**words) if isinstance(text, str) else text
+    return text.format(verb=verb, search=search_of(verb, tasks)) if isinstance(text, str) else text
 
 
 def by_page(address: str, **form: str) -> Use:
@@ -191,7 +190,7 @@ def by_queue_act(user: Any, verb: str, tasks: list[Task]) -> None:
     if verb == "change_settings":
         queue_control.change_settings(QUEUE, {"batch_size": 7}, actor, reason=WHY)
     else:
-        queue_control.pause_or_resume_queues(VERBS[verb], [QUEUE], actor, reason=WHY)
+        queue_control.apply_to_queues(VERBS[verb], [QUEUE], actor, reason=WHY)
 
 
 def by_poller_act(user: Any, verb: str, tasks: list[Task]) -> None:
@@ -249,7 +248,7 @@ OTHER_ROADS: dict[str, Road] = {  # to what is no task
     "admin queues": Road(by_page(QUEUES, _selected_action=QUEUE), ("pause", "resume"), "admin", users="staff"),
     "admin settings": Road(by_page(QUEUES, queue=QUEUE, **SETTING), ("change_settings",), "admin", users="staff"),
     "admin pollers": Road(by_page(POLLERS, **DRAIN), ("control_pollers",), "admin", users="staff"),
-    "api queues": Road(by_api(f"queues/{QUEUE}" + "/{api_verb}"), ("pause", "resume"), "api"),
+    "api queues": Road(by_api(f"queues/{QUEUE}" + "/{verb}"), ("pause", "resume"), "api"),
     "api settings": Road(by_api(f"queues/{QUEUE}/settings", values={"batch_size": 7}), ("change_settings",), "api"),
     "api pollers": Road(by_api("pollers/p1/drain"), ("control_pollers",), "api"),
     "queue act": Road(by_queue_act, ("pause", "resume", "change_settings"), "code"),

@@ -37,8 +37,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "act_on_task_ids": {"ids": [1, 2], "reason": "why"},
     "preview_search": {"q": "status:ERROR"},
     "act_on_search": {"q": "status:ERROR", "reason": "why", "limit": 5},
-    "pause_queue": {"reason": "why", "for": "30m"},
-    "start_queue": {},
+    "act_on_queue": {"reason": "why", "for": "30m"},
     "change_queue_settings": {"values": {"batch_size": 7, "lease": "5m"}, "reset": ["ttl"]},
     "purge_queue": {"confirm": QUEUE, "reason": "why"},
     "make_schedule": {"queue": QUEUE, "cron": "0 7 * * *", "reason": "why"},
@@ -79,9 +78,10 @@ def parts() -> dict[str, Any]:
     ended = bulk.start("mark_poison", "ref:undone", None)
     while ended.state in UNFINISHED:
         bulk.step(ended)
-    names = {"verb": "reprocess", "queue": QUEUE, "poller": "host:1/2", "command": "drain", "action": "pause"}
+    names = {"queue": QUEUE, "poller": "host:1/2", "command": "drain", "action": "pause"}
     return {
         **names,
+        "verb": {"act_on_task_ids": "reprocess", "act_on_queue": "pause"},
         "pk": {"operation": operation.pk, "task": task.pk, "put_back_operation": ended.pk},
         "schedule": {"schedule": "nightly", "make_schedule": "a new one"},
         "fingerprint": FINGERPRINT,

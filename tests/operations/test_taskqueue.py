@@ -194,12 +194,12 @@ def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pyt
 def test_pause_resume_and_purge() -> None:
     make_task(Status.COMPLETED)
     make_task(queue="letters")
-    assert data("pause", QUEUE, "--dry-run") == {"would_pause": [QUEUE]}
+    assert data("pause", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
     assert not Queue.objects.exists()
-    assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"paused": 2}
+    assert data("pause", QUEUE, "letters", "--for", "30m", "--yes") == {"changed": 2}
     assert Queue.objects.filter(IN_EFFECT, paused_until__isnull=False).count() == 2
-    assert data("resume", QUEUE, "--dry-run") == {"would_resume": [QUEUE]}
-    assert data("resume", QUEUE) == {"resumed": 1}
+    assert data("resume", QUEUE, "--dry-run") == {"dry_run": True, "queues": [QUEUE]}
+    assert data("resume", QUEUE) == {"changed": 1}
     refused("Did you mean 'letters'", "resume", "lettres")
     refused("Did you mean 'letters'", "purge", "lettres", "--yes", "--reason", "test data")
     assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE

@@ -74,7 +74,7 @@ def make_all(user: User, queue: str) -> None:
         models.SavedSearch.objects.create(owner=user.username, name=name, query=query, shared=True)
     daily = {"queue": queue, "cron": "0 7 * * *", "payload": facts["payload"]}
     models.Schedule.objects.create(name=f"{letter}ref-schedule", **daily)
-    queue_control.pause_or_resume_queues(PAUSE, [queue], actor, reason=f"{letter}secret")
+    queue_control.apply_to_queues(PAUSE, [queue], actor, reason=f"{letter}secret")
     bulk.start("reprocess", f"queue:{queue} ref:{letter}ref", actor, f"{letter}secret")
     bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
 

@@ -1,5 +1,7 @@
 """The operator's verbs: what they skip and say, and how long a pause holds. What they change: test_matrix."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,6 +10,7 @@ from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, IntegrityError, transaction
+from django.test import Client
 from django.utils import timezone
 
 from django_dbtaskqueue.core.exceptions import UnknownQueue
@@ -20,7 +23,7 @@ from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
 from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
 from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
 from tests.factories import QUEUE, age, make_task
-from tests.operations.site import ONLY_PARCELS, refused
+from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused
 
 NOW = VerbOptions(timedelta(0), signal="approved")
 HOUR = timedelta(hours=1)
@@ -155,9 +158,25 @@ def test_without_the_record_there_is_no_act() -> None:
 def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, ada: Actor) -> None:
     settings.DBTASKQUEUE |= {"CAN_OPERATE": ONLY_PARCELS}
     words = "ada may not use pause on queue letters"
-    refused(words, queue_control.pause_or_resume_queues, PAUSE, [QUEUE, "letters"], ada, error=PermissionDenied)
-    assert queue_control.pause_or_resume_queues(RESUME, [QUEUE], ada) == 0, "it was not paused"
+    refused(words, queue_control.apply_to_queues, PAUSE, [QUEUE, "letters"], ada, error=PermissionDenied)
+    assert queue_control.apply_to_queues(RESUME, [QUEUE], ada) == 0, "it was not paused"
     assert not Queue.objects.exists() and not AuditEntry.objects.exists()
+
+
+def test_a_verb_of_queues_has_its_command_its_route_and_its_button(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(QUEUE_VERBS, "wake", replace(RESUME, name="wake", label="Wake up"))
+    form = {"action": "wake", "_selected_action": QUEUE, "confirm": "yes", "reason": "why"}
+    roads: list[Callable[[], object]] = [
+        lambda: command("wake", QUEUE),
+        lambda: post(op, f"queues/{QUEUE}/wake"),
+        lambda: op.post(QUEUES, form),
+    ]
+    for use in roads:
+        pause([QUEUE], by="ada")
+        assert "Wake up" in page(op, QUEUES)
+        use()
+        assert not Queue.objects.filter(IN_EFFECT).exists()
+    assert list(AuditEntry.objects.values_list("verb", flat=True)) == ["wake"] * len(roads)
 
 
 def test_a_pause_ends_later_and_at_a_time_that_can_be_read_again() -> None:

@@ -16,6 +16,7 @@ from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import Output, changes, duration, positive, reading
 from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
+from django_dbtaskqueue.operations.permissions import PAUSE
 from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
@@ -150,10 +151,10 @@ def _add_input(parser: CommandParser, given: VerbInput) -> None:
 
 def _add_queues(add: Callable[..., CommandParser]) -> None:
     for name, verb in QUEUE_VERBS.items():
-        one = add(name, changes.pause_or_resume, str(verb.effect))
+        one = add(name, changes.queue_verb, str(verb.effect))
         one.add_argument("queue", nargs="+")
         _add_change(one)
-        if name == "pause":
+        if verb is PAUSE:
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
     one = add("set", changes.set_settings)
