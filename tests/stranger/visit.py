@@ -48,7 +48,7 @@ from django_dbtaskqueue import registry  # noqa: E402 -- Django must be set up f
 from django_dbtaskqueue.conf.settings import known_queues  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.management.commands.taskqueue import VERB_OF_COMMAND  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
-from django_dbtaskqueue.operations.verbs import TASK_VERBS  # noqa: E402 -- Django must be set up first
+from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS  # noqa: E402 -- Django must be set up first
 
 warnings.simplefilter("error")
 settings.ALLOWED_HOSTS = ["testserver"]  # as Django's own test runner does
@@ -242,7 +242,9 @@ def api_addresses() -> Iterator[str]:
     _, routes = get_resolver().namespace_dict.get(API, ("", None))
     for route in {name for name in routes.reverse_dict if isinstance(name, str)} if routes else ():
         params = routes.reverse_dict.getlist(route)[0][0][0][1]
-        for verb, pk in product(TASK_VERBS if "verb" in params else [""], (1, 987654) if "pk" in params else (1,)):
+        for verb, pk in product(
+            (*TASK_VERBS, *QUEUE_VERBS) if "verb" in params else [""], (1, 987654) if "pk" in params else (1,)
+        ):
             values = {"pk": pk, "queue": QUEUE, "verb": verb, **NO_SUCH}
             yield reverse(f"{API}:{route}", kwargs={name: values[name] for name in params})
 
