@@ -10,7 +10,7 @@ import json
 import logging
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import accumulate
@@ -474,13 +474,13 @@ def _watermarks_of_many(scans: list[Scan]) -> dict[str, Any]:
     }
 
 
-def next_due_by_queue(session: Session, priorities: Iterable[tuple[str, int]]) -> dict[str, float]:
-    """Return by queue the seconds until its first scheduled task is due; ``priorities`` are (queue, priority) pairs."""
-    pairs = list(priorities)
-    if not pairs:
-        return {}
-    params = {"queues": [queue for queue, _ in pairs], "priorities": [number for _, number in pairs]}
-    return dict(session.run(session.sql.next_due_of_many, params))
+def next_due(session: Session, queues: Mapping[str, Iterable[int]]) -> dict[str, float]:
+    """Return by queue the seconds until its first scheduled task is due. ``queues``: their priorities, by name."""
+    pairs = [(queue, priority) for queue, priorities in queues.items() for priority in priorities]
+    if not session.postgresql:  # it needs no priorities
+        return dict(session.run(session.sql.next_due, {"queues": json.dumps([*queues])}))
+    params = {"queues": [queue for queue, _ in pairs], "priorities": [priority for _, priority in pairs]}
+    return dict(session.run(session.sql.next_due, params)) if pairs else {}
 
 
 def _granted(session: Session, rows: Iterable[Row], port: Port, since: float, params: Params) -> list[Lease]:

@@ -13,7 +13,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, SkipLocked
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, SkipLocked, next_due
 from django_dbtaskqueue.flow.run import Processor, refusal
 from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
@@ -229,13 +229,13 @@ class Fetcher:
         finally:
             self.reserve(queues, -asked)
         pairs = list(zip(queues, shares, strict=True))
-        empty = [queue for queue, share in pairs if share.reached and not share.taken]
-        next_dues = queue_state.find_next_dues(session, empty) if empty else {}
+        empty = {queue.name: queue.priorities() for queue, share in pairs if share.reached and not share.taken}
+        next_dues = next_due(session, empty) if empty else {}
         with self._lock:
             for (queue, share), before in zip(pairs, wakes, strict=True):
                 if share.reached:
-                    queue.alone, next_due = False, next_dues.get(queue.name)
-                    queue.fetched(got=len(share.taken), asked=share.limit, wakes=before, next_due=next_due)
+                    queue.alone, due = False, next_dues.get(queue.name)
+                    queue.fetched(got=len(share.taken), asked=share.limit, wakes=before, next_due=due)
                 else:
                     queue.next_turn -= 1 / queue.weight
         if ends:

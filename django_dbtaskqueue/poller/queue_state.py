@@ -341,14 +341,6 @@ def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
     return [as_list(read(text)) for (text,) in session.run(sql, {"instance": instance, "seconds": since})]
 
 
-def find_next_dues(session: Session, queues: Iterable[QueueState]) -> dict[str, float]:
-    """Return by queue the seconds until its first scheduled task is due. There is one queue if it is not PostgreSQL."""
-    if session.postgresql:
-        pairs = [(queue.name, priority) for queue in queues for priority in queue.priorities()]
-        return checkout.next_due_by_queue(session, pairs)
-    return {queue.name: session.run(session.sql.next_due, {"queue_name": queue.name})[0][0] for queue in queues}
-
-
 def is_drained(session: Session, queue: QueueState, held: Iterable[Lease], options: Options) -> bool:
     """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
     busy = queue.is_unparking() or any(lease.port is queue.port for lease in held)

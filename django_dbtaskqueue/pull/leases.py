@@ -7,7 +7,7 @@ import random
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from django.core.signing import BadSignature, Signer
 
@@ -178,11 +178,8 @@ def is_ready(queue: str, alias: str, *, tags: Sequence[str], group: str | None) 
 def next_due(queue: str, alias: str) -> float | None:
     """Return the seconds until the next task that is scheduled for later becomes due; None when there is none."""
     session = Session.on(alias, model_for(queue))
-    params: dict[str, Any] = {"queue_name": queue}
-    if session.postgresql:
-        params["priorities"] = [priority for (priority,) in session.run(session.sql.priorities, params)]
-    seconds: float | None = session.run(session.sql.next_due, params)[0][0]
-    return seconds
+    found = session.run(session.sql.priorities, {"queue_name": queue}) if session.postgresql else ()
+    return stage.next_due(session, {queue: [priority for (priority,) in found]}).get(queue)
 
 
 def rescue_exhausted(queue: str, alias: str) -> None:

@@ -15,7 +15,7 @@ from django_dbtaskqueue.flow.checkout import (
     QueueShare,
     Scan,
     ScanCursor,
-    next_due_by_queue,
+    next_due,
     take_rows,
 )
 from django_dbtaskqueue.flow.settle_port import SettlePort
@@ -120,11 +120,10 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="letters", ready_time=timedelta(minutes=5), priority=3)
     make_task(queue="letters", ready_time=timedelta(minutes=2))
     make_task(queue="other")
-    pairs = [("letters", 0), ("letters", 3), ("other", 0), ("parcels", 0)]
-    found = next_due_by_queue(Session.on("default"), pairs)
+    found = next_due(Session.on("default"), {"letters": [0, 3], "other": [0], "parcels": [0]})
     assert list(found) == ["letters"]
     assert 60 < found["letters"] <= 120
-    assert next_due_by_queue(Session.on("default"), []) == {}
+    assert next_due(Session.on("default"), {}) == {}
 
 
 # -- the scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon -------------------

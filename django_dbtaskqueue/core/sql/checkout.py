@@ -208,29 +208,22 @@ class CheckoutStatements(Group):
 
     @statement
     def next_due(self) -> str:
-        """Seconds until the first task of the given priorities that is scheduled for later becomes due."""
+        """Seconds until the first scheduled task of each queue is due: (queue, seconds), where there is one.
+
+        On PostgreSQL of pairs of a queue and a priority, with which the index begins.
+        """
         now = self.dialect.now
         wait = self.dialect.seconds_between(now, "min(x.ready_time)")
         if self.dialect.vendor == "postgresql":
             source = (
-                f"unnest(%(priorities)s::smallint[]) AS b(p) CROSS JOIN LATERAL (SELECT ready_time FROM"
-                f" {self.tables.task} WHERE queue_name = %(queue_name)s AND priority = b.p AND ready_time > {now}"
-                " ORDER BY ready_time LIMIT 1) AS x"
+                "unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p) CROSS JOIN LATERAL"
+                f" (SELECT queue_name, ready_time FROM {self.tables.task} WHERE queue_name = l.q AND priority = l.p"
+                f" AND ready_time > {now} ORDER BY ready_time LIMIT 1) AS x"
             )
         else:
-            source = f"{self.tables.task} AS x WHERE queue_name = %(queue_name)s AND ready_time > {now}"
-        return f"SELECT {wait} FROM {source}"
-
-    @statement
-    def next_due_of_many(self) -> str:
-        """``next_due`` of several queues, of pairs of queue and priority: (queue, seconds), where there is any."""
-        now = self.dialect.now
-        return (
-            f"SELECT l.q, {self.dialect.seconds_between(now, 'min(x.ready_time)')}"
-            " FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p) CROSS JOIN LATERAL (SELECT"
-            f" ready_time FROM {self.tables.task} WHERE queue_name = l.q AND priority = l.p AND ready_time > {now}"
-            " ORDER BY ready_time LIMIT 1) AS x GROUP BY l.q"
-        )
+            wanted = self.dialect.one_of("queue_name", "queues")
+            source = f"{self.tables.task} AS x WHERE {wanted} AND ready_time > {now}"
+        return f"SELECT x.queue_name, {wait} FROM {source} GROUP BY x.queue_name"
 
     @statement
     def soon(self) -> str:

@@ -64,7 +64,7 @@ PARTS = {
     "tables_of_people", "finished_in", "create_trigger",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
-    "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many", "next_due_of_many",
+    "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many",
     "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks", "estimates",
     "remove_old", "lock_table", "lock_groups_of", "ArchiveStatements.lock",
 }  # fmt: skip

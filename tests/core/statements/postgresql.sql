@@ -1535,23 +1535,10 @@ AND task_id IN (
 );
 
 -- Statements.next_due
-SELECT extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
-FROM unnest(%(priorities)s::smallint[]) AS b(p)
-CROSS JOIN LATERAL (
-    SELECT ready_time
-    FROM "dbtaskqueue_task"
-    WHERE queue_name = %(queue_name)s
-    AND priority = b.p
-    AND ready_time > statement_timestamp()
-    ORDER BY ready_time
-    LIMIT 1
-) AS x;
-
--- Statements.next_due_of_many
-SELECT l.q, extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
+SELECT x.queue_name, extract(epoch FROM min(x.ready_time) - statement_timestamp())::float8
 FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p)
 CROSS JOIN LATERAL (
-    SELECT ready_time
+    SELECT queue_name, ready_time
     FROM "dbtaskqueue_task"
     WHERE queue_name = l.q
     AND priority = l.p
@@ -1559,7 +1546,7 @@ CROSS JOIN LATERAL (
     ORDER BY ready_time
     LIMIT 1
 ) AS x
-GROUP BY l.q;
+GROUP BY x.queue_name;
 
 -- Statements.next_signal
 SELECT coalesce(t.signals, 0), (

@@ -1154,10 +1154,15 @@ AND task_id IN (
 );
 
 -- Statements.next_due
-SELECT (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0
+SELECT x.queue_name, (julianday(min(x.ready_time)) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) *
+    86400.0
 FROM "dbtaskqueue_task" AS x
-WHERE queue_name = %(queue_name)s
-AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now');
+WHERE queue_name IN (
+    SELECT value
+    FROM json_each(%(queues)s)
+)
+AND ready_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+GROUP BY x.queue_name;
 
 -- Statements.next_signal
 SELECT coalesce(t.signals, 0), (
