@@ -63,8 +63,9 @@ def test_a_process_that_no_fixture_knows_yet_is_killed(folder: Path, run: str) -
     test.write_text(
         f"import subprocess\ndef test_it():\n    subprocess.Popen({command!r})\n    raise KeyboardInterrupt\n"
     )
+    bare = ("-c", os.devnull, "-p", "no:cacheprovider", "--disable-plugin-autoload")  # plugins take seconds to load
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "tests.suites", "-p", "no:cacheprovider", "-c", os.devnull, test],
+        [sys.executable, "-m", "pytest", "-p", "tests.suites", *bare, test],
         env=os.environ | {NAME: run}, cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
