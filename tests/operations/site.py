@@ -4,7 +4,6 @@ import io
 import json
 import re
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import unescape
@@ -32,7 +31,6 @@ urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbt
 urlpatterns.append(path("metrics", metrics))
 ADMIN = "/admin/dbtaskqueue/"
 TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
-ADDRESSES_OF_A_SHAPE = 3  # that are followed: links of one form with other numbers, names and values
 LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')
 
 
@@ -83,18 +81,17 @@ def shape_of(address: str) -> tuple[str, ...]:
     return (re.sub(r"/[^/]*[-_\d][^/]*/(?=change|history|report)", "/N/", where), *sorted(parts))
 
 
-def crawled(browser: Client, *guessed: str, of_a_shape: int = ADDRESSES_OF_A_SHAPE) -> Iterator[tuple[str, Any]]:
-    """Yield each address of the admin, its lists, the guessed ones and what they link to, and the answer."""
-    asked, shapes = set[str](), Counter[tuple[str, ...]]()
+def crawled(browser: Client, *guessed: str) -> Iterator[tuple[str, Any]]:
+    """Yield the guessed addresses, the admin's lists, and one link of each form they lead to; and the answers."""
     waiting = [*guessed, "/admin/", *(f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES)]
-    known = set(waiting)
+    known, asked, shapes = set(waiting), set[str](), set[tuple[str, ...]]()
     while waiting:
         address = waiting.pop(0).partition("#")[0]
         if address in asked or not address.startswith("/admin/") or "logout" in address or "password" in address:
             continue
-        shapes[shape_of(address)] += 1
-        if shapes[shape_of(address)] > of_a_shape and address not in known:
+        if shape_of(address) in shapes and address not in known:
             continue
+        shapes.add(shape_of(address))
         asked.add(address)
         answer = browser.get(address)
         yield address, answer

@@ -42,7 +42,7 @@ REFERENCES = ("ends", "runs", "waits", "poison", "fails")
 COMMANDS = """
     status|list|list --filter status:ERROR|doctor|settings parcels|bulk list|bulk show {bulk}|tokens|batches list
     schedules list|schedules show nightly|batches show {batch}|tail --count 1|reprocess --filter status:ERROR --dry-run
-    edit --id {pk} --payload {{}} --dry-run|mask --dry-run|show {pk}
+    edit --id {pk} --payload {{}} --dry-run|mask --dry-run
 """
 
 
@@ -102,9 +102,8 @@ def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield what each road shows."""
     tasks = [*Task.objects.values_list("pk", flat=True)]
     pages = [f"{TASKS}{pk}/{name}/" for pk in tasks for name in ("change", "history")]
-    for address, answer in crawled(
-        browser, *pages, f"{TASKS}?q=payload.plain:sh0wn", f"{TASKS}?q=error:refused", of_a_shape=1
-    ):
+    searches = [f"{TASKS}?q={search}" for search in ("payload.plain:sh0wn", "error:refused")]
+    for address, answer in crawled(browser, *pages, *searches):
         yield address, (b"".join(answer.streaming_content) if answer.streaming else answer.content).decode()
     for pk in tasks:
         yield f"API {pk}", browser.get(f"/api/tasks/{pk}").content.decode()
