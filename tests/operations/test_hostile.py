@@ -115,7 +115,7 @@ def encoded(sent: dict[str, Any]) -> dict[str, str]:
     return {name: str(value).encode("utf-8", "replace").decode() for name, value in sent.items()}
 
 
-@pytest.mark.parametrize(("number", "requests"), [(0, 150), *SOAK])
+@pytest.mark.parametrize(("number", "requests"), [(0, 100), *SOAK])
 def test_no_request_is_a_failure_of_the_server(
     process_database: ProcessDatabase, browser: Client, number: int, requests: int
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 from django.contrib.auth.models import User
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -151,6 +151,7 @@ JSON = st.recursive(
 )
 
 
+@settings(max_examples=50)
 @given(JSON)
 def test_what_is_masked_keeps_its_shape_and_masking_again_changes_nothing(value: Any) -> None:
     once = masked(value)

@@ -3,7 +3,7 @@
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import SearchError
@@ -63,6 +63,7 @@ def found(payload: Any, *terms: Term) -> list[list[bool]]:
 
 
 @on_both
+@settings(max_examples=50)  # of three payloads each, by two terms, on two databases
 @given(VALUES, PATHS, st.lists(MATCHES, min_size=1, max_size=3).map(tuple))
 def test_a_term_means_the_same_on_both_databases(value: Any, path: tuple[str, ...], matches: tuple[Match, ...]) -> None:
     terms = [Term(".".join(("payload", *path)), matches, negated) for negated in (False, True)]
