@@ -7,6 +7,7 @@ databases of its own on one server.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -26,14 +27,14 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 # All that needs Spark stays in one process, for one JVM; a slow run has two, for they take longest of all. A cluster's
-# and the jobs' own processes start JVMs, one at a time; beside the jobs is what needs a server of S3. These, and what
-# crashes a server of its own, take long, so they start first.
+# and the jobs' own processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or
+# fills a server shares one. These take long, so they start first.
 FIRST = {
     "spark, slow": re.compile(r"tests/pipeline/spark/test_(kept_days|copy_jobs)"),  # in a quick run it starts no JVM
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
-    "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)"),
+    "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)|test_role_logins|test_more_groups_than"),
 }
 # Files of half a minute, which must not come last.
 LONG = re.compile(r"tests/(chaos|browser|poller|model)/|test_(matrix|demo|hostile|site|ctrl_c|distributions)")
@@ -43,6 +44,7 @@ sys.dont_write_bytecode = False
 # A shell starts a run in the background with Ctrl-C ignored, and the processes of tests would ignore it, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+GC_THRESHOLDS = (10_000, 20, 20)  # a test makes many objects, and few circles of them
 PAGE = "test_every_block_of_the_page_works"
 LEFT = pytest.StashKey[Counter[str]]()
 
@@ -65,6 +67,7 @@ def suite_of(test: str) -> str:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[LEFT] = Counter()
+    gc.set_threshold(*GC_THRESHOLDS)
     worker = getattr(config, "workerinput", None)
     if worker and config.args == config.getini("testpaths"):
         # Each process begins at another file. The asserts of a file are then rewritten by one process, not by each.
@@ -104,12 +107,17 @@ def in_one_order(config: pytest.Config, items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     jvms = ["spark"] if "not slow" in config.option.markexpr else ["spark", "spark, slow"]
-    strays = [item.nodeid for item in items if "spark" in item.fixturenames and group_of(item.nodeid) not in jvms]
-    if strays:
-        raise pytest.UsageError(f"These start a second JVM. Move them to tests/pipeline/spark: {', '.join(strays)}")
+    for fixture, groups in (("spark", jvms), ("pg_server", ["crash"])):
+        strays = [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) not in groups]
+        if strays:
+            raise pytest.UsageError(f"These start another {fixture}: {', '.join(strays)}. Put them into its group.")
     if hasattr(config, "workerinput"):
-        groups = {item: group_of(item.nodeid) for item in items}
-        items.sort(key=lambda item: ((*FIRST, groups[item]).index(groups[item]), not LONG.search(item.nodeid)))
+        of = {item: group_of(item.nodeid) for item in items}
+        items.sort(key=lambda item: ((*FIRST, of[item]).index(of[item]), not LONG.search(item.nodeid)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the loaded modules stay: no collection of garbage needs to look at them
 
 
 @pytest.hookimpl(optionalhook=True)
