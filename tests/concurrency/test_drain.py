@@ -54,9 +54,9 @@ def check_all_done_once(alias: str, pollers: list[Poller], started: list[int], n
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.LogCaptureFixture) -> None:
-    enqueue_many("parcels", [{}] * 8_000, using=place)
+    enqueue_many("parcels", [{}] * 4_000, using=place)
     pollers = drain(4, place)
-    check_all_done_once(place, pollers, started, 8_000)
+    check_all_done_once(place, pollers, started, 4_000)
     assert sum(poller.counts.finished > 0 for poller in pollers) > 1
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 

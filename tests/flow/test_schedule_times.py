@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from django_dbtaskqueue.conf.cron import check_timing, ticks
 
 MINUTE = timedelta(minutes=1)
-# Skipped and repeated hours by night, at midnight, of half an hour, of two hours, in the south, and none.
+# Skipped and repeated hours by night, at midnight, of half an hour, of two hours, in the south.
 ZONES = (
     "Europe/Madrid", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "America/Santiago", "Asia/Beirut",
-    "Africa/Cairo", "America/Havana", "Africa/Casablanca", "Atlantic/Azores", "Asia/Kathmandu", "Asia/Tehran", "UTC",
+    "Africa/Cairo", "America/Havana", "Africa/Casablanca", "Atlantic/Azores", "Asia/Tehran",
 )  # fmt: skip
-BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2035, 12, 31, tzinfo=UTC)
+BEGIN, END = datetime(2021, 1, 1, tzinfo=UTC), datetime(2027, 12, 31, tzinfo=UTC)
 
 
 def offset_changes(zone: str) -> list[datetime]:
-    """Return the hours from 2020 to 2035 in which the zone's offset changes."""
+    """Return the hours from 2021 to 2027 in which the zone's offset changes."""
     tz = ZoneInfo(zone)
     hours = [BEGIN + timedelta(days=day) for day in range((END - BEGIN).days)]
     days = [day for day, after in pairwise(hours) if day.astimezone(tz).utcoffset() != after.astimezone(tz).utcoffset()]
@@ -74,7 +74,7 @@ hours = st.one_of(star, numbers(0, 4), numbers(22, 23), numbers(0, 23))
 crons = st.tuples(numbers(0, 59), hours, days).map(lambda parts: f"{parts[0]} {parts[1]} {' '.join(parts[2])}")
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(crons, st.sampled_from(CHANGES), st.integers(-600, 600))
 @example("30 2 * * *", ("Europe/Madrid", datetime(2026, 3, 29, 0, tzinfo=UTC)), 0)
 @example("30 2 * * *", ("Europe/Madrid", datetime(2026, 10, 25, 0, tzinfo=UTC)), 0)
