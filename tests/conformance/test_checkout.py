@@ -81,13 +81,6 @@ def test_what_checkout_writes(world: World) -> None:
     assert (lease.start_time, lease.lease_until) == (after["start_time"], after["next_process_time"])
 
 
-def test_a_delay_is_kept_to_the_millisecond(world: World) -> None:
-    for delay in (timedelta(milliseconds=250), timedelta(milliseconds=1), timedelta(days=400)):
-        row = world.row(world.enqueue(delay=delay))
-        assert abs(row["ready_time"] - row["create_time"] - delay) < timedelta(milliseconds=2)
-        assert row["next_process_time"] == row["ready_time"]
-
-
 def test_a_task_is_not_taken_before_it_is_due_and_at_once_then(world: World) -> None:
     world.enqueue(delay=timedelta(minutes=10))
     world.make(ready_time=timedelta(hours=-1), next_process_time=timedelta(minutes=20))  # a retry keeps its place

@@ -155,14 +155,6 @@ def test_the_manager_is_the_function_which_asks_once(alias: str, django_assert_n
         enqueue("parcels", "r3", {"a": 1}, delay=SECOND, using=alias).payload  # noqa: B018 -- reading it costs nothing
 
 
-def test_null_is_never_a_duplicate_and_each_queue_has_its_own_references(alias: str) -> None:
-    enqueue("parcels", using=alias)
-    enqueue("parcels", using=alias)
-    enqueue("parcels", "r", using=alias)
-    enqueue("letters", "r", using=alias)
-    assert Task.objects.using(alias).count() == 4
-
-
 def test_a_taken_reference_is_an_error_by_default_and_ignore_returns_its_holder(alias: str) -> None:
     statuses = [CREATED, "PROCESSING", *ended()]
     for status in statuses:

@@ -13,7 +13,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
-from django_dbtaskqueue import enqueue, enqueue_many, processor, queue
+from django_dbtaskqueue import enqueue, enqueue_many, queue
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core.durations import Rate, parse_rate
 from django_dbtaskqueue.core.exceptions import LeaseLost
@@ -26,7 +26,7 @@ from django_dbtaskqueue.flow.limiter import Limiter
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.testing import advance, drain
+from django_dbtaskqueue.testing import advance
 from tests.operations.site import command, data
 from tests.support import at_once
 
@@ -205,12 +205,6 @@ def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str
     assert len(take("two", alias)) == 4
     Queue.objects.using(alias).filter(name="two").get().delete()
     assert take("two", alias) == []
-
-
-def test_drain_does_not_wait_for_a_rate(alias: str, taskqueue_registry: None) -> None:
-    processor("paced")(lambda task: None)
-    enqueue_many("paced", range_of(11), using=alias)
-    assert drain("paced", using=alias).completed == 10
 
 
 def test_the_pause_says_when_there_is_room_again(alias: str) -> None:

@@ -40,13 +40,6 @@ def test_a_queue_made_at_runtime_has_its_settings(process_database: ProcessDatab
     assert Task.objects.count() == 2
 
 
-def test_a_runtime_queue_is_known_to_other_processes(postgres_process_database: ProcessDatabase) -> None:
-    queue("work-2").create(max_attempts=7)
-    code = "from django_dbtaskqueue import queue; queue('work-2').put()"
-    postgres_process_database.run("shell", "-v", "0", "-c", code)
-    assert Task.objects.get().max_attempts == 7
-
-
 def test_a_second_create_is_an_error_unless_it_may_exist(mail: QueueHandle) -> None:
     queue("sites").create(max_attempts=2)
     with pytest.raises(TaskQueueError, match="if_not_exists=True"):

@@ -126,11 +126,15 @@ def test_after_a_reconnect_the_token_is_as_good_as_the_lease(mail: QueueHandle) 
     assert status(held) == "COMPLETED"
 
 
-def test_another_process_acks_by_the_token(postgres_process_database: ProcessDatabase) -> None:
+def test_another_process_acks_by_the_token_and_knows_a_queue_made_here(
+    postgres_process_database: ProcessDatabase,
+) -> None:
+    queue("made").create(max_attempts=7)
     task = taken(work := queue("work"))
-    code = f"from django_dbtaskqueue import queue; queue('work').ack({work.token(task)!r})"
+    code = f"from django_dbtaskqueue import queue; queue('work').ack({work.token(task)!r}); queue('made').put()"
     postgres_process_database.run("shell", "-v", "0", "-c", code)
     assert status(task) == "COMPLETED"
+    assert Task.objects.get(queue="made").max_attempts == 7
 
 
 def test_a_token_is_used_up_by_settling(mail: QueueHandle) -> None:
