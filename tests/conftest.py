@@ -34,10 +34,13 @@ import psycopg
 import pytest
 from asgiref.sync import SyncToAsync
 from django.conf import settings
+from django.core.signals import setting_changed
 from django.db import connections
 from django.db.backends.signals import connection_created
 from django.dispatch import receiver
 from django.test import TransactionTestCase
+from django.test.signals import root_urlconf_changed
+from django.urls import set_urlconf
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
@@ -104,6 +107,7 @@ class ProcessDatabase:
 
 
 TransactionTestCase._fixture_teardown = teardown
+setting_changed.disconnect(root_urlconf_changed)
 run_poller.__wrapped__.__kwdefaults__["timeout"] = timedelta(seconds=PATIENCE)  # type: ignore[attr-defined]
 
 
@@ -112,6 +116,13 @@ def as_with_debug(connection: BaseDatabaseWrapper, **_: object) -> None:
     """SQLite runs as in a project with DEBUG: Django quotes each parameter for its log, and refuses a list."""
     if connection.vendor == "sqlite":
         connection.force_debug_cursor = True
+
+
+@receiver(setting_changed)
+def keep_addresses(*, setting: str, **_: object) -> None:
+    """Django reads all addresses again whenever ROOT_URLCONF changes. Those of our modules stay as they are."""
+    if setting == "ROOT_URLCONF":
+        set_urlconf(None)
 
 
 @pytest.fixture(scope="session", autouse=True)
