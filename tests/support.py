@@ -89,6 +89,17 @@ def blocked() -> int:
 
 
 @contextmanager
+def alias_beside(name: str, **changed: object) -> Iterator[str]:
+    """Another alias, of the database ``default``, or of one with other settings."""
+    connections.settings[name] = {**connections.settings["default"], **changed}
+    try:
+        yield name
+    finally:
+        connections[name].close()
+        del connections[name], connections.settings[name]
+
+
+@contextmanager
 def taken_back(using: str = "default") -> Iterator[None]:
     """What is written in the ``with`` block is rolled back at its end."""
     with transaction.atomic(using=using):

@@ -1,7 +1,6 @@
 """The connection breaks before a statement arrives, or before its answer does: nothing is lost, nothing done twice."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,24 +16,13 @@ from tests.chaos import ATOMIC
 from tests.chaos.processes import Configure, Start, until_all
 from tests.poller.processes import lines
 from tests.proxy import Loss, Proxy
-from tests.support import until
+from tests.support import alias_beside, until
 from tests.testapp.models import Booking
-
-
-@contextmanager
-def far_alias(url: str) -> Iterator[str]:
-    connections.settings["far"] = connections.configure_settings({"default": database_from_url(url)})["default"]
-    try:
-        yield "far"
-    finally:
-        connections["far"].close()
-        del connections["far"]
-        del connections.settings["far"]
 
 
 def test_enqueue(proxy: Proxy, queues: Configure) -> None:
     losses: list[Loss] = ["request", "reply"]
-    with far_alias(proxy.url) as far:
+    with alias_beside("far", **database_from_url(proxy.url)) as far:
         for statement, loss in product(['INSERT INTO "dbtaskqueue_task"', "COMMIT"], losses):
             reference = f"{loss} of {statement}"
 
@@ -103,8 +91,7 @@ def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues:
         until(proxy.struck.is_set)
         if case.statement == RENEWAL:  # then a later one works
             lease_until = Task.objects.get(pk=task.pk).next_process_time
-            renewed = Task.objects.filter(pk=task.pk, next_process_time__gt=lease_until)
-            until(renewed.exists)
+            until(Task.objects.filter(pk=task.pk, next_process_time__gt=lease_until).exists)
             gate.touch()
 
         if case.queue in leaves:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connections
 
 from django_dbtaskqueue.models import Queue
 from example_project.database import database_from_url
@@ -18,7 +17,7 @@ from tests.crossings import features
 from tests.crossings import settings as crossings
 from tests.crossings.features import FEATURES
 from tests.crossings.roads import ROADS, SPARK
-from tests.support import eventually
+from tests.support import alias_beside, eventually
 
 START_OF_SPARK_S = 300.0
 
@@ -36,12 +35,10 @@ def database(
     made = replace(process_database, extra={"SECOND_URL": url, "DJANGO_SETTINGS_MODULE": "tests.crossings.settings"})
     for name, value in made.env.items():
         monkeypatch.setenv(name, value)
-    connections.settings["second"] = {**connections.settings["default"], **database_from_url(url)}
     settings.DBTASKQUEUE = crossings.DBTASKQUEUE
     features.register()
-    yield made
-    connections["second"].close()
-    del connections["second"], connections.settings["second"]
+    with alias_beside("second", **database_from_url(url)):
+        yield made
 
 
 def check(road: str, database: ProcessDatabase, seconds: float = 60.0) -> None:

@@ -22,7 +22,7 @@ from tests.conftest import ProcessDatabase, _postgres_copy
 from tests.kills import KILLED, killing
 from tests.patience import PATIENCE
 from tests.settings import SERVER_URL
-from tests.support import actors, backend_pid, until_blocked
+from tests.support import actors, alias_beside, backend_pid, until_blocked
 
 SHARDS = ("default", "second")
 
@@ -32,12 +32,9 @@ def second(
     postgres_process_database: ProcessDatabase, _postgres_template: str, settings: Any, taskqueue_registry: None
 ) -> Iterator[str]:
     """Another migrated database, as the alias ``second``, on which the queue ``spread`` has its second shard."""
-    with _postgres_copy(SERVER_URL, _postgres_template) as database:
-        connections.settings["second"] = {**connections.settings["default"], **database_from_url(database.url)}
-        settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS}}}
-        yield database.url
-        connections["second"].close()
-        del connections["second"], connections.settings["second"]
+    settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS}}}
+    with _postgres_copy(SERVER_URL, _postgres_template) as copy, alias_beside("second", **database_from_url(copy.url)):
+        yield copy.url
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from django.db.utils import DatabaseError
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.models import Task
+from tests.support import alias_beside
 
 SHARDS = ("default", "sqlite")
 pytestmark = pytest.mark.django_db(databases=SHARDS)
@@ -48,11 +49,8 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
 @pytest.fixture
 def down(settings: Any) -> Iterator[str]:
     """A shard nobody answers on: a PostgreSQL address with no server."""
-    alias = "down"
-    connections.settings[alias] = {**connections.settings["default"], "PORT": "1", "HOST": "127.0.0.1"}
-    yield alias
-    del connections[alias]
-    del connections.settings[alias]
+    with alias_beside("down", PORT="1", HOST="127.0.0.1") as alias:
+        yield alias
 
 
 def test_a_producer_fails_over_to_the_next_shard(settings: Any, down: str, caplog: pytest.LogCaptureFixture) -> None:
