@@ -1,7 +1,7 @@
-"""``manage.py`` commands in processes that are forked from one that has loaded Django and the project already.
+"""Programs with their logs; among them ``manage.py`` commands that are forked from a process that has loaded Django.
 
-A start takes milliseconds instead of a second. What a process reads from its environment, settings above all, it reads
-after the fork. Its parent is the server, which therefore has to be asked for its exit code.
+The start of a fork takes milliseconds instead of a second. What it reads from its environment, settings above all, it
+reads after the fork. Its parent is the server, which therefore has to be asked for its exit code.
 """
 
 import atexit
@@ -11,16 +11,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.patience import PATIENCE, eventually, until
+from tests.patience import DEFAULT_S, PATIENCE, eventually, until
 
-MANAGE = str(Path(__file__).resolve().parent.parent / "manage.py")
+REPOSITORY = Path(__file__).resolve().parent.parent
+MANAGE = str(REPOSITORY / "manage.py")
 SERVE = "from tests.forks import serve; serve()"
 
 
@@ -31,7 +33,7 @@ class ForkServer:
         # The path is there for who reads a list of processes: the process and its forks have the same command line.
         command = [sys.executable, "-c", SERVE, MANAGE]
         self._process = subprocess.Popen(
-            command, env=dict(env), cwd=Path(MANAGE).parent, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            command, env=dict(env), cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip
         self._lock = threading.Lock()
@@ -55,8 +57,7 @@ def fork_server(settings_module: str) -> ForkServer:
     """Return the server whose forks have these settings. It ends with this process."""
     from tests.settings import SERVER_URL
 
-    path = str(Path(MANAGE).parent)
-    ours = {"DATABASE_URL": SERVER_URL, "DJANGO_SETTINGS_MODULE": settings_module, "PYTHONPATH": path}
+    ours = {"DATABASE_URL": SERVER_URL, "DJANGO_SETTINGS_MODULE": settings_module, "PYTHONPATH": str(REPOSITORY)}
     server = ForkServer(os.environ | ours)
     atexit.register(server.close)
     return server
@@ -95,17 +96,49 @@ class Program:
         self.signal()
         return self.ended(code)
 
-    def until_logged(self, text: str, *, times: int = 1) -> None:
+    def until_logged(self, text: str, *, times: int = 1, timeout: float = DEFAULT_S) -> None:
         def logged() -> None:
             assert self.log.count(text) >= times, f"{text!r} is not in the log:\n{self.log[-4000:]}"
 
-        eventually(logged)
+        eventually(logged, timeout=timeout)
 
     def kill(self) -> None:
         """Kill it and what it started, stopped ones too, and wait for its end."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         until(lambda: self.code is not None)
+
+
+class Started(Program):
+    """A program that was started as a user starts it."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log_file: Path) -> None:
+        super().__init__(log_file)
+        with log_file.open("ab") as log:
+            outputs = {"stdout": log, "stderr": log, "start_new_session": True}
+            self.process = subprocess.Popen(command, env=env, cwd=folder, **outputs)
+        self.pid = self.process.pid
+
+    @property
+    def code(self) -> int | None:
+        return self.process.poll()
+
+
+@contextmanager
+def killed(start: Callable[[Path], Program]) -> Iterator[Any]:
+    """Start a program with a log; kill it on the way out, and all that it started, if they still run."""
+    with tempfile.NamedTemporaryFile() as log:
+        started = start(Path(log.name))
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def program(
+    command: Sequence[str], env: Mapping[str, str], folder: Path = REPOSITORY
+) -> AbstractContextManager[Started]:
+    return killed(lambda log: Started(command, env, folder, log))
 
 
 class Fork(Program):

@@ -5,49 +5,29 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from time import monotonic
 
 from tests.benchmarks.measure import NotRun
 from tests.benchmarks.server import REPOSITORY, cpu_of, family
+from tests.forks import Program
 from tests.patience import PATIENCE
 
 Figures = dict[str, float]
 SECONDS = 2.0  # that a producer takes
 
 
-def tree_cpu(process: subprocess.Popen[bytes]) -> float:
-    return sum(map(cpu_of, family(process.pid)))
+def tree_cpu(program: Program) -> float:
+    return sum(map(cpu_of, family(program.pid)))
 
 
 def memory(pid: int, name: str = "VmRSS") -> float:
     """Return a process's memory in MiB; ``VmHWM`` is the most it had."""
     text = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(rf"{name}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
-
-
-@contextmanager
-def started(command: Sequence[str], env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program meanwhile; show the end of what it said if something fails."""
-    with tempfile.TemporaryFile("w+") as log:
-        outputs = {"stdout": log, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(command, cwd=REPOSITORY, env=os.environ | (env or {}), **outputs)
-        try:
-            yield process
-        except BaseException:
-            log.seek(0)
-            print(log.read()[-2000:], file=sys.stderr)
-            raise
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            finally:
-                process.kill()
 
 
 def manage(*arguments: str) -> list[str]:
@@ -98,8 +78,7 @@ def timed(act: Callable[[], int]) -> Figures:
 
 
 def _cpu() -> float:
-    used = map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN))
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(one.ru_utime + one.ru_stime for one in map(getrusage, (RUSAGE_SELF, RUSAGE_CHILDREN)))
 
 
 def together(*workers: Worker) -> list[Figures]:

@@ -1,7 +1,7 @@
 """Drains: tasks that wait are processed by one or more processes; ours, and the bare loop's."""
 
 import json
-import subprocess
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -10,10 +10,11 @@ from typing import Any
 from django.conf import settings
 from django.test import override_settings
 
-from tests.benchmarks.children import Worker, drained, family, manage, memory, python, started, tree_cpu
+from tests.benchmarks.children import Worker, drained, family, manage, memory, python, tree_cpu
 from tests.benchmarks.measure import Reading
 from tests.benchmarks.raw import LOOPS, Loop
 from tests.benchmarks.server import Server, Span
+from tests.forks import Program, program
 from tests.patience import until
 
 TABLE = "dbtaskqueue_task"
@@ -28,7 +29,6 @@ BATCHES = f"""
 SELECT extract(epoch FROM {{0}} - %(clock)s)::float8, count(*) FROM {TABLE}
 WHERE queue_name = ANY(%(queues)s) AND status = 'COMPLETED' AND start_time >= %(clock)s GROUP BY {{0}} ORDER BY {{0}}
 """
-SIZE = "SELECT pg_total_relation_size(%s::regclass)"
 Around = Callable[[Server], AbstractContextManager[Any]]
 
 
@@ -81,7 +81,7 @@ class Drain:
             part[name] = f"key {number % self.keys}"
         return item
 
-    def poller(self) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    def poller(self) -> AbstractContextManager[Program]:
         processes = ["--processes", str(self.processes)] if self.processes > 1 else []
         names = ",".join(self.polled or self.queues)
         settings = {"BENCHMARK_TASKQUEUE": json.dumps(self.settings)}
@@ -95,7 +95,7 @@ class Drain:
             left = [list(self.queues), self.priorities]
             until(lambda: not connection.execute(LEFT, left).fetchall(), timeout=120 + self.tasks / 2000)
 
-    def _measure(self, process: subprocess.Popen[bytes]) -> Reading:
+    def _measure(self, process: Program) -> Reading:
         server, before = self.server, self.server.counted(TABLE)
         found = {"queues": list(self.queues), "clock": server.run("SELECT now()")[0][0]}
         with server.span() as span:
@@ -104,8 +104,7 @@ class Drain:
             cpu = tree_cpu(process) - cpu
         checkouts, settles = (server.run(BATCHES.format(column), found) for column in ("start_time", "finish_time"))
         most = max(memory(one.pid, "VmHWM") for one in family(process.pid))
-        process.terminate()  # what its connections counted is shown by the server when they end
-        process.wait(30)
+        process.stop()  # what its connections counted is shown by the server when they end
         done = sum(count for _, count in settles) or self.tasks  # or they left the table
         if done < self.tasks - self.tasks % len(self.queues):
             raise RuntimeError(f"only {done} of {self.tasks} tasks were completed")
@@ -140,7 +139,7 @@ def _of_server(server: Server, span: Span, before: dict[str, float], table: str,
         "bytes WAL/task": spent["wal"] / done,
         "HOT share": spent["hot"] / max(1, spent["updates"]),
         "buffers/task": spent["buffers"] / done,
-        "MiB table": server.run(SIZE, [table])[0][0] / 2**20,
+        "MiB table": server.run("SELECT pg_total_relation_size(%s::regclass)", [table])[0][0] / 2**20,
     }
 
 
@@ -149,20 +148,19 @@ def empty(server: Server) -> None:
 
 
 @contextmanager
-def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def running(processes: int, *options: str, env: Mapping[str, str] | None = None) -> Iterator[Program]:
     from django_dbtaskqueue.models import Poller
 
     Poller.objects.all().delete()
-    with started(manage("runtaskpoller", *options), env) as process:
+    with program(manage("runtaskpoller", *options), os.environ | (env or {})) as process:
         ready = Poller.objects.filter(state="RUNNING")
-        until(lambda: ready.count() >= processes or process.poll() is not None, timeout=120)
-        if process.poll() is not None:
-            raise RuntimeError(f"runtaskpoller {' '.join(options)} ended by itself")
+        until(lambda: ready.count() >= processes or process.code is not None, timeout=120)
+        if process.code is not None:
+            raise RuntimeError(f"runtaskpoller {' '.join(options)} ended by itself:\n{process.log[-2000:]}")
         yield process
 
 
 def raw_table(server: Server, loop: Loop, tasks: int = 0) -> None:
-    """Make a loop's table anew, with so many tasks."""
     server.run(f"DROP TABLE IF EXISTS {loop.table}; {loop.create}")
     server.run(loop.fill, {"tasks": tasks})
     server.calm(loop.table)

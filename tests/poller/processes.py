@@ -1,12 +1,10 @@
 """Pollers for tests: as real processes, or as threads of the test's own process with their heartbeat."""
 
 import os
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,45 +19,13 @@ from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.forks import Fork, Program
+from tests.forks import Fork, Program, Started, killed, program
 from tests.support import PATIENCE, until
 
 SELDOM = {"poll_interval": "1h", "idle_interval": "1h", "lease": "20h"}  # settings by which only an event is in time
 
 
 Start = Callable[..., AbstractContextManager[Program]]
-
-
-class Started(Program):
-    """A program that was started as a user starts it."""
-
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], folder: Path, log_file: Path) -> None:
-        super().__init__(log_file)
-        with log_file.open("ab") as log:
-            outputs = {"stdout": log, "stderr": log, "start_new_session": True}
-            self.process = subprocess.Popen(command, env=env, cwd=folder, **outputs)
-        self.pid = self.process.pid
-
-    @property
-    def code(self) -> int | None:
-        return self.process.poll()
-
-
-@contextmanager
-def killed(start: Callable[[Path], Program]) -> Iterator[Any]:
-    """Start a program with a log; kill it on the way out, and all that it started, if they still run."""
-    with tempfile.NamedTemporaryFile() as log:
-        started = start(Path(log.name))
-        try:
-            yield started
-        finally:
-            started.kill()
-
-
-def program(
-    command: Sequence[str], env: Mapping[str, str], folder: Path = REPOSITORY
-) -> AbstractContextManager[Started]:
-    return killed(lambda log: Started(command, env, folder, log))
 
 
 def manage(database: ProcessDatabase, *words: str) -> AbstractContextManager[Started]:

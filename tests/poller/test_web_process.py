@@ -21,8 +21,8 @@ from django_dbtaskqueue.models import Poller, Task
 from django_dbtaskqueue.poller import web_process
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
-from tests.forks import Program
-from tests.poller.processes import Gate, alive, pids, program, status_of
+from tests.forks import Program, program
+from tests.poller.processes import Gate, alive, pids, status_of
 from tests.support import until
 
 SETTINGS = """
@@ -58,9 +58,7 @@ def order(address: str) -> Task:
         return Task.objects.get(pk=int(answer.read()))
 
 
-def test_a_task_of_a_view_is_done_without_runtaskpoller(
-    sqlite_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_a_task_of_a_view_is_done_without_runtaskpoller(sqlite_process_database: Any, tmp_path: Path) -> None:
     with server(sqlite_process_database, tmp_path) as (web, address):
         assert not Poller.objects.exists()  # not before the first request
         task = order(address)
@@ -87,8 +85,7 @@ def test_what_runs_at_the_end_finishes_and_what_waits_is_released(
         web.ended()
     assert {status_of(task) for task in running} == {"COMPLETED"}
     waiting.refresh_from_db()
-    assert (waiting.status, waiting.attempt) == ("CREATED", 0)
-    assert Poller.objects.get().state == "STOPPED"
+    assert (waiting.status, waiting.attempt, Poller.objects.get().state) == ("CREATED", 0, "STOPPED")
 
 
 class LeavesOnce(signals.Listener):
@@ -102,9 +99,8 @@ class LeavesOnce(signals.Listener):
             raise SystemExit
 
 
-def test_a_poller_whose_thread_died_is_started_again(
-    sqlite_process_database: ProcessDatabase, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("sqlite_process_database")
+def test_a_poller_whose_thread_died_is_started_again(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
     settings.DBTASKQUEUE = {"EMBEDDED_POLLER": {"queues": ["work"]}, "HEARTBEAT": "200ms"}
     listener = LeavesOnce()
     signals.register(listener)

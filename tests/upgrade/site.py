@@ -1,8 +1,6 @@
 """A site in operation: pollers and producers of several releases on one database, and what their work must leave."""
 
 import re
-import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 
 import psycopg
 
+from tests.forks import Started
 from tests.support import until
 from tests.upgrade.project.load.queues import QUEUES
 from tests.upgrade.releases import PROJECT, Release
@@ -52,36 +51,32 @@ class Site:
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
-        self.processes: list[tuple[subprocess.Popen[bytes], Path]] = []
+        self.programs: list[Started] = []
 
     def ask(self, sql: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.url, autocommit=True) as connection:
             cursor = connection.execute(sql, parameters)
             return cursor.fetchall() if cursor.description else []
 
-    def start(self, release: Release, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, release: Release, *command: str) -> Started:
         """Start a program of the project; it ends at the latest with the site."""
-        log = self.folder / f"{release.name}-{len(self.processes)}.log"
-        with log.open("wb") as file:
-            command, outputs = (str(release.python), *command), {"stdout": file, "stderr": subprocess.STDOUT}
-            process = subprocess.Popen(command, env=release.env(self.url), cwd=self.folder, **outputs)
-        self.processes.append((process, log))
-        return process
+        log = self.folder / f"{release.name}-{len(self.programs)}.log"
+        self.programs.append(Started([str(release.python), *command], release.env(self.url), self.folder, log))
+        return self.programs[-1]
 
-    def poller(self, release: Release) -> subprocess.Popen[bytes]:
+    def poller(self, release: Release) -> Started:
         return self.start(release, "-m", "django", "runtaskpoller", "--threads", "2")
 
-    def producer(self, release: Release) -> subprocess.Popen[bytes]:
+    def producer(self, release: Release) -> Started:
         return self.start(release, str(PROJECT / "produce.py"))
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for a condition; raise BrokenError as soon as a log tells of an error."""
 
         def holds() -> object:
-            for process, log in self.processes:
-                text = log.read_text(errors="replace")
-                if (found := BROKEN.search(text)) or process.poll():
-                    raise BrokenError(f"{log.name}: {found and found[0]}, exit {process.poll()}\n{text[-4000:]}")
+            for one in self.programs:
+                if (found := BROKEN.search(one.log)) or one.code:
+                    raise BrokenError(f"{one.log_file}: {found and found[0]}, exit {one.code}\n{one.log[-4000:]}")
             return condition()
 
         until(holds, timeout=PATIENCE_S)
@@ -95,13 +90,13 @@ class Site:
     def newest_effect(self) -> int:
         return int(self.ask("SELECT coalesce(max(id), 0) FROM effects")[0][0])
 
-    def stop(self, producers: list[subprocess.Popen[bytes]], pollers: list[subprocess.Popen[bytes]]) -> None:
+    def stop(self, producers: list[Started], pollers: list[Started]) -> None:
         (self.folder / "stop").touch()
-        self.until(lambda: all(process.poll() == 0 for process in producers))
+        self.until(lambda: all(one.code == 0 for one in producers))
         self.until(lambda: self.ask(OPEN, [*QUEUES]) == [(0,)])
-        for process in pollers:
-            process.send_signal(signal.SIGTERM)
-        self.until(lambda: all(process.poll() == 0 for process in pollers))
+        for one in pollers:
+            one.signal()
+        self.until(lambda: all(one.code == 0 for one in pollers))
 
     def check_ends(self) -> int:
         ends = self.ask(ENDS)
@@ -122,6 +117,5 @@ def site(url: str, folder: Path, release: Release) -> Iterator[Site]:
     try:
         yield made
     finally:
-        for process, _ in made.processes:
-            process.kill()
-            process.wait(PATIENCE_S)
+        for one in made.programs:
+            one.kill()
