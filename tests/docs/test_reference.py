@@ -24,9 +24,7 @@ from tests.docs.pages import FENCE, FROM_CODE, FROM_TESTS, PROJECT, REPOSITORY, 
 from tests.docs.test_blocks import LINK, SOURCE_URL
 
 DOCS = REPOSITORY / "docs"
-PACKAGE = REPOSITORY / "django_dbtaskqueue"
 ROW = re.compile(r"^\|(.+)\|$", re.MULTILINE)
-MADE = ["commands", "errors", "http-api", "operations", "settings", "signals", "tables"]
 MARK = re.compile(r"^<!-- from the code: .*\n(?:\|.*\n)*", re.MULTILINE)  # with its notes
 PAGES = [REPOSITORY / "README.md", *DOCS.rglob("*.md"), *DOCS.rglob("*.rst")]
 MAX_WORDS = 48_150
@@ -44,7 +42,7 @@ def table(text: str, heading: str) -> list[list[str]]:
 
 
 def test_each_table_from_the_code_has_words_in_each_row() -> None:
-    for name in MADE:
+    for name in ["commands", "errors", "http-api", "operations", "settings", "signals", "tables"]:
         marks = "".join(MARK.findall((DOCS / f"reference/{name}.md").read_text()))
         rows = [row.rpartition(" | ")[2] for row in FROM_CODE["fill"](marks).splitlines()]
         assert rows and "" not in [row.strip(" |") for row in rows], name
@@ -66,12 +64,11 @@ def test_every_status_and_every_job_has_its_place() -> None:
 def test_every_system_check_is_documented() -> None:
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
     texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
-    ids = re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts))
-    assert documented == set(ids)
+    assert documented == set(re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts)))
 
 
 def test_the_page_of_reasons_has_each_code() -> None:
-    tree = ast.parse((PACKAGE / "operations" / "explain.py").read_text())
+    tree = ast.parse((REPOSITORY / "django_dbtaskqueue" / "operations" / "explain.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Explanation"]
     given = {str(call.args[0].value) for call in calls if isinstance(call.args[0], ast.Constant)}
     rows = table(page("howto/why-a-task-does-not-run.md"), "## The reasons")
@@ -101,12 +98,16 @@ TEST = re.compile(r"\[`(\w+)`\]\(([\w./-]+\.py)\)")
 def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
     rows = table(page("reference/semantics.md"), "# Semantics")
     assert len(rows) >= 24 and [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    name_tests(rows, DOCS / "reference", "not yet")
+
+
+def name_tests(rows: list[list[str]], folder: Path, excuse: str) -> None:
+    """See that the last cell of each row names tests that exist, or has the excuse."""
     for row in rows:
         tests = TEST.findall(row[-1])
-        assert tests or row[-1] == "not yet", f"row {row[0]} names no test"
+        assert tests or re.match(excuse, row[-1]), f"{row[0]} names no test"
         for name, path in tests:
-            source = (DOCS / "reference" / path).read_text()
-            assert f"def {name}(" in source, f"row {row[0]}: {path} has no {name}"
+            assert f"def {name}(" in (folder / path).read_text(), f"{row[0]}: {path} has no {name}"
 
 
 def test_the_table_of_crossings_is_that_of_their_tests() -> None:
@@ -190,18 +191,13 @@ def lost(written: object, read: object, place: str = "") -> list[str]:
 # -- what a contributor reads: threats name their tests, files exist, the hosted CI tries what is promised -------------
 
 COMMUNITY = REPOSITORY / ".github"
-THREATS = [f"S{number}" for number in range(1, 20)]
 VERSION = re.compile(r":: (\d+\.\d+)$")
 
 
 def test_each_threat_names_a_test_that_exists_or_says_that_there_is_none() -> None:
     rows = table((COMMUNITY / "SECURITY.md").read_text(), "## Threats")
-    assert [row[0] for row in rows] == THREATS
-    for row in rows:
-        tests = TEST.findall(row[-1])
-        assert tests or re.match("not tested yet|does not apply", row[-1]), f"{row[0]} names no test"
-        for name, path in tests:
-            assert f"def {name}(" in (COMMUNITY / path).read_text(), f"{row[0]}: {path} has no {name}"
+    assert [row[0] for row in rows] == [f"S{number}" for number in range(1, 20)]
+    name_tests(rows, COMMUNITY, "not tested yet|does not apply")
 
 
 def test_links_and_files_of_its_pages_are_there() -> None:
