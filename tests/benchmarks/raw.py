@@ -81,7 +81,6 @@ SAME = Loop(
     fenced=True,
 )
 LOOPS = {"simple": SIMPLE, "bare": BARE, "same": SAME}
-SETTLE_ONE = "UPDATE raw_simple SET status = 2 WHERE id = %s"
 INSERT = "INSERT INTO auth_group (name) VALUES (%s)"  # what ``Group.objects.create`` executes
 ENQUEUE = """INSERT INTO raw_simple (payload) VALUES ('{"number": 1}')"""
 PUT = f"WITH task AS ({ENQUEUE}) SELECT pg_notify('raw_simple', '')"
@@ -129,7 +128,7 @@ def each(*, insert: bool = False) -> int:
                     with connection.transaction() if insert else nullcontext():
                         if insert:
                             cursor.execute(INSERT, [f"group {row[0]}"])
-                        cursor.execute(SETTLE_ONE, [row[0]])
+                        cursor.execute("UPDATE raw_simple SET status = 2 WHERE id = %s", [row[0]])
                 done += len(rows)
         return done
 

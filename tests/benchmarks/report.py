@@ -12,8 +12,7 @@ def markdown(results: Sequence[Result], setting: str) -> str:
     parts, verdicts = [setting], [verdict for result in results for verdict in result.verdicts()]
     if verdicts:
         rows = [[one.text, spread(values, " times" if one.against else ""), words] for one, values, words in verdicts]
-        head = ["target", "measured, median (least to most)", "verdict"]
-        parts += ["### Targets", table(head, rows)]
+        parts += ["### Targets", table(["target", "measured, median (least to most)", "verdict"], rows)]
     for result in results:
         parts += [f"### {result.scenario.title}", *_tables(result)]
         parts += [f"{name}: {reason}." for name, reason in result.missing.items()]
@@ -67,5 +66,4 @@ def number(value: float) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *rows])

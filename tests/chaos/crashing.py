@@ -25,7 +25,6 @@ POINTS = {
     "in renewal": ("renew", "renew", False),
     "in rescue": ("write", "heartbeat", False),
 }
-NOWHERE = ("", "no thread", False)
 
 
 class Leaves(Listener):
@@ -60,7 +59,7 @@ def install() -> None:
 
 def _deadly(run: Callable[[Session, str, Any], Any]) -> Callable[[Session, str, Any], Any]:
     def run_and_die(self: Session, sql: str, params: Any) -> Any:
-        kind, thread, committed = POINTS.get(os.environ.get("CHAOS_KILL", ""), NOWHERE)
+        kind, thread, committed = POINTS.get(os.environ.get("CHAOS_KILL", ""), ("", "no thread", False))
         if thread not in threading.current_thread().name or not kind or _kind(self, sql) != kind:
             return run(self, sql, params)
         if committed:

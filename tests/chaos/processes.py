@@ -63,11 +63,6 @@ def until_all(*ends: str, timeout: float = DEFAULT_S, **selection: Any) -> None:
     eventually(all_of_them, timeout=timeout)
 
 
-def until_over() -> None:
-    """Wait until no task is left to be done, while the leases of dead pollers run out."""
-    until_all("COMPLETED", "ERROR", "POISON")
-
-
 def expire_orphans() -> None:
     held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
     for instance in held.distinct().order_by():

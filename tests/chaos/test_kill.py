@@ -12,7 +12,7 @@ from django_dbtaskqueue.poller.executors.process import MAX_ISOLATED_TASKS
 from tests import factories
 from tests.chaos import ALONE
 from tests.chaos.crashing import POINTS
-from tests.chaos.processes import Configure, Start, expire_orphans, on, until_all, until_dead, until_over
+from tests.chaos.processes import Configure, Start, expire_orphans, on, until_all, until_dead
 from tests.poller.processes import lines
 from tests.support import until
 
@@ -47,7 +47,7 @@ def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, que
     heir = start(queue=",".join(QUEUES.values())).ready()
     rest = Task.objects.filter(status="CREATED")
     until(lambda: not rest.exists())
-    until_over()
+    until_all("COMPLETED", "ERROR")
     # Then each task comes to its end by legal steps, and only what was held is charged twice
     rescued = Task.objects.get(queue=QUEUES["in rescue"])
     assert (rescued.status, rescued.attempt) == ("ERROR", 3)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections
-from pytest_django import DjangoDbBlocker
 
 from django_dbtaskqueue import enqueue_many, queue, registry
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
@@ -74,9 +73,7 @@ def test_connections_that_die_before_the_first_statement_are_not_the_tasks_fault
 
 
 @pytest.fixture
-def wire(
-    database: ProcessDatabase, proxy: Proxy, django_db_blocker: DjangoDbBlocker, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Proxy]:
+def wire(database: ProcessDatabase, proxy: Proxy, django_db_blocker: Any, monkeypatch: Any) -> Iterator[Proxy]:
     """The way to the default database. Without it the server cannot be reached, in no thread and no child."""
 
     async def disconnect() -> None:
@@ -103,7 +100,6 @@ EXECUTORS: dict[str, Callable[[Finish], Executor]] = {
 
 @contextmanager
 def executor_of(where: str) -> Iterator[tuple[Executor, Callable[[], Done]]]:
-    """An executor, and what waits for the next task that it is done with."""
     done: SimpleQueue[Done] = SimpleQueue()
     executor = EXECUTORS[where](lambda one, *, idle: done.put(one))
     yield executor, partial(done.get, timeout=PATIENCE)

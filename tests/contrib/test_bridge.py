@@ -385,8 +385,7 @@ def test_a_peer_sets_no_more_than_a_task_s_content(site: Callable[..., None]) ->
     task = Task.objects.get()
     assert (task.payload_type, task.priority, task.max_attempts, task.context) == ("shop.Order", 0, 5, None)
     site(accept_priority=True)
-    assert status(reference="r2") == 200
-    assert Task.objects.get(reference="r2").priority == 7
+    assert (status(reference="r2"), Task.objects.get(reference="r2").priority) == (200, 7)
 
 
 def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(site: Callable[..., None]) -> None:
@@ -398,8 +397,7 @@ def test_a_peer_over_its_rate_waits_and_forgers_do_not_use_it_up(site: Callable[
     headers = signed(body)
     with CaptureQueriesContext(connection) as queries:
         answer = post(body, headers)
-    assert len(queries) == 0
-    assert answer.status_code == 429
+    assert (len(queries), answer.status_code) == (0, 429)
     assert 1790 <= int(answer.headers["Retry-After"]) == answer.json()["retry_after"] <= 1800
     assert_genuine(answer)
     site(rate="1000/s")  # the message was refused, not received: the same one is accepted later
@@ -422,16 +420,14 @@ def test_too_large_a_body_is_not_read_and_a_taken_reference_is_refused(site: Cal
     assert post(body_of('"' + "x" * 2500 + '"')).status_code == 422
     site()
     enqueue("inbox", "r1")
-    assert post(body_of()).status_code == 409
-    assert transfers().count() == 0
+    assert (post(body_of()).status_code, transfers().count()) == (409, 0)
     assert UsedReference.objects.count() == 1  # the message cannot be replayed when the reference is free
 
 
 def test_the_trace_goes_on_and_the_payload_is_not_touched(site: Callable[..., None]) -> None:
     traceparent = f"00-{'a' * 32}-{'b' * 16}-01"
     assert post(body_of('{"z":1.10,"a":123456789012345678901234567890}', traceparent=traceparent)).status_code == 200
-    task = Task.objects.get()
-    assert task.context == {"traceparent": traceparent}
+    assert Task.objects.get().context == {"traceparent": traceparent}
     with connection.cursor() as cursor:
         cursor.execute("SELECT payload FROM dbtaskqueue_task")
         text = cursor.fetchone()[0]

@@ -28,7 +28,6 @@ from tests.poller.processes import polling
 from tests.support import until
 
 QUEUE = "traced"
-committed = pytest.mark.django_db(transaction=True)
 inside = pytest.mark.django_db
 
 
@@ -75,7 +74,7 @@ def parent(span: ReadableSpan) -> int | None:
     return span.parent and span.parent.span_id
 
 
-@committed
+@pytest.mark.django_db(transaction=True)
 def test_one_trace_from_a_view_through_a_failing_attempt_to_the_retry(site: Site) -> None:
     @processor(QUEUE)
     def process(task: Lease) -> None:
@@ -122,8 +121,7 @@ def test_metrics_by_the_messaging_conventions(site: Site) -> None:
     with pytest.raises(DuplicateTask):
         enqueue(QUEUE, "a")
     drain(QUEUE)
-    sent = site.metric(messaging_metrics.MESSAGING_CLIENT_SENT_MESSAGES)
-    assert sum(point.value for point in sent) == 3
+    assert sum(point.value for point in site.metric(messaging_metrics.MESSAGING_CLIENT_SENT_MESSAGES)) == 3
     operations = site.metric(messaging_metrics.MESSAGING_CLIENT_OPERATION_DURATION)
     by_error = {point.attributes.get("error.type"): point.count for point in operations}
     assert by_error == {None: 2, "DuplicateTask": 1}

@@ -65,8 +65,7 @@ def test_airflow_runs_the_night(postgres_process_database: ProcessDatabase, tmp_
     shutil.copytree(FILES / "orchestrate", tmp_path / "dags", ignore=shutil.ignore_patterns("dagster*"))
     run(programs / "airflow", "db", "migrate", cwd=tmp_path, **env).check_returncode()
     command = (programs / "airflow", "dags", "test", "tasks", "--dagfile-path", tmp_path / "dags/airflow_tasks.py")
-    done = run(*command, cwd=tmp_path, **env)
-    assert_archived_and_reported(tmp_path, done)
+    assert_archived_and_reported(tmp_path, run(*command, cwd=tmp_path, **env))
 
 
 def test_dagster_runs_the_night(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tests.docs.test_reference import page, table
 
 SPHINX = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-q", "-b", "html"]
 IMAGE = re.compile(r"!\[([^]]*)\]\([^)]*images/([^)]+)\)")
-MAX_IMAGE_BYTES = 150_000
 
 
 def public_names() -> dict[str, list[str]]:
@@ -59,7 +58,7 @@ def test_each_picture_is_small_and_shown_with_a_text_that_says_what_it_shows() -
     assert set(shown) == set(files)
     assert set(files) - {"growth.svg"} == {f"admin-{name}.webp" for name in DOCS}  # that one is of a benchmark
     assert all(shown.values())
-    assert max(files.values()) <= MAX_IMAGE_BYTES
+    assert max(files.values()) <= 150_000
 
 
 def test_every_page_is_in_the_table_of_contents() -> None:

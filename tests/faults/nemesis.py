@@ -116,7 +116,6 @@ class Nemesis:
             threading.Timer(1.4 * LEASE_S, self._send, [victims, signal.SIGCONT]).start()
 
     def _one_of(self, candidates: Sequence[T]) -> list[T]:
-        """Return one of them by chance; none if there is none."""
         return [self.random.choice(candidates)] if candidates else []
 
     @staticmethod

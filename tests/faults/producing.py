@@ -36,11 +36,9 @@ SIZES = (*(1, 1, 2, 3, 5) * 3, 100)  # tasks of one transaction; half of the gre
 BULK = 20  # from how many tasks on
 KINDS = ("ok",) * 55 + ("retry", "retry", "again", "delete", "gone", "gone", "gone", "poison", "slow", "late")
 # A slow task shows whether the next of its group waits. One that went back into the queue would go behind its group.
-GROUPED_KINDS = ("ok",) * 12 + ("retry", "slow")
-QUICK_KINDS = ("ok",) * 5 + ("retry",)
 KINDS_OF = {
-    "grouped": GROUPED_KINDS,
-    **dict.fromkeys(("limited", "wide", "spread", "bridged"), QUICK_KINDS),
+    "grouped": ("ok",) * 12 + ("retry", "slow"),
+    **dict.fromkeys(("limited", "wide", "spread", "bridged"), ("ok",) * 5 + ("retry",)),
     "processes": ("ok",) * 6 + ("retry", "slow", "fork", "fork", "dies"),
     "stopped": ("maybe",),
     "steps": ("early", "answered"),

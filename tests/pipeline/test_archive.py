@@ -33,8 +33,7 @@ from tests.testapp.models import Parcel
 
 def test_a_failed_task_stays_while_another_waits_for_it(database: Database, folder: Path) -> None:
     """If it left, its child would start as though it had completed."""
-    bad = make_task("ERROR", queue="work", finish_time=-2 * DAY, **MEANWHILE)
-    child = enqueue("work", after=bad)
+    child = enqueue("work", after=make_task("ERROR", queue="work", finish_time=-2 * DAY, **MEANWHILE))
     assert archive(database, folder)["tasks"] == 0
     assert Hold.objects.filter(task_id=child.pk).exists()
 
@@ -108,8 +107,7 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(pg: Datab
             one.result(PATIENCE)
 
     stayed = {again.pk, flipped.pk, held.pk, last.pk}
-    assert set(Task.objects.values_list("pk", flat=True)) == stayed
-    assert done["withdrawn"] == 4
+    assert (set(Task.objects.values_list("pk", flat=True)), done["withdrawn"]) == (stayed, 4)
     assert Census.of(folder) == before
     assert set(Attempt.objects.values_list("task_id", flat=True)) == stayed - {last.pk}
     assert not stayed & {*ids(folder, "tasks")} and not ids(folder, "attempts")
@@ -249,8 +247,7 @@ def test_small_files_are_merged(pg: Database, folder: Path) -> None:
     done = archive(pg, folder, source="task", batch_size=1, compact=4)
     assert done["batches"] == done["files_compacted"] == 4
     (file,) = Lake.at(folder).files("tasks")
-    assert file.rows == 4
-    assert sorted(ids(folder, "tasks")) == sorted(expected)
+    assert (file.rows, sorted(ids(folder, "tasks"))) == (4, sorted(expected))
 
 
 def test_a_table_of_one_s_own_is_archived(own: Database, folder: Path) -> None:
@@ -340,8 +337,7 @@ def test_random_histories_conserve(database: Database, folder: Path, seed: int) 
     found = Census.of(folder)
     assert max(found.tasks.values()) == 1
     assert set(found.tasks) <= made
-    assert found.tasks.total() + found.deleted == len(made)
-    assert found.attempts.total() == failures
+    assert (found.tasks.total() + found.deleted, found.attempts.total()) == (len(made), failures)
     assert not set(Task.objects.values_list("status", flat=True)) - {"CREATED"}
     archived = sum(ArchiveBatch.objects.values_list("tasks", flat=True))
     assert archived == len(ids(folder, "tasks")) == len(counted(database, folder))

@@ -127,8 +127,7 @@ def test_wrong_words_are_explained() -> None:
 def test_help_list_and_explain_do_nothing_else() -> None:
     assert "Exit codes: 0 done" in run("--help")[1]
     assert "--text TEXT" in run("echo", "--help")[1]
-    listed = run("list")[1].splitlines()
-    assert [line.split()[0] for line in listed] == list(jobs.JOBS)
+    assert [line.split()[0] for line in run("list")[1].splitlines()] == list(jobs.JOBS)
     code, out, _ = run("explain", "echo", "--text", "b")
     assert code == 0
     assert "Returns its options" in out and "--text b" in out
@@ -221,7 +220,6 @@ def test_each_job_does_its_work(postgres_process_database: ProcessDatabase, tmp_
 
 @pytest.fixture
 def reporting(sqlite_process_database: ProcessDatabase) -> Iterator[Started]:
-    """A process that makes a report of one task."""
     make_task("COMPLETED")
     with manage(sqlite_process_database, "runtaskpipeline", "report", "--no-store", *CHEAP) as job:
         yield job
@@ -325,8 +323,7 @@ def test_every_job_says_what_it_is() -> None:
         assert found.name == name
         assert found.summary and inspect.getdoc(type(found)), name
         assert all(one.help for one in found.arguments), name
-        defaults = found.context().options
-        text = found.explain(defaults)
+        text = found.explain(found.context().options)
         assert text.startswith(f"{name}: {found.summary}")
         assert all(one.flag in text for one in found.arguments), name
 
@@ -376,8 +373,7 @@ def test_options_get_their_defaults_and_types() -> None:
 
 def test_a_queue_s_own_objective_wins_over_everybody_s() -> None:
     found = by_queue([Objective("*", 0.5), Objective("claims", 0.9)])
-    assert (found["claims"].share, found["*"].share) == (0.9, 0.5)
-    assert by_queue([])["*"].share == 0.99
+    assert (found["claims"].share, found["*"].share, by_queue([])["*"].share) == (0.9, 0.5, 0.99)
     assert str(Objective("a", 0.999, timedelta(minutes=5))) == "99.9% within 5m"
 
 

@@ -146,8 +146,7 @@ def test_a_person_s_tasks_leave_every_place_with_a_proof(database: Database, fol
         connection.close()
         assert b"ada@example.org" not in Path(database.conninfo["dbname"]).read_bytes()
 
-    again = erase("--reference", "ada", "--lake", folder)
-    assert "tasks: 0 -> 0\nhistory: 0 -> 0\n" in again
+    assert "tasks: 0 -> 0\nhistory: 0 -> 0\n" in erase("--reference", "ada", "--lake", folder)
     assert Census.of(folder) == after
 
 
@@ -177,8 +176,7 @@ def test_a_task_that_is_not_finished_is_refused(database: Database, tmp_path: Pa
     with pytest.raises(CommandError, match=rf"1 of these tasks \(task {running.pk}\) run now.* Nothing was removed"):
         erase("--reference-file", names)
     Task.objects.filter(pk=running.pk).delete()
-    parent = make_task("ERROR", reference="parent", **ended(1))
-    enqueue("claims", "child", {}, after=[parent])
+    enqueue("claims", "child", {}, after=[make_task("ERROR", reference="parent", **ended(1))])
     wrong = {"child": r"have not run yet\. Cancel them first", "parent": "are waited for by others"}
     for name, reason in wrong.items():
         with pytest.raises(CommandError, match=reason):
@@ -232,7 +230,6 @@ def test_a_reference_that_matches_nothing_is_named(database: Database, more: tup
     out, words = io.StringIO(), ("--reference", "ada", "--reference", "bob ", *more, "--quiet", "--json", "-")
     with pytest.raises(CommandError, match="Nothing has 1 of these references: 'bob '") as caught:
         call_command("runtaskpipeline", "erase", *words, stdout=out)
-    assert caught.value.returncode == 3
-    assert json.loads(out.getvalue())["not_found"] == ["bob "]
+    assert (caught.value.returncode, json.loads(out.getvalue())["not_found"]) == (3, ["bob "])
     assert Task.objects.exists() == bool(more)
     assert "bob" not in json.dumps(list(models.AuditEntry.objects.values_list("details", flat=True)))

@@ -79,8 +79,7 @@ def test_the_same_tasks_as_enqueue_many(database: Database) -> None:
     enqueue_many("work", ITEMS)
     report = write_tasks(frame(in_json(ITEMS[:3]), in_json(ITEMS[3:])), database, queue="other", max_attempts=3)
     assert (report.enqueued, report.ignored, report.rejects, report.repeated) == (8, 0, (), False)
-    assert tasks("other") == tasks("work")
-    assert staging_tables() == []
+    assert (tasks("other"), staging_tables()) == (tasks("work"), [])
 
 
 def test_a_taken_reference_and_nothing_is_written(database: Database) -> None:
@@ -202,8 +201,7 @@ def test_rows_of_an_attempt_that_does_not_count_are_left_behind(database: Databa
     """An executor that dies after its work, or a second try beside a slow one: staged twice, moved once."""
     plan = Plan(database, open_staging(database), Rules(queue="other"))
     fill(plan, batch_of("a", "b"), 1)
-    part = fill(plan, batch_of("a", "b"), 2)
-    assert finish(plan, [part]).enqueued == 2
+    assert finish(plan, [fill(plan, batch_of("a", "b"), 2)]).enqueued == 2
     assert (Task.objects.count(), staging_tables()) == (2, [])
 
 

@@ -237,7 +237,6 @@ def test_a_running_task_is_replaced_by_its_reference(deaf: Deaf, lost: list[int]
 
 
 # How the copy ends, and its exit code. The copy shares the connection, and must not end its transaction.
-ENDS = {"exit": 3, "raise": 1, "return": 0}
 COPIES = (("work", "exit"), ("work", "raise"), ("atomic", "exit"), ("aio", "return"),
           ("apart", "exit"), ("apart", "raise"), ("aparta", "return"))  # fmt: skip
 
@@ -253,7 +252,7 @@ def test_the_copy_of_a_process_ends_with_its_call(tmp_path: Path) -> None:
         fork = {"do": "fork", "end": end}
         does = fork if queue == "aio" else {"do": "book", "then": fork}
         enqueue(queue, f"{queue} {end}", {**does, "mark": str(mark)})
-        expected[f"{queue} {end}"] = ENDS[end]
+        expected[f"{queue} {end}"] = {"exit": 3, "raise": 1, "return": 0}[end]
     for queue, number in product(queues, range(4)):
         enqueue(queue, f"{queue} {number}", {"result": number, "mark": str(mark)})
         expected[f"{queue} {number}"] = number

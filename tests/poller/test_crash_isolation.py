@@ -91,8 +91,6 @@ def test_a_task_that_was_reenqueued_before_its_process_died_is_isolated() -> Non
 
 
 class Isolated(IsolatedExecutor):
-    """It keeps what it is done with."""
-
     def __init__(self) -> None:
         self.ends = list[Done]()
         super().__init__(lambda done, *, idle: self.ends.append(done), ConcurrencyLimiter())

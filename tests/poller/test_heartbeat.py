@@ -112,9 +112,8 @@ def test_a_poller_works_where_debug_watches_every_query(process_database: Proces
 
 
 @pytest.mark.slow
-def test_it_outlives_the_loss_of_every_connection_and_says_so_once(
-    postgres_process_database: ProcessDatabase, settings: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("postgres_process_database")
+def test_it_outlives_the_loss_of_every_connection_and_says_so_once(settings: Any, caplog: Any) -> None:
     settings.DBTASKQUEUE = QUICK
     with polling({"work": 1}), caplog.at_level(logging.INFO):
         until(Poller.objects.exists)
@@ -175,8 +174,9 @@ def test_many_queues_are_looked_into_at_once(process_database: ProcessDatabase, 
     assert list(Task.objects.filter(status="ERROR").order_by("pk")) == dead
 
 
+@pytest.mark.usefixtures("postgres_process_database")
 def test_a_thread_over_its_time_fails_at_once_and_frees_its_slot_at_its_end(
-    postgres_process_database: ProcessDatabase, gate: Gate, tmp_path: Path, settings: Any
+    gate: Gate, tmp_path: Path, settings: Any
 ) -> None:
     settings.DBTASKQUEUE = QUICK
     task = enqueue("timed", "slow", gate.payload, priority=-1)
@@ -277,9 +277,7 @@ def test_an_answer_that_comes_while_the_loop_is_asked_counts(monkeypatch: pytest
 # -- a rolling release: pollers whose code lacks a payload type run beside one that has it -----------------------------
 
 
-def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(
-    postgres_process_database: ProcessDatabase, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(postgres_process_database: Any, caplog: Any) -> None:
     """Two pollers are of the old release, and one of the new one, which alone has a processor for orders."""
     assert not registry.payload_types("work")
     new = replace(postgres_process_database, extra={NEW_RELEASE: "1"})

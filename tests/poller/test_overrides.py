@@ -109,8 +109,7 @@ def test_a_shutdown_can_be_awaited_and_says_what_is_still_alive() -> None:
     poller = Loop({"sized": 1}, Options(threads=1))
     poller.start()
     held.until_started()
-    alive = asyncio.run(poller.shutdown(timedelta(milliseconds=50)))
-    assert [lease.reference for lease in alive] == ["slow"]
+    assert [lease.reference for lease in asyncio.run(poller.shutdown(timedelta(milliseconds=50)))] == ["slow"]
     held.go_on.set()
     assert asyncio.run(poller.shutdown(timedelta(seconds=PATIENCE))) == []
     assert (poller.state, Task.objects.get().status) == ("STOPPED", "COMPLETED")

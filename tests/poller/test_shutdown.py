@@ -21,9 +21,7 @@ from tests.support import PATIENCE, until
 committed = pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 
 
-def test_the_first_signal_drains_and_gives_back_what_has_not_started(
-    process_database: ProcessDatabase, gate: Gate
-) -> None:
+def test_the_first_signal_drains_and_gives_back_what_has_not_started(process_database: Any, gate: Gate) -> None:
     """Given quick tasks, after which the poller takes many ahead, and then slow ones."""
     enqueue_many("work", [(f"quick{n}", {}) for n in range(200)])
     enqueue_many("work", [(f"slow{n}", gate.payload) for n in range(50)])
@@ -86,9 +84,7 @@ def test_after_the_shutdown_timeout_what_runs_is_reported_and_left(start_on_sqli
 
 
 @pytest.mark.slow
-def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(
-    postgres_process_database: ProcessDatabase,
-) -> None:
+def test_a_signal_at_any_moment_of_the_start_loses_and_charges_nothing(postgres_process_database: Any) -> None:
     enqueue_many("work", [{}] * 500)
     for moment in range(8):
         with manage(postgres_process_database, "runtaskpoller", "--queue", "work") as poller:

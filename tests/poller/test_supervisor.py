@@ -128,7 +128,6 @@ def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_a_stopping_child_may_take_long(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock) -> None:
-    """Given a child that said its last word, when Python ends slowly, then its own exit code counts."""
     program = f"{says('STOPPED')}; socket.socket(fileno=int(sys.argv[-1])).recv(1)"
     supervised = supervisor(tmp_path, program, heartbeat=timedelta(seconds=1))
 

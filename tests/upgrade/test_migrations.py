@@ -82,7 +82,6 @@ def _flat(operations: Sequence[Operation]) -> Iterator[Operation]:
 # -- they are asked of each migration that there is, and of bad ones ---------------------------------------------------
 
 LOADER = MigrationLoader(None)  # the files, whatever a database has
-FIRST = ("dbtaskqueue", "0001_initial")
 POSITIVE = models.CheckConstraint(condition=Q(attempt__gte=0), name="planted_positive")
 INDEX = models.Index(fields=["tag"], name="dbtaskqueue_planted")
 Found = Callable[..., list[str]]
@@ -113,7 +112,7 @@ def found(server: BaseDatabaseWrapper) -> Found:
 def test_each_migration_after_the_first_is_safe(server: BaseDatabaseWrapper) -> None:
     (leaf,) = LOADER.graph.leaf_nodes("dbtaskqueue")
     ours = [key for key in LOADER.graph.forwards_plan(leaf) if key[0] == "dbtaskqueue"]
-    assert ours[0] == FIRST
+    assert ours[0] == ("dbtaskqueue", "0001_initial")
     for before, key in pairwise(ours):
         assert not faults(server, LOADER.get_migration(*key), LOADER.project_state(before)), key
 

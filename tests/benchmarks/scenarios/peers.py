@@ -14,7 +14,6 @@ from tests.benchmarks.server import Server
 
 NODE = {"graphile-worker": 60_000, "pg-boss": 50_000}  # peer -> tasks of a drain
 PEERS = NODE | {"pgqueuer": 50_000, "procrastinate": 1_500, "django_tasks_db": 1_000, "django_q2": 1_000}
-SCRIPT = Path(__file__).parent.parent / "node.cjs"
 TASKS, BULK = 60_000, 50_000
 OURS_SHARED, GRAPHILE, GRAPHILE_SHARED = "ours, 2 processes", "graphile-worker", "graphile-worker, 2 processes"
 
@@ -27,7 +26,7 @@ def installed(name: str) -> list[str]:
         if find_spec(package) is None:
             raise NotRun(f"{package} is not installed")
     else:
-        command = ["node", str(SCRIPT), name]
+        command = ["node", str(Path(__file__).parent.parent / "node.cjs"), name]
         if shutil.which("node") is None:
             raise NotRun("Node is not installed")
         if subprocess.run(["node", "-e", f"require({name!r})"], capture_output=True, check=False).returncode:

@@ -17,7 +17,6 @@ except ImportError:
     from django_tasks import TaskContext, task
 
 QUEUES = ("statements", "register", "search", "letters")
-CALLS = 40  # of the register
 
 
 @processor("statements", executor="process", timeout=timedelta(hours=1))
@@ -47,7 +46,7 @@ def play() -> None:
     """Enqueue what is shown, and lower a limit as an operator would."""
     enqueue("statements", "UA-2013", {"airline": "UA", "year": 2013})
     call_command("taskqueue", "set", "register", "max_running=2", "--reason", "the register is slow today")
-    enqueue_many("register", [{"payload": {"tail_number": f"N{14200 + number}"}} for number in range(CALLS)])
+    enqueue_many("register", [{"payload": {"tail_number": f"N{14200 + number}"}} for number in range(40)])
     for version in (1, 2, 3):
         enqueue("search", payload={"flight": "2013-01-02-UA-1545-EWR-IAH", "version": version})
     post.enqueue("Ada Lovelace", language="en")

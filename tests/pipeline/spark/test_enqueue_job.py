@@ -23,13 +23,11 @@ from tests.pipeline.lakes import DAY, MEANWHILE, archive
 from tests.pipeline.spark.test_copy_jobs import replay
 from tests.pipeline.test_source_write import FUTURE
 
-FLIGHTS = "flight,delay,place\nUA1,12,JFK\nUA2,3,EWR\nUA3,,LGA\n"
-
 
 @pytest.fixture
 def csv(tmp_path: Path) -> str:
     file = tmp_path / "flights.csv"
-    file.write_text(FLIGHTS)
+    file.write_text("flight,delay,place\nUA1,12,JFK\nUA2,3,EWR\nUA3,,LGA\n")
     return str(file)
 
 
@@ -88,8 +86,7 @@ def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: Sp
         write(*flights)
         with pytest.raises(CommandError, match=f"--resume flights .*{change}.* 1 of 1 finished chunks") as caught:
             resumed(queue=queue)
-        assert caught.value.returncode == 1
-        assert references() == {first[0]}
+        assert (caught.value.returncode, references()) == (1, {first[0]})
 
     write(first[0], *second, *third)
     out = resumed(chunk="2")  # other chunks of the same rows are the same load
@@ -145,8 +142,7 @@ def test_mapping_begins_and_ends_in_a_select(spark: SparkSession) -> None:
 
 
 def test_the_format_is_in_the_name() -> None:
-    assert guessed(["a/part-0.snappy.parquet"]) == "parquet"
-    assert guessed(["a/*.csv.gz"]) == "csv"
+    assert (guessed(["a/part-0.snappy.parquet"]), guessed(["a/*.csv.gz"])) == ("parquet", "csv")
     assert guessed(["a.ndjson"]) == "json"
     with pytest.raises(JobOptionError, match="no name says the format of data: give one of csv, json"):
         guessed(["data"])

@@ -56,8 +56,7 @@ def add(lake: Lake, day: datetime, count: int, chance: random.Random, span: time
     attempts = [attempt(one, chance) for one in tasks if one["status"] != "COMPLETED"]
     token = f"{chance.getrandbits(128):032x}"
     for table, rows, fields in (("tasks", tasks, LAKE_TASKS), ("attempts", attempts, LAKE_ATTEMPTS)):
-        schema = arrow_schema(one for one in fields if one.name != "finished_date")
-        found = pa.Table.from_pylist(rows, schema)
+        found = pa.Table.from_pylist(rows, arrow_schema(one for one in fields if one.name != "finished_date"))
         lake.commit(table, [Export(lake, token).write_day(table, str(day.date()), found, "0")], once=(token, 1))
 
 
@@ -193,8 +192,7 @@ def test_the_charts_of_a_short_span_show_the_days_that_are_kept_too(spark: Spark
 def test_a_summary_of_files_that_were_changed_meanwhile_is_deleted(folder: Path) -> None:
     """A report sums up a day, ``erase`` writes the day again, then the report commits what it made."""
     lake = fill(folder, days=1)
-    files = [*lake.files("tasks"), *lake.files("attempts")]
-    late = _summary(lake, files)
+    late = _summary(lake, [*lake.files("tasks"), *lake.files("attempts")])
     add(lake, FIRST, 5, random.Random(3))
     remove_out_of_date(lake, [late])
     assert lake.files("summaries") == []

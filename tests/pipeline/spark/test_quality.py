@@ -84,9 +84,7 @@ def test_sound_data_pass(spark: SparkSession, database: Database, folder: Path) 
     assert Check().as_text(found) == f"{number} tasks checked\nno findings"
 
 
-def test_gaps_fail_only_when_asked_and_faults_and_damaged_files_always(
-    spark: SparkSession, pg: Database, folder: Path
-) -> None:
+def test_gaps_fail_only_when_asked_and_faults_and_damaged_files_always(spark: Any, pg: Any, folder: Path) -> None:
     for day in (9, 1):
         make_task("COMPLETED", start_time=-10 * DAY, finish_time=-day * DAY)
     found = check(spark, pg)

@@ -98,8 +98,7 @@ def test_a_dry_run_leaves_out_other_times_and_damaged_files_and_writes_nothing(
     options = {"lake": folder, "out": str(tmp_path / "out"), "dry_run": True, **period}
     context = Report.context(spark=spark, database=sqlite, **options)
     found = Report().run(context)
-    assert found["everything"]["ended"] == len({*range(1, 10)} - lost)
-    assert found["since"] == MONDAY + HOUR
+    assert (found["everything"]["ended"], found["since"]) == (len({*range(1, 10)} - lost), MONDAY + HOUR)
     assert found["summary"].endswith("Damaged files of the lake were left out: 2.")
     said = "\n".join(context.damaged)
     assert len(context.damaged) == 2 and str(flipped) in said and str(gone) in said

@@ -13,8 +13,6 @@ from load.tasks import RELEASE  # noqa: E402 -- Django must be set up first
 
 from django_dbtaskqueue import enqueue, enqueue_many  # noqa: E402 -- Django must be set up first
 
-GROUPS = 3
-
 number = 0
 while not Path("stop").exists():
     number += 1
@@ -23,7 +21,7 @@ while not Path("stop").exists():
     with transaction.atomic():
         for queue in QUEUES:
             if queue != "many":
-                group = f"{RELEASE}-{number % GROUPS}" if queue == "grouped" else None
+                group = f"{RELEASE}-{number % 3}" if queue == "grouped" else None
                 enqueue(queue, reference, {"order": number}, group=group)
         enqueue_many("many", [(name, {"order": number}) for name in batch])
         with connection.cursor() as cursor:
