@@ -12,7 +12,7 @@ publish, delete what is unchanged, close. A first, small archive is done before.
 queues and two days, one in fifty with a failed attempt on record. Below stands how long each step took.
 
 ``report``: how long a whole report takes over a lake, with its page, its JSON and its tables, with 2 GiB for the
-driver. The lake is made up by Spark: ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. The
+driver. The lake is an archive of ten queues, ninety days, one in fifty tasks in ERROR, one in ten taken twice. The
 first report sums up each day; with ``--runs 2`` the second one reads these summaries.
 
 ``cluster``: a poller with ``--executor spark`` and processors that keep a core busy, on a standalone cluster of one
@@ -27,8 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
@@ -36,41 +35,36 @@ from itertools import product
 from pathlib import Path
 from time import perf_counter
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake
 from django_dbtaskqueue.pipeline.lake.archive_job import Archive
-from django_dbtaskqueue.pipeline.lake.export import Export, described, pieces
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
-from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.benchmarks.children import manage
 from tests.benchmarks.report import table
 from tests.benchmarks.server import REPOSITORY, Server, serving
+from tests.contrib.clusters import SETTINGS, Cluster
 
 JAR = Path("/usr/share/java/postgresql.jar")
-# Finished tasks as a queue leaves them, with payloads of some 150 bytes.
+# Finished tasks as so many queues leave them on so many days, with payloads of some 150 bytes.
 FILL = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, final_status, attempt, total_attempt, payload,
-    result, poller_instance, ready_time, start_time, finish_time)
-SELECT 'queue' || i %% 5, md5(i::text), 'COMPLETED', 'COMPLETED', 1, 1,
+    result, poller_instance, ready_time, create_time, start_time, finish_time)
+SELECT 'queue' || i %% %(queues)s, md5(i::text), status, status, 1, CASE WHEN random() < 0.1 THEN 2 ELSE 1 END,
     jsonb_build_object('flight', i, 'origin', 'JFK', 'destination', 'SFO', 'text', md5(i::text) || md5(i::text)),
-    jsonb_build_object('delay', i %% 100), 'host-1', NULL, now() - interval '1 minute', now()
-FROM generate_series(1, %(rows)s) AS i
+    jsonb_build_object('delay', i %% 100), 'host-1', NULL, started + ln(1 - random()) * interval '20 s', started,
+    started - ln(1 - random()) * interval '2 s'
+FROM generate_series(1, %(rows)s) AS i, LATERAL (SELECT
+    now() - interval '1 minute' - i %% %(days)s * interval '1 day' AS started,
+    CASE WHEN random() < 0.02 THEN 'ERROR' ELSE 'COMPLETED' END AS status) AS x
 """
 ATTEMPTS = """
 INSERT INTO dbtaskqueue_attempt (location, task_id, queue_name, attempt, total_attempt, poller_instance, start_time,
     finish_time, error_type, message, traceback)
 SELECT 'dbtaskqueue.task', id, queue_name, 1, 1, 'host-1', start_time, finish_time, 'ValueError', 'no flight', ''
 FROM dbtaskqueue_task WHERE id % 50 = 0
-"""
-OLDER = """
-UPDATE dbtaskqueue_task SET start_time = start_time - interval '1 day', finish_time = finish_time - interval '1 day'
-WHERE id % 2 = 0
 """
 WORK = """
 INSERT INTO dbtaskqueue_task (queue_name, reference_number, payload)
@@ -82,9 +76,7 @@ SELECT count(*)::float8 / extract(epoch FROM max(finish_time) - min(finish_time)
     FROM dbtaskqueue_task WHERE status = 'COMPLETED'
 ) AS finished WHERE tenth BETWEEN 2 AND 9
 """
-SMALL = 2000  # tasks of the first archive
 PAYLOAD = "to_json(named_struct('flight', id, 'origin', 'JFK', 'text', md5(string(id)))) AS payload"
-DAYS, BEGAN = 90, 1_767_225_600  # of the lake, from 2026-01-01
 Ways = dict[str, Callable[[], object]]  # the first one is JDBC's
 
 
@@ -96,9 +88,6 @@ def main() -> None:
     options = parser.parse_args()
     if options.what == "source" and not JAR.exists():
         parser.error(f"no JDBC driver at {JAR}: apt-get install libpostgresql-jdbc-java")
-    if options.what == "report":
-        report(options.rows, options.runs)
-        return
     with serving() as server:
         if options.what == "cluster":
             one, two = (on_cluster(server, workers, options.rows) for workers in (1, 2))
@@ -108,14 +97,16 @@ def main() -> None:
         spark = spark_session(master="local[2]", memory="2g", conf=conf)
         if options.what == "source":
             source(server, spark, options.rows, options.runs)
-        else:
-            archive(server, spark, SMALL)
+        elif options.what == "archive":
+            archive(server, spark, 2000)
             archive(server, spark, options.rows)
+        else:
+            archive(server, spark, options.rows, options.runs, queues=10, days=90)
 
 
-def filled(server: Server, rows: int) -> Database:
+def filled(server: Server, rows: int, queues: int = 5, days: int = 2) -> Database:
     server.run("TRUNCATE dbtaskqueue_task, dbtaskqueue_attempt RESTART IDENTITY")
-    server.run(FILL, {"rows": rows})
+    server.run(FILL, {"rows": rows, "queues": queues, "days": days})
     server.calm("dbtaskqueue_task")
     return Database.from_url(server.url)
 
@@ -191,8 +182,6 @@ def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
 
 
 def on_cluster(server: Server, workers: int, tasks: int) -> float:
-    from tests.contrib.clusters import SETTINGS, Cluster  # its helpers need models
-
     filled(server, 0)
     server.run(WORK, [tasks])
     server.calm("dbtaskqueue_task")
@@ -209,72 +198,26 @@ def on_cluster(server: Server, workers: int, tasks: int) -> float:
 # -- the lake ----------------------------------------------------------------------------------------------------------
 
 
-def archive(server: Server, spark: SparkSession, rows: int) -> None:
-    database, steps = filled(server, rows), dict[str, float]()  # when each began
-    server.run(OLDER)
+def archive(server: Server, spark: SparkSession, rows: int, reports: int = 0, **spread: int) -> None:
+    """Archive so many tasks, and make so many reports of them."""
+    database, steps = filled(server, rows, **spread), dict[str, float]()  # when each began
     server.run(ATTEMPTS)
     server.calm("dbtaskqueue_task", "dbtaskqueue_attempt")
     with tempfile.TemporaryDirectory() as folder:
-        began = perf_counter()
+        lake, began = Path(folder) / "lake", perf_counter()
         context = Archive.context(
-            database=database, lake=Path(folder) / "lake", spark=spark, older_than=timedelta(0),
+            database=database, lake=lake, spark=spark, older_than=timedelta(0),
             batch_size=rows // 2, progress=lambda step, _done, _total: steps.setdefault(step, perf_counter()),
         )  # fmt: skip
         done = Archive().run(context)
         seconds = perf_counter() - began
-    assert done["tasks"] == rows, done
-    print(f"{rows:,} tasks in {seconds:.1f} s: {rows / seconds:,.0f} tasks/s")
-    print("  begins after: " + ", ".join(f"{step} {at - began:.1f} s" for step, at in steps.items()), flush=True)
-
-
-def report(rows: int, runs: int) -> None:
-    began = perf_counter()
-    spark = spark_session(master="local[2]", memory="2g")
-    print(f"Spark started in {perf_counter() - began:.1f} s")
-    with tempfile.TemporaryDirectory() as folder:
-        lake = Path(folder) / "lake"
-        make(spark, lake, rows)
-        for number in range(runs):
+        assert done["tasks"] == rows, done
+        print(f"{rows:,} tasks in {seconds:.1f} s: {rows / seconds:,.0f} tasks/s")
+        print("  begins after: " + ", ".join(f"{step} {at - began:.1f} s" for step, at in steps.items()), flush=True)
+        for number in range(reports):
             began = perf_counter()
-            done = Report().run(Report.context(spark=spark, lake=lake, out=Path(folder) / f"out-{number}"))
-            print(f"report in {perf_counter() - began:.1f} s: {done['summary']}", flush=True)
-
-
-def make(spark: SparkSession, path: Path, rows: int) -> None:
-    lake = Lake.at(path, create=True)
-    export = Export(lake, uuid.uuid4().hex)
-    columns = values(rows)
-    frame = spark.range(rows, numPartitions=max(4, rows // 500_000)).select(
-        *(columns.get(field.name, F.lit(None)).cast(field.dataType).alias(field.name) for field in LAKE_TASKS.fields)
-    )
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for index, piece in enumerate(pieces(batches)):
-            yield from described(export.write("tasks", piece, f"{task_attempt_id()}-{index}"))
-
-    lake.commit("tasks", export.files_of(frame, write))
-
-
-def values(rows: int) -> dict[str, Column]:
-    created = BEGAN + F.col("id") * (DAYS * 86_400 / rows)
-    started = created - F.log1p(-F.rand(1)) * 20
-    ended = started - F.log1p(-F.rand(2)) * 2
-    failed = F.pmod(F.hash("id"), F.lit(50)) == 0
-    same = {"location": "dbtaskqueue.task", "attempt": 1, "reenqueue_attempt": 0}
-    return {
-        **{name: F.lit(value) for name, value in same.items()},
-        "id": F.col("id"),
-        "queue_name": F.concat(F.lit("queue-"), F.pmod(F.xxhash64("id"), F.lit(10)).cast("string")),
-        "reference_number": F.concat(F.lit("2013-01-01/UA"), F.col("id")),
-        "status": F.when(failed, "ERROR").otherwise("COMPLETED"),
-        "total_attempt": F.when(F.pmod(F.hash("id"), F.lit(10)) == 1, 2).otherwise(1),
-        "payload": F.concat(F.lit('{"flight": "UA'), F.col("id"), F.lit('", "delay": 12}')),
-        "process_result": F.when(failed, F.concat(F.lit("Traceback\nValueError: no flight UA"), F.col("id"))),
-        "create_time": F.timestamp_seconds(created),
-        "start_time": F.timestamp_seconds(started),
-        "finish_time": F.timestamp_seconds(ended),
-        "finished_date": F.to_date(F.timestamp_seconds(ended)),
-    }
+            said = Report().run(Report.context(spark=spark, lake=lake, out=Path(folder) / f"out-{number}"))["summary"]
+            print(f"report in {perf_counter() - began:.1f} s: {said}", flush=True)
 
 
 if __name__ == "__main__":
