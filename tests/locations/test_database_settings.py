@@ -13,7 +13,7 @@ from django_dbtaskqueue import enqueue, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import run_poller
-from tests.conftest import ProcessDatabase
+from tests.conftest import _as_default
 
 SITES: dict[str, dict[str, Any]] = {
     "as Django makes it": {},
@@ -43,19 +43,13 @@ urlpatterns = [path("order", order)]
 
 
 @pytest.fixture(params=SITES)
-def site(request: pytest.FixtureRequest, postgres_process_database: ProcessDatabase, settings: Any) -> Iterator[None]:
+def site(request: Any, postgres_process_database: Any, settings: Any, django_db_blocker: Any) -> Iterator[None]:
     """Replace what is given, in the settings of the default database."""
     settings.ROOT_URLCONF = __name__
-    before = connections.settings["default"]
-    wanted = SITES[request.param]
-    connection.close()
-    del connections["default"]
-    options = {**before["OPTIONS"], **wanted.get("OPTIONS", {})}
-    connections.settings["default"] = {**before, **wanted, "OPTIONS": options}
-    yield
-    connection.close()
-    del connections["default"]
-    connections.settings["default"] = before
+    with _as_default(postgres_process_database, django_db_blocker):
+        default, wanted = connections.settings["default"], SITES[request.param]
+        default |= {**wanted, "OPTIONS": default["OPTIONS"] | wanted.get("OPTIONS", {})}
+        yield
 
 
 @pytest.mark.parametrize("use_tz", [True, False], ids=["", "without time zones"])

@@ -16,10 +16,10 @@ from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow.placement import OwnValueEncoder
 from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.queue_stats import overview
+from tests.flow.conftest import alias as alias
 from tests.operations.test_admin import confirm, post
 from tests.testapp.models import Parcel
 
-BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 urlpatterns = [path("api/", include("django_dbtaskqueue.api.urls")), path("admin/", admin.site.urls)]
 
@@ -54,7 +54,6 @@ def test_a_page_of_the_projects_own_stays() -> None:
     assert type(site.get_model_admin(Parcel)) is ParcelAdmin
 
 
-@BOTH
 def test_values_of_own_columns_are_stored_with_the_task(alias: str) -> None:
     task = enqueue("parcels", "p1", columns={"weight": 3}, using=alias)
     assert isinstance(task, Parcel) and task.weight == 3
@@ -67,7 +66,6 @@ def test_values_of_own_columns_are_stored_with_the_task(alias: str) -> None:
     assert stored.get(pk=task.pk).weight == 4
 
 
-@BOTH
 def test_many_tasks_with_and_without_own_values(alias: str) -> None:
     items = [{"reference": f"p{n}", "columns": {"weight": n}} if n % 2 else {"reference": f"p{n}"} for n in range(6)]
     assert enqueue_many("parcels", items, using=alias).enqueued == 6

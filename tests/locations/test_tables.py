@@ -14,11 +14,11 @@ from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import Attempt, Step, Task, TaskHistory, TemporaryTask
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import run_poller
+from tests.flow.conftest import alias as alias
 from tests.testapp.models import Parcel
 
 LEASE = timedelta(seconds=60)
 LOCATION = "testapp.parcel"
-BOTH = pytest.mark.parametrize("alias", ["default", "sqlite"])
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
 
@@ -34,7 +34,6 @@ def parcels(alias: str) -> Any:
     return Parcel.objects.db_manager(alias)
 
 
-@BOTH
 def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
     task = enqueue("archived", "p1", {"to": "Berlin"}, using=alias)
     assert isinstance(task, Parcel) and (task.reference, task.weight) == ("p1", 1)
@@ -51,7 +50,6 @@ def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
     assert (attempt.location, attempt.task_id) == (LOCATION, task.pk)
 
 
-@BOTH
 def test_verbs_groups_and_history_work_there(alias: str) -> None:
     enqueue_many("parcels", ({"reference": f"p{n}", "group": "van"} for n in range(3)), using=alias)
     with pytest.raises(DuplicateTask):
@@ -59,14 +57,11 @@ def test_verbs_groups_and_history_work_there(alias: str) -> None:
     head = parcels(alias).checkout("parcels", poller_instance="a", limit=5)
     assert [lease.reference for lease in head] == ["p0"]
     head[0].fail("lost", retry=False)
-    assert parcels(alias).mark_poison() == 1
-    assert parcels(alias).kick(5) == 1
-    assert parcels(alias).cancel() == 3
+    assert (parcels(alias).mark_poison(), parcels(alias).kick(5), parcels(alias).cancel()) == (1, 1, 3)
     assert parcels(alias).housekeep(older_than=timedelta(0)) == 3
     assert set(TaskHistory.objects.using(alias).values_list("location", flat=True)) == {LOCATION}
 
 
-@BOTH
 def test_housekeeping_of_one_table_leaves_the_steps_of_another(alias: str) -> None:
     task = enqueue("usual", using=alias)
     [lease] = Task.objects.db_manager(alias).checkout("usual", poller_instance="a")
@@ -75,7 +70,6 @@ def test_housekeeping_of_one_table_leaves_the_steps_of_another(alias: str) -> No
     assert Step.objects.using(alias).get().task_id == task.pk
 
 
-@BOTH
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_one_poller_serves_queues_of_several_tables(alias: str) -> None:
     seen: list[str | None] = []

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -17,12 +18,11 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from django_dbtaskqueue.poller.periodic import STORE_METRICS_SECONDS
-from example_project.database import database_from_url
 from tests.clock import SteppedClock
-from tests.conftest import ProcessDatabase
+from tests.conftest import ProcessDatabase, _as_default
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program
 from tests.poller.processes import SELDOM, completed, polling
-from tests.support import minute_counts, until
+from tests.support import alias_beside, minute_counts, until
 
 INSERT = "INSERT INTO dbtaskqueue_task (queue_name) VALUES ('pooled')"  # which tells nobody
 
@@ -34,21 +34,13 @@ def pooler(postgres_process_database: ProcessDatabase, django_db_blocker: Any, s
     if program is None:
         assert os.environ.get("CI") != "true", "pgbouncer must be installed: apt-get install pgbouncer"
         pytest.skip("pgbouncer is not installed: apt-get install pgbouncer")
-    address, before = urlsplit(postgres_process_database.url), connections.settings["default"]
-    with pgbouncer(program, address) as port, django_db_blocker.unblock():
-        behind = database_from_url(address._replace(netloc=f"postgres:any@{HERE}:{port}").geturl())
-        behind |= {"DISABLE_SERVER_SIDE_CURSORS": True, "CONN_HEALTH_CHECKS": False}
-        for alias, database in (("default", behind), ("direct", database_from_url(address.geturl()))):
-            connections.settings[alias] = connections.configure_settings({"default": database})["default"]
-        connection.close()
-        del connections["default"]
-        settings.DBTASKQUEUE = {"PREPARE": False, "LISTEN": {"default": "direct"}}
-        yield
-        for alias in ("default", "direct"):
-            connections[alias].close()
-            del connections[alias]
-        del connections.settings["direct"]
-        connections.settings["default"] = before
+    address = urlsplit(postgres_process_database.url)
+    with pgbouncer(program, address) as port, alias_beside("direct"):
+        behind = address._replace(netloc=f"postgres:any@{HERE}:{port}").geturl()
+        with _as_default(replace(postgres_process_database, url=behind), django_db_blocker):
+            connections.settings["default"] |= {"DISABLE_SERVER_SIDE_CURSORS": True, "CONN_HEALTH_CHECKS": False}
+            settings.DBTASKQUEUE = {"PREPARE": False, "LISTEN": {"default": "direct"}}
+            yield
 
 
 async def later(task: Any) -> None: ...
@@ -126,20 +118,14 @@ def test_a_small_pool_is_warned_of(settings: Any, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def pooled(postgres_process_database: ProcessDatabase) -> Iterator[None]:
+def pooled(postgres_process_database: ProcessDatabase, django_db_blocker: Any) -> Iterator[None]:
     """The default database gives out two connections at a time."""
-    before = connections.settings["default"]
-    options = {**before["OPTIONS"], "pool": {"min_size": 1, "max_size": 2, "timeout": 30}}
-    _use({**before, "CONN_MAX_AGE": 0, "OPTIONS": options})
-    yield
-    connections["default"].close_pool()
-    _use(before)
-
-
-def _use(database: dict[str, Any]) -> None:
-    connections["default"].close()
-    del connections["default"]
-    connections.settings["default"] = database
+    with _as_default(postgres_process_database, django_db_blocker):
+        default = connections.settings["default"]
+        default["OPTIONS"] |= {"pool": {"min_size": 1, "max_size": 2, "timeout": 30}}
+        default["CONN_MAX_AGE"] = 0
+        yield
+        connections["default"].close_pool()
 
 
 def free() -> bool:
