@@ -184,7 +184,7 @@ class Reader(Typist):
         if program == "python" and rest[0] == "manage.py":
             return self.manage(rest[1:])
         if program == "pytest":
-            return self.pytest(rest)
+            return self.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *rest])
         return super().command(words)
 
     def pip(self, words: list[str]) -> str:
@@ -194,10 +194,6 @@ class Reader(Typist):
             assert requirement.name == PROJECT["name"], f"pip install {requirement}: that is not this project"
             assert requirement.extras <= set(PROJECT["optional-dependencies"]), f"{requirement}: no such extra"
         return ""
-
-    def pytest(self, words: list[str]) -> str:
-        """Run the page's own tests."""
-        return self.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *words])
 
     def manage(self, words: list[str]) -> str:
         """Run a management command; those of this repository run in this process, but for pollers."""

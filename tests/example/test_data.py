@@ -52,10 +52,14 @@ def test_one_record_in_full() -> None:
 
 @pytest.fixture
 def january(monkeypatch: pytest.MonkeyPatch) -> int:
-    """The year ends after so many flights: a whole one takes a second to read."""
+    return shorten_year(monkeypatch)
+
+
+def shorten_year(patch: pytest.MonkeyPatch) -> int:
+    """Let the year end after so many flights: a whole one takes a second to read."""
     with data._flight_rows() as rows:
         first = list(islice(rows, 3_000))
-    monkeypatch.setattr(data, "_flight_rows", lambda: nullcontext(iter(first)))
+    patch.setattr(data, "_flight_rows", lambda: nullcontext(iter(first)))
     return len(first)
 
 

@@ -12,7 +12,6 @@ from django.db.backends.sqlite3.base import DatabaseWrapper
 from example_project.database import database_from_url
 from tests.conftest import REPOSITORY
 
-PARTS = ("NAME", "USER", "PASSWORD", "HOST", "PORT")
 EVERYTHING = "postgres://us%40er:p%2Fw@db.example:6543/my%20tasks?sslmode=require&connect_timeout=3"
 HOSTS = "postgres://u:p%2C@pg-a:5432,pg-b:5433/tasks?target_session_attrs=read-write"
 
@@ -25,7 +24,7 @@ def test_a_postgres_url_names_what_libpq_does_not_find_itself() -> None:
         ("postgres://pg-a,pg-b/tasks", ("tasks", "", "", "pg-a,pg-b", ",")),
     ]:
         entry = database_from_url(url)
-        assert tuple(entry[part] for part in PARTS) == wanted
+        assert tuple(entry[part] for part in ("NAME", "USER", "PASSWORD", "HOST", "PORT")) == wanted
     assert database_from_url(EVERYTHING)["OPTIONS"] == {"sslmode": "require", "connect_timeout": "3"}
 
 
@@ -58,8 +57,7 @@ def settings_of(folder: Path, code: str, **env: str) -> subprocess.CompletedProc
 
 def test_settings_without_a_database_start_none(tmp_path: Path) -> None:
     code = "from example_project import settings; print(settings.DATABASES)"
-    done = settings_of(tmp_path, code, DBTASKQUEUE_NO_DATABASE="1")
-    assert done.stdout.strip() == "{}"
+    assert settings_of(tmp_path, code, DBTASKQUEUE_NO_DATABASE="1").stdout.strip() == "{}"
     assert not list(tmp_path.iterdir())
 
 

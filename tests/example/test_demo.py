@@ -3,8 +3,6 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 from dataclasses import replace
@@ -20,6 +18,7 @@ from example_project.flights.models import Claim, Filing
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.docs.pages import free_port
 from tests.patience import PATIENCE
+from tests.poller.processes import manage
 from tests.support import eventually
 
 SETTINGS = {"DJANGO_SETTINGS_MODULE": "example_project.settings"}
@@ -92,23 +91,15 @@ def test_bad_options_are_refused_at_once(db: None) -> None:
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_it_is_stopped(postgres_process_database: ProcessDatabase, stop: signal.Signals) -> None:
     port, database = free_port(), replace(postgres_process_database, extra=SETTINGS)
-    command = [sys.executable, "manage.py", "demo", "--no-spark", "--tasks", "20", "--port", str(port)]
-    with subprocess.Popen(
-        command, env=database.env, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    ) as process:  # fmt: skip
-        try:
-            assert process.stdout is not None
-            assert any(line.startswith("Desk") for line in process.stdout), "the demo ended before it served"
-            for path, words in ("", "File a claim"), ("admin/login/", "Log in"), ("static/flights/desk.css", "accent"):
-                assert words in page(f"http://127.0.0.1:{port}/{path}")
-            children = psutil.Process(process.pid).children(recursive=True)
-            assert children
-            process.send_signal(stop)
-            assert process.wait(PATIENCE) == 0
-            assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
-        finally:
-            process.kill()
+    with manage(database, "demo", "--no-spark", "--tasks", "20", "--port", str(port)) as served:
+        served.until_logged("\nDesk", timeout=PATIENCE)
+        for path, words in ("", "File a claim"), ("admin/login/", "Log in"), ("static/flights/desk.css", "accent"):
+            assert words in page(f"http://127.0.0.1:{port}/{path}")
+        children = psutil.Process(served.pid).children(recursive=True)
+        assert children
+        served.signal(stop)
+        served.ended()
+        assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
 
 
 def page(url: str) -> str:

@@ -1,12 +1,11 @@
 """Databases as the pipeline sees them."""
 
+import os
 import re
-import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_a
 from django_dbtaskqueue.pipeline.database import Database
 from tests import templates
 from tests.conftest import ProcessDatabase, _as_default, _postgres_copy
+from tests.forks import program
 from tests.pipeline.lakes import Bucket
 
 
@@ -78,13 +78,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The URL of a server of S3, a process of its own."""
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr
-        url = next(found[0] for line in server.stderr if (found := re.search(r"http://127.0.0.1:\d+", line)))
-        Thread(target=server.stderr.read, daemon=True).start()  # a full pipe would stop the server
-        yield url
-        server.kill()
+    with program([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], os.environ) as server:
+        server.until_logged("Press CTRL+C")
+        yield re.findall(r"http://127.0.0.1:\d+", server.log)[0]
 
 
 @pytest.fixture

@@ -169,9 +169,8 @@ def test_in_this_process_the_command_raises_what_it_would_say(sqlite_process_dat
 
 
 @pytest.mark.django_db
-def test_an_unknown_queue_is_named_with_its_nearest_and_one_without_a_processor_refused(
-    settings: Any, taskqueue_registry: None
-) -> None:
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_an_unknown_queue_is_named_with_its_nearest_and_one_without_a_processor_refused(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     Queue.objects.create(name="made-at-night")
     for wrong, right in (("mad-at-night", "made-at-night"), ("leters", "letters")):
