@@ -3,7 +3,6 @@
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult
 
 from django_dbtaskqueue.contrib.embedded import free_port
+from tests import forks
 from tests.patience import until
 
 HERE = "127.0.0.1"
@@ -45,15 +45,10 @@ def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> It
         file.write_text(CONFIGURATION.format(here=HERE, port=port, **facts))
         Path(folder).chmod(0o755)
         account = ["-u", "nobody"] if os.geteuid() == 0 else []  # it refuses to run as root
-        with (Path(folder) / "log").open("wb") as log:  # not a pipe: that would be full after some minutes of faults
-            process = subprocess.Popen([program, *account, str(file)], stdout=subprocess.DEVNULL, stderr=log)
-        try:
-            until(lambda: process.poll() is not None or answers(port))
-            assert process.poll() is None, (Path(folder) / "log").read_text()
+        with forks.program([program, *account, str(file)], os.environ) as process:
+            until(lambda: process.code is not None or answers(port))
+            assert process.code is None, process.log
             yield port
-        finally:
-            process.kill()
-            process.wait()
 
 
 def answers(port: int) -> bool:

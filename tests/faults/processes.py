@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 
 from tests.faults.checkers import Needs
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.forks import REPOSITORY as REPOSITORY
+from tests.forks import Started
 
 
 class Process:
@@ -26,10 +26,7 @@ class Process:
     def start(self) -> None:
         self.starts += 1
         self.began, self.began_at = time.monotonic(), time.time()
-        command = [sys.executable, *self.command]
-        with self._log.open("ab") as log:
-            outputs = {"stdout": log, "stderr": subprocess.STDOUT}
-            self.popen = subprocess.Popen(command, env=self._env, cwd=REPOSITORY, start_new_session=True, **outputs)
+        self.popen = Started([sys.executable, *self.command], self._env, REPOSITORY, self._log).process
 
     @property
     def family(self) -> list[psutil.Process]:
