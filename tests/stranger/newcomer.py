@@ -1,15 +1,13 @@
 """A newcomer, who reads a page from top to bottom and types each block where the text says."""
 
 import signal
-import subprocess
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from django_dbtaskqueue.contrib.embedded import free_port
 from tests.docs.pages import Block, Typist, blocks
-from tests.patience import PATIENCE
+from tests.forks import program
 from tests.stranger.environments import execute
 
 VISIT = Path(__file__).with_name("visit.py")
@@ -63,23 +61,12 @@ class Newcomer(Typist):
         address = f"127.0.0.1:{free_port()}"
         if "runserver" in words:
             words = [*words, "--noreload", address]
-        said = []
-        with subprocess.Popen(
-            words, cwd=self.folder, env=self._env(words), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            # Where the tests run in the background of a shell, it ignores the signal, and children inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        ) as process:  # fmt: skip
-            killer = threading.Timer(PATIENCE, process.kill)
-            killer.start()
-            for line in process.stdout or ():
-                said.append(line)
-                if ready in line:
-                    if look := self.while_running.get(words[2]):
-                        look(f"http://{address}")
-                    process.send_signal(signal.SIGINT)
-            killer.cancel()
-        assert process.returncode == 0, f"{' '.join(words)}: exit {process.returncode}\n{''.join(said)}"
-        return "".join(said)
+        with program(words, self._env(words), self.folder) as running:
+            running.until_logged(ready)
+            if look := self.while_running.get(words[2]):
+                look(f"http://{address}")
+            running.signal(signal.SIGINT)
+            return running.ended()
 
     def visit(self, stage: str) -> None:
         execute(["python", str(VISIT), stage], env=self._env(["python"]), cwd=self.folder)

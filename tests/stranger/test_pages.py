@@ -21,7 +21,6 @@ from tests.templates import url_of
 pytestmark = pytest.mark.stranger
 
 README, TUTORIAL = REPOSITORY / "README.md", REPOSITORY / "docs/tutorial.md"
-DJANGO_TASKS = REPOSITORY / "docs/howto/django-tasks.md"
 MANAGE = ["python", "manage.py"]
 SHOP = """
 from django.db import models
@@ -187,7 +186,7 @@ def test_django_s_tasks(python: Python, environment: Environment, tmp_path: Path
     newcomer = Newcomer(tmp_path, environment(python, "tutorial") | WITHOUT_LIBPQ)
     if python.version != "3.11":
         newcomer.writes = ("django_tasks", "django.tasks")
-    newcomer.read(DJANGO_TASKS)
+    newcomer.read(REPOSITORY / "docs/howto/django-tasks.md")
 
 
 def serves_the_admin(address: str) -> None:
