@@ -1,6 +1,7 @@
 """``python -m tests.upgrade``: run two releases side by side. Arguments go to pytest.
 
-``--rows 10000000``: measure, too, how long migrations of a table of that size keep producers and pollers waiting.
+``UPGRADE_ROWS=10000000 python -m tests.upgrade -s -k beside`` measures how long migrations of a table of that size keep
+producers and pollers waiting.
 """
 
 import sys
@@ -8,5 +9,4 @@ import sys
 import pytest
 
 if __name__ == "__main__":
-    measured = ["-n", "0", "-s", "-k", "beside"] if "--rows" in sys.argv else []
-    sys.exit(pytest.main(["-m", "upgrade", "tests/upgrade", *measured, *sys.argv[1:]]))
+    sys.exit(pytest.main(["-m", "upgrade", "tests/upgrade", *sys.argv[1:]]))

@@ -14,10 +14,6 @@ from tests.upgrade.releases import PREVIOUS, Release, install, wheel_of
 Next = Callable[[str], Release]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--rows", type=int, default=0, help="tasks in the table that is migrated, to measure the locks")
-
-
 @pytest.fixture(scope="session")
 def previous(tmp_path_factory: pytest.TempPathFactory) -> Release:
     folder = tmp_path_factory.mktemp("previous")

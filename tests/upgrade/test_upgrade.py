@@ -1,5 +1,6 @@
 """What docs/howto/deploy.md promises of a new release: migrate first; then old and new work at the same time."""
 
+import os
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.upgrade.site import BrokenError, site
 
 pytestmark = [pytest.mark.upgrade, pytest.mark.timeout(7200)]
 CI_ROWS = 100_000
+ROWS = int(os.environ.get("UPGRADE_ROWS", CI_ROWS))
 MAX_WAIT_S = 0.1  # for a lock on the task table
 LOOK_S = 0.002  # between two looks at the locks
 WAITS = """\
@@ -25,7 +27,6 @@ WHERE NOT granted AND relation = 'dbtaskqueue_task'::regclass
 
 
 def longest_wait(url: str, ended: Event) -> float:
-    """Return the longest time that anybody waited for a lock on the task table."""
     longest = 0.0
     with psycopg.connect(url, autocommit=True) as connection:
         while not ended.wait(LOOK_S):
@@ -66,21 +67,14 @@ def upgrade(url: str, folder: Path, old: Release, new: Release, rows: int = 0) -
         return here.check_ends()
 
 
-@pytest.fixture
-def rows(pytestconfig: pytest.Config) -> int:
-    return int(pytestconfig.getoption("rows", default=0)) or CI_ROWS
-
-
-def test_the_last_release_works_beside_todays(
-    previous: Release, today: Release, database: str, tmp_path: Path, rows: int
-) -> None:
-    assert upgrade(database, tmp_path, previous, today, rows) > 1000
+def test_the_last_release_works_beside_todays(previous: Release, today: Release, database: str, tmp_path: Path) -> None:
+    assert upgrade(database, tmp_path, previous, today, ROWS) > 1000
 
 
 def test_todays_release_works_beside_one_with_a_safe_migration(
-    today: Release, next_release: Next, database: str, tmp_path: Path, rows: int
+    today: Release, next_release: Next, database: str, tmp_path: Path
 ) -> None:
-    assert upgrade(database, tmp_path, today, next_release(planted.SAFE), rows) > 1000
+    assert upgrade(database, tmp_path, today, next_release(planted.SAFE), ROWS) > 1000
 
 
 def test_a_migration_that_stops_older_processes_is_found(
