@@ -26,11 +26,10 @@ if TYPE_CHECKING:
     from _pytest.terminal import TerminalReporter
     from xdist.scheduler import LoadScopeScheduling
 
-# All that needs Spark stays in one process, for one JVM; a slow run has two, for they take longest of all. A cluster's
-# and the jobs' own processes start JVMs, one at a time; beside the jobs is what needs a server of S3. What crashes or
-# fills a server shares one. These take long, so they start first.
+# All that needs Spark stays in one process, for one JVM. A cluster's and the jobs' own processes start JVMs, one at a
+# time; beside the jobs is what needs a server of S3. What crashes or fills a server shares one. These take longest, so
+# they start first.
 FIRST = {
-    "spark, slow": re.compile(r"tests/pipeline/spark/test_(kept_days|copy_jobs)"),  # in a quick run it starts no JVM
     "spark": re.compile(r"tests/pipeline/spark/|page_works\[\S*pipeline"),
     "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
@@ -106,14 +105,13 @@ def in_one_order(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    jvms = ["spark"] if "not slow" in config.option.markexpr else ["spark", "spark, slow"]
-    for fixture, groups in (("spark", jvms), ("pg_server", ["crash"])):
-        strays = [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) not in groups]
+    for fixture, group in (("spark", "spark"), ("pg_server", "crash")):
+        strays = [one.nodeid for one in items if fixture in one.fixturenames and group_of(one.nodeid) != group]
         if strays:
             raise pytest.UsageError(f"These start another {fixture}: {', '.join(strays)}. Put them into its group.")
     if hasattr(config, "workerinput"):
-        of = {item: group_of(item.nodeid) for item in items}
-        items.sort(key=lambda item: ((*FIRST, of[item]).index(of[item]), not LONG.search(item.nodeid)))
+        groups = {item: group_of(item.nodeid) for item in items}
+        items.sort(key=lambda item: ((*FIRST, groups[item]).index(groups[item]), not LONG.search(item.nodeid)))
 
 
 def pytest_collection_finish() -> None:
