@@ -13,6 +13,7 @@ from django_dbtaskqueue.pipeline.spark import find_java, scratch
 from tests.forks import Started
 
 LONG_S = 200.0  # of a quiet machine: several Java processes start
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # of a process that soon ends: half the start
 # For the poller as well: everything is on this machine, and small.
 SETTINGS = ["driver.host=127.0.0.1", "driver.bindAddress=127.0.0.1", "executor.memory=512m"]
 
@@ -39,6 +40,7 @@ class Cluster:
         log = self.folder / f"daemon-{len(list(self.folder.glob('daemon-*')))}"
         env = os.environ | {"JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
         env |= {"SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1"}
+        env |= {"SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA, "SPARK_LAUNCHER_OPTS": QUICK_JAVA}
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         command = [str(program), f"org.apache.spark.deploy.{name}", "--host", "127.0.0.1", "--webui-port", "0"]
         started = Started([*command, *arguments], env, self.folder, log)

@@ -18,14 +18,14 @@ from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pipeline.spark import _default_master, find_java, scratch
 from tests.conftest import REPOSITORY, ProcessDatabase
-from tests.contrib.clusters import LONG_S, SETTINGS, Cluster
+from tests.contrib.clusters import LONG_S, QUICK_JAVA, SETTINGS, Cluster
 from tests.pipeline.commands import in_turn
 from tests.poller.processes import manage, runtaskpoller
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
 POLLER = ["--executor", "spark", "--queue", "work,atomic,claims", "--drain", "--shutdown-timeout", "2m"]
-QUICK = "extraJavaOptions=-XX:TieredStopAtLevel=1"  # half the start
+QUICK = f"extraJavaOptions={QUICK_JAVA}"
 PAGE, PAGE_MASTER = REPOSITORY / "docs" / "howto" / "spark-cluster.md", "spark://spark-1:7077"
 PROGRAM = Path(django_dbtaskqueue.pipeline.__file__).with_name("__main__.py")
 
