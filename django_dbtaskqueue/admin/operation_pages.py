@@ -213,7 +213,7 @@ class AuditEntryAdmin(SearchedAdmin):
         skipped = entry.details.get("skipped_ids")
         ids = [pk for some in (skipped.values() if isinstance(skipped, dict) else ()) for pk in as_list(some)]
         names = [self._name_of(entry, one) for one in tasks or [{"id": pk} for pk in ids]][:MAX_NAMED_IN_AUDIT]
-        if not names or entry.operation_id:
+        if not names or (entry.operation_id and not tasks):
             return code(entry.explained or entry.queue)
         shown = format_html_join(", ", "{}", ((name,) for name in names))
         left = (entry.changed if tasks else len(ids)) - len(names)

@@ -16,6 +16,7 @@ from django.core.exceptions import BadRequest
 from django.db import router
 from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
+from django.utils.html import format_html
 from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
@@ -314,13 +315,15 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
         unnamed = len(ids) > MAX_NAMED_TASKS
-        no_undo = _("This cannot be put back. A bulk operation, on all tasks that match a search, can be put back.")
-        sentences = [*preview.sentences[1:], *([no_undo] if verb.undoable else [])]
-        return ask(page, request, Question(verb, sentences, items, form, bool(preview.eligible), unnamed))
+        return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(table, ids, wanted, actor)
     level = messages.SUCCESS if report.changed else messages.WARNING
-    return page.reply(request, task_report(verb, report), level, "" if verb.deletes else page.back(request))
+    text = task_report(verb, report)
+    if report.operation is not None:
+        address = page.url(BulkOperation, "change", report.operation.pk)
+        text = format_html("{} {}", text, page.link(_("Put back as it was") + "…", address))
+    return page.reply(request, text, level, "" if verb.deletes else page.back(request))
 
 
 def task_report(verb: TaskVerb, report: actions.Report) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from django.apps import apps
 from django.db import router, transaction
 from django.db.models import BooleanField, ExpressionWrapper, Model, QuerySet
+from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -24,7 +25,8 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import base_rows, same_rows
-from django_dbtaskqueue.models import AbstractTask, AuditEntry, FailureGroup, TaskChange
+from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
+from django_dbtaskqueue.models.operations import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow
@@ -221,6 +223,7 @@ class Report:
     changed: int = 0
     skips: dict[str, list[int]] = field(default_factory=dict)
     tasks: list[AbstractTask] = field(default_factory=list)  # those changed, as they were before
+    operation: BulkOperation | None = None  # by which it can be put back
 
     @property
     def skipped(self) -> int:
@@ -358,9 +361,22 @@ def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, a
         entry.queue = queues.pop() if len(queues) == 1 else ""
         entry.changed, entry.skipped = report.changed, report.skipped
         entry.details = _details(request, report)
-        entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details"])
+        if report.changed and request.verb.undoable:
+            entry.operation = report.operation = _operation(entry, tasks, ids, request)
+        entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details", "operation"])
         record_changes(entry, request.verb, report.tasks)
     return report
+
+
+def _operation(entry: AuditEntry, tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest) -> BulkOperation:
+    """Store an action as a bulk operation that has ended: so it can be put back in the same ways."""
+    shown = ",".join(map(str, ids[:MAX_IDS_IN_AUDIT]))
+    return BulkOperation.objects.using(tasks.db).create(
+        verb=entry.verb, query=f"id:{shown}", location=tasks.model._meta.label_lower, options=request.options.to_json(),
+        reason=entry.reason, actor=entry.actor, actor_id=entry.actor_id, source=entry.source, state=FINISHED,
+        cursor=ids[-1], first_id=ids[0] - 1, last_id=ids[-1], estimate=len(ids), changed=entry.changed,
+        skipped=entry.skipped, skips=entry.details["skips"], start_time=Now(), finish_time=Now(),
+    )  # fmt: skip
 
 
 def _details(request: ActionRequest, report: Report) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Undo, and the record that answers who did what: as an operator reads it on page, command line and API."""
 
 import json
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -115,13 +116,25 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     assert "cannot be undone" in text(op.get(f"{OPERATIONS}{deleted.pk}/change/"))
 
 
-def test_an_action_on_ticked_tasks_says_that_it_cannot_be_put_back(op: Client) -> None:
-    task = make_task(Status.ERROR)
-    words = "This cannot be put back. A bulk operation, on all tasks that match a search, can be put back."
-    for form, said in ({"_selected_action": str(task.pk)}, 1), ({"select_across": "1"}, 0):
-        asked = text(op.post(f"{TASKS}?q=status:ERROR", {"action": "reprocess", **form}))
-        assert asked.count(words) == said
-        assert asked.count("you can put the tasks back as they were") == 1 - said
+def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client) -> None:
+    """From its page, two clicks after the act; and where only ids are given, by the API."""
+    task = make_task(Status.ERROR, attempt=3)
+    before = rows()
+    form = {"_selected_action": str(task.pk), "action": "reprocess", "origin": "page"}
+    assert "cannot be put back" not in text(op.post(TASKS, form))
+    answer = text(op.post(TASKS, {**form, "confirm": "yes", "reason": ""}, follow=True))
+    (link,) = re.findall(r'1 task .*?<a href="([^"]*)">Put back as it was…</a>', answer)
+    assert rows() != before and 'name="put_back"' in text(op.get(link))
+    op.post(OPERATIONS, {"operation": BulkOperation.objects.get().pk, "put_back": "1", "confirm": "yes", "reason": ""})
+    run()
+    assert rows() == before
+    assert post(op, "tasks/mark_poison/ids", ids=[task.pk, 0]).json()["changed"] == 1
+    operation = BulkOperation.objects.latest("pk")
+    assert (operation.changed, operation.skipped, operation.actor) == (1, 1, "admin")
+    command("bulk", "put-back", operation.pk)
+    assert rows() == before
+    post(op, "tasks/mark_poison/ids", ids=[0])
+    assert BulkOperation.objects.latest("pk").verb == "put_back", "nothing changed, so there is nothing to put back"
 
 
 def test_it_is_undone_on_the_command_line_and_by_the_api_by_those_who_may(op: Client) -> None:
