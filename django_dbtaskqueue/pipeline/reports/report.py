@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.durations import number, percent, seconds
+from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
 from django_dbtaskqueue.pipeline.reports import transforms as T
@@ -118,8 +119,16 @@ def _tables(context: Context, plans: Mapping[str, DataFrame]) -> dict[str, pa.Ta
     found = {}
     for place, (name, plan) in enumerate(plans.items()):
         context.progress(name.replace("_", " "), place, len(plans))
-        found[name] = _sorted(plan.toArrow())
+        found[name] = _masked(_sorted(plan.toArrow()))
     return found
+
+
+def _masked(table: pa.Table) -> pa.Table:
+    """Return the rows with their texts masked by the rules of now: what is stored may be older than a rule."""
+    for name in {"message", "example"}.intersection(table.column_names):
+        texts = [text and masked_text(text) for text in table[name].to_pylist()]
+        table = table.set_column(table.column_names.index(name), name, pa.array(texts, pa.string()))
+    return table
 
 
 def _sorted(table: pa.Table) -> pa.Table:

@@ -14,6 +14,7 @@ from django.core.management import call_command
 from pyspark.sql import SparkSession
 
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
+from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline import reports
@@ -27,6 +28,7 @@ from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY, times
 from tests.pipeline.lakes import archive, flip
 
+SAID = "password=hunter for no <b>mailbox</b>"  # stored before there was a rule for it
 SHUFFLES = "spark.sql.shuffle.partitions"
 
 
@@ -37,8 +39,8 @@ def fill() -> None:
         make_task("COMPLETED", queue="claims", reference=f"A{number}", **one)
     done = {**claims[9], "status": "COMPLETED", "attempt": 1, "total_attempt": 1}
     TaskHistory.objects.create(queue="claims", reference="A9", task_id=1, **done)
-    bad = make_task("ERROR", queue="mails", process_result="ValueError: no <b>mailbox</b> 'x'", **times(MONDAY, ran=4))
-    like = {"error_type": "builtins.ValueError", "message": "no <b>mailbox</b> 'y'", "task_id": bad.pk}
+    bad = make_task("ERROR", queue="mails", process_result=f"ValueError: {SAID} 'x'", **times(MONDAY, ran=4))
+    like = {"error_type": "builtins.ValueError", "message": f"{SAID} 'y'", "task_id": bad.pk}
     like |= {"start_time": MONDAY, "finish_time": MONDAY + timedelta(seconds=4), "queue": "mails"}
     for attempt in range(5):
         Attempt.objects.create(attempt=attempt, total_attempt=attempt, **like)
@@ -68,7 +70,7 @@ def test_it_says_everywhere_how_queues_were_served(spark: SparkSession, database
     assert "Beyond their error budget: mails." in found["summary"]
     (failure,) = found["failures"]
     assert (failure["message"], failure["tasks_ended"], failure["attempts_failed"]) == (
-        "ValueError: no <b>mailbox</b> <text>", 1, 5,
+        f"ValueError: password={MASKED} for no <b>mailbox</b> <text>", 1, 5,
     )  # fmt: skip
     assert found["retry_waste"][0]["wasted_seconds"] == 20.0
 
@@ -79,6 +81,8 @@ def test_it_says_everywhere_how_queues_were_served(spark: SparkSession, database
     assert (row.kind, row.summary, row.location) == ("report", found["summary"], str(folder))
     assert row.data == json.loads((folder / "report.json").read_text())
     assert sum(row.data["over_time"]["completed"]) == 10
+    shown = [*map(str, duckdb.sql(f"FROM '{folder}/failures.parquet'").fetchall()), json.dumps(row.data)]
+    assert all("mailbox" in one and "hunter" not in one for one in shown)
     page = (folder / "report.html").read_text()
     assert page == html_file("report", row.data)
     assert "&lt;b&gt;mailbox" in page and "<b>mailbox" not in page
