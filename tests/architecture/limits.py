@@ -6,9 +6,9 @@ A limit may only fall, but for new functions: then the commit that raises it say
 LIMITS: dict[str, int] = {
     # With COPY, settings from the command line, the index of groups, days that reports keep, cursors that are kept,
     # wake-ups that callers send, small lakes, a cancel while a call starts
-    "lines": 49_778,
+    "lines": 49_555,
     # One for arrivals, two for events of finished tasks, three for days that reports keep, one for kept cursors
-    "files": 202,
+    "files": 201,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
     "lines of the longest file": 600,
@@ -16,14 +16,14 @@ LIMITS: dict[str, int] = {
     "constant names twice": 0,
     "old names": 0,
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
-    "Any": 681,
+    "Any": 678,
     "files that branch on outcomes": 3,
     "enqueue: calls": 35,
     "enqueue: modules": 8,
     "plain enqueue: calls": 25,
     "plain enqueue: modules": 8,
     "task: calls": 129,  # 128, or one more: which of two threads is first
-    "task: modules": 19,
+    "task: modules": 18,
     "median function lines": 8,
     "90 % of functions, lines": 20,
     "function lines": 40,
