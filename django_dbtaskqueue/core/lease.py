@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class NotDecoded:
-    """What ``Lease.decoded`` is before the payload is decoded. The class itself, so that a process can send it."""
+    """What ``Lease.decoded`` is before the payload is decoded."""
 
 
 class Declared(Protocol):
@@ -145,9 +145,10 @@ class Lease:
     lost_leases: int
     port: Port
     deadline: float = 0.0  # clock.monotonic() at which the lease, as last granted or renewed, runs out
+    policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
+    # What became of the lease in this process. No other process gets it: it begins anew with the fields above.
     decoded: Any = NotDecoded  # the payload
     decoded_context: dict[str, object] | None = None
-    policy: AnyPolicy = None  # how a failure is retried, as set while running; None: as the queue and its processor say
     processor: Declared | None = None  # the processor that runs it
     outcome: outcomes.Settlement | None = None  # what the processor settled by itself; stored once ``settled``
     settled: bool = False  # an outcome of this lease is committed
@@ -186,10 +187,9 @@ class Lease:
             raise TaskQueueError(f"Task {self.id} has no processor in this process, so its payload cannot be decoded.")
         self.processor.decode(self)
 
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what is sent to another process, which decodes for itself: a payload need not be portable."""
-        state = {one.name: getattr(self, one.name) for one in fields(self)}
-        return None, {**state, "decoded": NotDecoded, "decoded_context": None, "journal": None}
+    def __reduce__(self) -> tuple[type[Lease], tuple[object, ...]]:
+        """Return what is sent to another process: the row, and how it is held."""
+        return Lease, (*(getattr(self, column.leased) for column in LEASED), self.port, self.deadline, self.policy)
 
     @property
     def create_time(self) -> datetime:

@@ -1,6 +1,7 @@
 """Processors on an executor of the user's own."""
 
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 from django.dispatch import receiver
 
-from django_dbtaskqueue import enqueue_many, processor, signals
-from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.poller.executors.pool import PoolExecutor
+from django_dbtaskqueue import enqueue_many, processor, queue, signals
+from django_dbtaskqueue.core.lease import LEASED, Lease
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.poller.executors import Job
+from django_dbtaskqueue.poller.executors.pool import PoolExecutor, portable
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
 from tests.conftest import ProcessDatabase
@@ -228,6 +232,23 @@ def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch
     processor(QUEUE, executor="tests.processing.named.two_processes", max_attempts=1)(named.where)
     yield Site("default")
     connections.close_all()
+
+
+@pytest.mark.django_db
+def test_another_process_gets_the_row_of_a_task_and_not_the_pool_it_runs_in(
+    site: Site, pool: ThreadPoolExecutor
+) -> None:
+    site.enqueue({"n": 1}, context={"request": "4711"})
+    lease = queue(QUEUE, using=site.alias).take()
+    assert lease is not None
+    job = Job(lease, Processor(QUEUE, named.where, executor=pool))
+    observe.started(lease, job.processor)
+    lease.touched, lease.lost = True, "touch"
+    sent = pickle.loads(pickle.dumps(portable(job))).lease  # noqa: S301 -- our own
+    row = [getattr(lease, column.leased) for column in LEASED]
+    assert [getattr(sent, column.leased) for column in LEASED] == row
+    assert (sent.port.alias, sent.deadline) == (site.alias, lease.deadline)
+    assert (sent.processor, sent.touched, sent.lost) == (None, False, "")
 
 
 @on_real_connections

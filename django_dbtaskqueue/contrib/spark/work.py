@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Lost, Settlement, with_error, without_result
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.run import decide_all, run_all
+from django_dbtaskqueue.flow.run import run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
 from django_dbtaskqueue.poller.executors import Answer
 from django_dbtaskqueue.poller.executors.pool import portable_outcome
@@ -92,15 +92,25 @@ class JobRunner:
 
     def perform(self, leases: list[Lease]) -> None:
         """Run one job. Its outcomes are stored before the next one begins, unless jobs are short."""
-        began = clock.monotonic()
-        for lease, outcome in zip(leases, _outcomes(leases), strict=True):
+        began, queue, payload = clock.monotonic(), leases[0].queue, leases[0].payload_type
+        processor = registry.find(queue, payload)  # the one that is registered here, never one that a row names
+        if processor is None:
+            reason = TaskQueueError(
+                f"Queue {queue!r} has no processor for payload {payload or 'plain JSON'} on this Spark worker, though "
+                "its poller has one. Give the cluster the same code and settings as the poller."
+            )
+            self.answers.update(dict.fromkeys(leases, Answer(Fail(reason), None, "")))
+            return
+        check()
+        database_use.set(DatabaseUse())
+        for lease, outcome in zip(leases, tidied(run_all(leases, processor)), strict=True):
             if outcome is None:
                 settled = _summary(lease.outcome, lease.queue) if lease.outcome is not None and lease.settled else None
                 self.answers[lease] = Answer(None, settled, lease.lost)
             else:
                 self._open[lease.port.alias, lease.port.key].append((lease, outcome))
         now = clock.monotonic()
-        each = conf.default_settings(leases[0].queue).settle == "each"
+        each = conf.default_settings(queue).settle == "each"
         if each or now - began >= SHORT_JOB_S or now - self._settled_at >= MAX_SETTLE_WAIT_S:
             self.settle()
 
@@ -143,21 +153,6 @@ def held(leases: Iterable[Lease]) -> set[Lease]:
         held_leases = resolve(Session.on(alias, model), group)[1]
         found |= {lease for lease in group if lease.id in held_leases}
     return found
-
-
-def _outcomes(leases: list[Lease]) -> list[Settlement | None]:
-    """Run a job with the processor that is registered here, never with one that a row names. Never raises."""
-    lease = leases[0]
-    processor = registry.find(lease.queue, lease.payload_type)
-    if processor is None:
-        reason = TaskQueueError(
-            f"Queue {lease.queue!r} has no processor for payload {lease.payload_type or 'plain JSON'} on this Spark "
-            "worker, though its poller has one. Give the cluster the same code and settings as the poller."
-        )
-        return decide_all(leases, [Fail(reason)] * len(leases))
-    check()
-    database_use.set(DatabaseUse())
-    return tidied(run_all(leases, processor))
 
 
 def _summary(outcome: Settlement, queue: str) -> Settlement:
