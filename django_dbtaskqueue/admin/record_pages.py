@@ -233,8 +233,11 @@ class FailureGroupAdmin(SmallListAdmin):
         parts = [format_html("<strong>{}</strong>", self.link(self.what(group), self.page_of(group)))]
         if group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]:
             parts.append(format_html(" {}", badge("late", "✱", _("new"))))
-        where = '<div class="quiet">{} · <code>{}</code> · {}</div>'
-        parts.append(format_html(where, group.queue, group.frame or EMPTY_VALUE, masked_text(group.message)))
+        parts.append(
+            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or EMPTY_VALUE)
+        )
+        if group.newest and group.message != group.newest:
+            parts.append(format_html('<div class="quiet">{}</div>', masked_text(group.message)))
         if group.trace:
             title, name = _("Newest traceback"), f"dbtq-trace-{group.pk}"
             parts.append(

@@ -39,6 +39,7 @@ from django_dbtaskqueue.operations.queue_stats import (
     overview,
     stats_of_groups,
 )
+from django_dbtaskqueue.operations.serializers import short_error
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
 MAX_PRIORITY_WAIT_S = 600.0  # of the first task of a priority, while other priorities are served
@@ -286,7 +287,8 @@ def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
             "A failure of queue %(queue)s is new: %(failure)s. %(count)s attempts failed in the last hour.",
             stats.failed["1h"],
         )
-        failure = ": ".join(part for part in (group.error_type, masked_text(group.message)) if part).rstrip(".")
+        said = masked_text(group.newest or group.message)
+        failure = ": ".join(part for part in (short_error(group.error_type), said) if part).rstrip(".")
         words %= {"queue": group.queue, "failure": failure, "count": stats.failed["1h"]}
         remedy = f"python manage.py taskqueue list --filter fingerprint:{group.pk}"
         level = _error if stats.failed["1h"] >= MIN_FAILURES else _warning
