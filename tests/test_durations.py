@@ -43,6 +43,7 @@ def test_forms() -> None:
     for text, wanted in [
         ("0s", timedelta(0)),
         ("12us", timedelta(microseconds=12)),
+        ("12 µs", timedelta(microseconds=12)),
         (" 2 d ", timedelta(days=2)),
         ("P1DT2H", timedelta(hours=26)),
         ("1 day, 2:00:00", timedelta(hours=26)),
@@ -98,7 +99,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_spellings() -> None:
     for seconds, exact, rough, iso in [
         (0, "0s", "0s", "PT0S"),
-        (0.00004, "40us", "40us", "PT0.00004S"),
+        (0.00004, "40µs", "40µs", "PT0.00004S"),
         (0.012345, "12.345ms", "12.3ms", "PT0.012345S"),
         (0.9999, "999.9ms", "999ms", "PT0.9999S"),
         (3.456, "3.456s", "3.45s", "PT3.456S"),

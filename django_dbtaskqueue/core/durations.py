@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 ZERO = timedelta(0)
 MICROSECOND = timedelta(microseconds=1)
-UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
+UNITS = {"d": 86_400_000_000, "h": 3_600_000_000, "m": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1, "µs": 1}
 FORMS = 'Write numbers with a unit of d, h, m, s, ms or us, such as "15m" or "1m30s", or ISO 8601, such as "PT1M30S"'
 WITHOUT_UNIT = '. Text without a unit is read as "HH:MM:SS" or as seconds'
 MAX_TEXT_LENGTH = 100
@@ -29,7 +29,7 @@ MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 
 _NUMBER = r"[0-9]*\.?[0-9]+"
-_PARTS = re.compile(rf"({_NUMBER})\s*(days?|d|h|ms|us|m|s)\s*")
+_PARTS = re.compile(rf"({_NUMBER})\s*(days?|d|h|ms|us|µs|m|s)\s*")
 _WITH_UNITS = re.compile(rf"(?P<sign>[-+]?)(?P<parts>(?:{_PARTS.pattern})+)")
 _ISO = re.compile(
     r"(?P<sign>[-+]?)p(?:(?P<d>N)d)?(?:t(?:(?P<h>N)h)?(?:(?P<m>N)m)?(?:(?P<s>N)s)?)?".replace(
@@ -98,7 +98,7 @@ def format_duration(value: timedelta, *, rough: bool = False) -> str:
         number, rest = divmod(rest, UNITS[unit])
         parts += [f"{number}{unit}"] if number else []
     if rest:
-        unit = next(unit for unit in ("s", "ms", "us") if rest >= UNITS[unit])
+        unit = next(unit for unit in ("s", "ms", "µs") if rest >= UNITS[unit])
         parts.append(f"{_decimal(rest, UNITS[unit])}{unit}")
     return f"{'-' * (value < ZERO)}{''.join(parts)}" if parts else "0s"
 
