@@ -8,6 +8,7 @@ from django.db import connection, transaction
 
 from django_dbtaskqueue import Complete, enqueue, enqueue_many, registry
 from django_dbtaskqueue.conf.settings import queue_settings
+from django_dbtaskqueue.core import durations
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
 from django_dbtaskqueue.flow.checkout import ScanCursor
@@ -184,7 +185,9 @@ def test_tasks_of_a_lost_checkout_are_given_back_uncharged(taskqueue: TaskQueueK
         lost = Task.objects.create(queue="letters", tag="lost")
         assert Task.objects.checkout("letters", poller_instance=poller.instance, tags=["lost"])
         Task.objects.filter(pk=lost.pk).update(tag=None)
-        cut_connections()  # so that its next checkout fails
+        # So that its next checkout fails: what a fetch asks after its checkout would be lost without a loss.
+        until(lambda: poller.queues["letters"].next_poll > durations.clock.monotonic())
+        cut_connections()
         other = enqueue("letters")
         until(lambda: completed() == 2)  # long before the lease is over
         held.go_on.set()
