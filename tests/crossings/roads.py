@@ -70,6 +70,7 @@ def run(task: Lease) -> None:
 
 
 SPARK = "Spark"
+QUICK_JAVA = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROADS: dict[str, Road] = {
     "--once": lambda _: nullcontext(once()),
     "--drain": command("--drain"),
@@ -79,5 +80,5 @@ ROADS: dict[str, Road] = {
     "checkout": lambda _: nullcontext(checkout()),
     "poller": command(),
     "embedded": embedded,
-    SPARK: command("--drain", "--executor", "spark", "--master", "local[2]"),
+    SPARK: command("--drain", "--executor", "spark", "--master", "local[2]", "--conf", QUICK_JAVA),
 }
