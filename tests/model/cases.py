@@ -7,7 +7,7 @@ from tests.model.search import CIRCLE, STUCK
 
 # Of each fault there is at most one. It may come at any moment.
 SMALL = {"a group of two": Size(tasks=2, grouped=2), "one of two at a time": Size(tasks=2, limit=1)}
-LARGE = {  # without kicks: so both take little more than a minute
+LARGE = {  # without kicks: so both take less than a minute
     "a group of two, and one more": Size(grouped=2, kicks=0),
     "one of three at a time": Size(limit=1, kicks=0),
 }
