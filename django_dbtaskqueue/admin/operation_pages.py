@@ -168,7 +168,7 @@ class BulkOperationAdmin(SearchedAdmin):
     @admin.display(description=gettext_lazy("changed"))
     def changed_tasks(self, operation: Any) -> str:
         """Show how many tasks changed, of how many expected."""
-        if operation.estimate is None:
+        if operation.estimate is None or operation.estimate < operation.changed:  # more came to match meanwhile
             return number(operation.changed)
         expected = number(operation.estimate) + ("+" if operation.estimate_more else "")
         return _("%(changed)s of %(expected)s") % {"changed": number(operation.changed), "expected": expected}

@@ -137,6 +137,16 @@ def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client)
     assert BulkOperation.objects.latest("pk").verb == "put_back", "nothing changed, so there is nothing to put back"
 
 
+def test_no_operation_changed_more_than_it_expected(op: Client) -> None:
+    make_task(Status.ERROR)
+    operation = done("reprocess")
+    address = f"{OPERATIONS}{operation.pk}/change/"
+    assert "1 of 1" in text(op.get(address))
+    BulkOperation.objects.update(estimate=0)
+    shown = text(op.get(address))
+    assert "1 of 0" not in shown and "<dd>1</dd>" in shown
+
+
 def test_it_is_undone_on_the_command_line_and_by_the_api_by_those_who_may(op: Client) -> None:
     task = make_task(Status.ERROR)
     operation = done("reprocess")
