@@ -96,23 +96,29 @@ class QueueAdmin(SmallListAdmin):
         return act_on_queues(self, request, verb)
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        """Return the first queues by name, with their figures."""
-        stats = filterset.stats
-        for queue in rows[:MAX_SHOWN_QUEUES]:
-            queue.stats = stats.get(queue.name)
+        """Return the first queues by name."""
         return Page(list(rows[:MAX_SHOWN_QUEUES]))
 
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Add the figures of a queue on a page of its own."""
+        for queue in rows:
+            if not hasattr(queue, "stats"):
+                queue.stats = stats_of_queue(queue.name)
+
     def rows_of(self, filterset: Any) -> Any:
-        """Return all queues that match, with a row or without: a list.
+        """Return all queues that match, with a row or without, and with their figures: a list.
 
         Also those that only have tasks or a living poller: this process may lack the processors of a worker.
         """
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
         actor = viewer(filterset.request)
-        filterset.stats = {row.queue: row for row in overview(only=visible_queues(actor)).queues}
+        stats = {row.queue: row for row in overview(only=visible_queues(actor)).queues}
         found = {queue.name: queue for queue in all_queues(filterset.queryset)}
-        names = sorted(visible_names({*found, *filterset.stats}, actor))
-        return [found.get(name) or _without_row(name) for name in names if part.lower() in name.lower()]
+        names = sorted(visible_names({*found, *stats}, actor))
+        rows = [found.get(name) or _without_row(name) for name in names if part.lower() in name.lower()]
+        for queue in rows:
+            vars(queue)["stats"] = stats.get(queue.name)
+        return rows
 
     def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
@@ -139,13 +145,11 @@ class QueueAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
-        marks = marks_of(queue.stats) if getattr(queue, "stats", None) else []
         if is_paused(queue):
-            marks = [badge("paused", "‖", _("paused"))]
-        if marks:
-            return SafeString(" ".join(marks))
-        served = getattr(queue, "stats", None) is not None and queue.stats.pollers
-        return badge("running", "▸", _("running")) if served else badge("stopped", "▪", _("no poller"))
+            return badge("paused", "‖", _("paused"))
+        served = queue.stats and queue.stats.pollers
+        quiet = badge("running", "▸", _("running")) if served else badge("stopped", "▪", _("no poller"))
+        return SafeString(" ".join(marks_of(queue.stats) if queue.stats else [])) or quiet
 
     @admin.display(description=gettext_lazy("pause"))
     def pause(self, queue: Any) -> str:
@@ -180,7 +184,7 @@ class QueueAdmin(SmallListAdmin):
         """Add figures, charts, and every setting with its source."""
         user, name = request.user, row.name
         return {
-            "rows": [row_of(self, stats_of_queue(name))],
+            "rows": [row_of(self, row.stats)],
             "types": self._types(name),
             "statuses": [str(status) for status in Status],
             "ended": [str(status) for status in TERMINAL],

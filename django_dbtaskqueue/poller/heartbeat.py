@@ -186,14 +186,8 @@ class Heartbeat:
     def _running(self) -> list[dict[str, object]]:
         now = clock.monotonic()
         longest = sorted(self._poller.running(), key=lambda run: run.started)[:MAX_RUNNING_SHOWN]
-        return [
-            {
-                **observe.fields(run.job.lease),
-                "seconds": round(now - run.started, 1),
-                "given_up": run.job.lease.cancelled,
-            }
-            for run in longest
-        ]
+        runs = [(run.job.lease, now - run.started) for run in longest]
+        return [{**observe.fields(one), "seconds": round(took, 1), "given_up": one.cancelled} for one, took in runs]
 
     def _unpark(self, queue: QueueState) -> float:
         if unpark(Session.on(queue.port.alias, queue.port.model), queue):

@@ -87,6 +87,16 @@ def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
     assert "no poller" in shown and "5m" in row["oldest"]
 
 
+def test_a_queue_is_called_running_only_where_a_poller_serves_it(op: Client) -> None:
+    def states(page: str) -> set[str]:
+        return {*re.findall(r"</span>(running|no poller)</span>", text(op.get(page)))}
+
+    for queues, wanted in (("", "no poller"), (f"{QUEUE} letters", "running")):
+        Poller.objects.create(instance=queues or "none", state="RUNNING", queues=[{"queue": q} for q in queues.split()])
+        assert states(f"{QUEUES}{QUEUE}/change/") == {wanted}
+        assert ("running" in states(QUEUES)) == bool(queues)
+
+
 def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Client) -> None:
     minute = Now() - timedelta(minutes=2)
     for outcome, count in (("completed", 120), ("retried", 7), ("failed", 3)):
