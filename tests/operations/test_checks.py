@@ -94,7 +94,8 @@ def test_the_api_answers_503_where_the_database_is_not_migrated_or_away(settings
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "60")
     assert "Run: python manage.py migrate" in answer.json()["error"]
     connection.close()
-    monkeypatch.setitem(connection.settings_dict, "PORT", "1")
-    answer = caller.get("/api/tasks")
+    with monkeypatch.context() as away:
+        away.setitem(connection.settings_dict, "PORT", "1")
+        answer = caller.get("/api/tasks")
     assert (answer.status_code, answer.headers["Retry-After"]) == (503, "10")
     assert answer.json() == {"error": "The database does not answer."}
