@@ -49,7 +49,7 @@ def check_all_done_once(alias: str, pollers: list[Poller], started: list[int], n
     assert tasks.filter(status="COMPLETED", total_attempt=1).count() == tasks.count() == number
     assert not Attempt.objects.using(alias).exists()
     assert sum(poller.counts.finished for poller in pollers) == number
-    assert sum(poller.counts.lost for poller in pollers) == 0
+    assert sum(poller.counts.outcomes["lost"] for poller in pollers) == 0
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)

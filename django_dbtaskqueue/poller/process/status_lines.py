@@ -131,7 +131,7 @@ def opening(poller: Poller) -> Iterator[str]:
 def closing(poller: Poller, seconds: float) -> str:
     """Return the closing line."""
     counts = poller.counts
-    others = {name: number for name, number in counts.outcomes.items() if name not in ("", COMPLETE_FACTS.counts_as)}
+    others = {name: counts.outcomes[name] for name in sorted({*counts.outcomes} - {"", COMPLETE_FACTS.counts_as})}
     ended = {"completed": counts.finished - sum(others.values()), "failed": 0, **others, "lost": others.get("lost", 0)}
     shown = ", ".join(f"{number} {name}" for name, number in ended.items())
     rate = counts.finished / seconds if seconds else 0.0
