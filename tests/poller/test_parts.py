@@ -1,6 +1,7 @@
 """Parts of a poller by themselves: free slots, the hand-over to an idle thread, periodic jobs, wake-ups."""
 
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -48,6 +49,22 @@ def test_leases_that_ran_out_in_memory_leave_their_batch(where: str) -> None:
     executor.close()
     assert ran == [good.id]
     assert {done.lease.id for done in ended if done.settlement == Release()} == {lease.id for lease in late}
+
+
+def test_an_executor_is_closed_while_a_thread_of_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = thread.ThreadExecutor(1, lambda done, idle: None, ConcurrencyLimiter())
+    closing, start = threading.Thread(target=executor.close), threading.Thread.start
+
+    def start_late(started: threading.Thread) -> None:
+        if started is not closing:
+            closing.start()
+            closing.join(timeout=1)  # it waits for the start
+        start(started)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    executor._wake(1)
+    closing.join()
+    until(lambda: [one.ended for one in executor.threads()] == [True])
 
 
 def test_the_task_starts_before_the_thread_that_fetched_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,8 @@ class ThreadExecutor(Executor):
 
     def close(self) -> None:
         """End idle threads and their connections. A thread that runs a task is left alone."""
-        self._closed = True
+        with self._lock:  # no thread is about to start now, or starts later
+            self._closed = True
         for _ in self._threads:
             self._wakeups.put(False)
         for slot, thread in enumerate(self._threads):
@@ -239,7 +240,8 @@ class ThreadExecutor(Executor):
         if wanted <= idle or len(self._threads) >= self.slots:
             return
         with self._lock:
-            for slot in range(len(self._threads), min(len(self._threads) + wanted - idle, self.slots)):
+            most = 0 if self._closed else min(len(self._threads) + wanted - idle, self.slots)
+            for slot in range(len(self._threads), most):
                 thread = WatchedThread(target=self._work, args=[slot], name=f"dbtaskqueue-{slot}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
