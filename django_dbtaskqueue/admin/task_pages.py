@@ -426,7 +426,7 @@ class TaskAdmin(TaskPage):
                 for step in steps_of(row)
             ],
             "awaited": (wait := awaited(row)),
-            "choices": [(json.dumps(one), _label(one)) for one in as_list(wait and wait.result)],
+            "choices": [(json.dumps(one), one) for one in as_list(wait and wait.result)],
             "may_signal": permitted(request, [SEND_SIGNAL], row.queue),
         }
 
@@ -463,10 +463,6 @@ class TaskAdmin(TaskPage):
     def _is_logged(self, pk: int | str) -> bool:
         kind = ContentType.objects.get_for_model(self.model)
         return LogEntry.objects.filter(content_type=kind, object_id=str(pk)).exists()
-
-
-def _label(choice: object) -> str:
-    return choice if isinstance(choice, str) else json.dumps(choice)
 
 
 class PoisonTaskAdmin(TaskAdmin):

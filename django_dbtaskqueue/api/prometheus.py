@@ -6,13 +6,12 @@ come from bounded counts and from the counts by the minute, so a scrape costs th
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from django.contrib.auth.decorators import login_not_required
-from django.db.models import Sum
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
@@ -23,6 +22,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import DATABASE_METRICS, Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
+from django_dbtaskqueue.models.readable import Total
 from django_dbtaskqueue.operations.bounded_reads import LimitUse, limits_by_queue, statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
@@ -106,16 +106,16 @@ def _add_percentiles(found: Exposition, row: QueueStats) -> None:
 def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor: Actor) -> None:
     """Add what was counted since midnight, in UTC: no roll-up moves a count over midnight, so no counter falls."""
     midnight = datetime.fromtimestamp(now.timestamp() // DAY_S * DAY_S, UTC)
-    sums: Counter[tuple[str, ...]] = Counter()  # over the databases of a queue
+    sums: defaultdict[tuple[str, ...], float] = defaultdict(float)  # over the databases of a queue
     for alias in aliases:
         since = as_stored(Session.on(alias), midnight)
         counts = narrow(MinuteCount.objects.using(alias).filter(minute__gte=since), actor)
         enqueued = counts.filter(kind=CALL, name="put").values_list("queue")
-        for queue, number in enqueued.annotate(Sum("count")).order_by():
-            sums["dbtaskqueue_enqueued_tasks_total", queue] += number
+        for queue, number in enqueued.annotate(Total("count")).order_by():
+            sums["dbtaskqueue_enqueued_tasks_total", queue] += float(number)
         ended = counts.filter(kind=OUTCOME).values_list("queue", "name")
-        for queue, outcome, number, run, wait in ended.annotate(*map(Sum, METRIC_SUMS)).order_by():
-            sums["dbtaskqueue_attempts_total", queue, outcome] += number
+        for queue, outcome, number, run, wait in ended.annotate(*map(Total, METRIC_SUMS)).order_by():
+            sums["dbtaskqueue_attempts_total", queue, outcome] += float(number)
             sums["dbtaskqueue_run_seconds_total", queue] += run
             sums["dbtaskqueue_wait_seconds_total", queue] += wait
     for (name, *labels), value in sums.items():

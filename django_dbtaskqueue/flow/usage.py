@@ -17,7 +17,6 @@ from operator import add
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import Sum
 
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.durations import clock
@@ -28,6 +27,7 @@ from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
+from django_dbtaskqueue.models.readable import Total
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -119,7 +119,7 @@ class UsageCounter(MinuteCounter[int]):
             self.store(Session.on(alias))
         with self.not_storing():
             rows = MinuteCount.objects.using(alias).filter(kind=CALL, queue=queue).values_list("name").order_by("name")
-            total = Counter({call: int(number) for call, number in rows.annotate(Sum("count"))})
+            total = Counter({call: int(number) for call, number in rows.annotate(Total("count"))})
             here = str(connections[alias].settings_dict["NAME"])
             for key, number in self.pending().items():
                 if (key.alias, key.database, key.queue) == (alias, here, queue):

@@ -91,6 +91,13 @@ class TimeField(AsInDjango, models.DateTimeField):  # type: ignore[type-arg]
         return _TimeColumn(alias, self, output_field or self.plain)
 
 
+class Total(models.Sum):
+    """A sum that no row can make too large: SQLite's ``sum`` ends in an error beyond 64 bits."""
+
+    def as_sqlite(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, **options: object) -> Sql:
+        return super().as_sql(compiler, connection, **options, function="TOTAL")
+
+
 class ReadableTime(models.Func):
     """A ``TimeField`` to calculate with, as it is read."""
 

@@ -215,11 +215,8 @@ def _unserved(alias: str, waiting: Sequence[QueueStats], pollers: int) -> Iterat
         yield _error("queue.no_poller", words, "python manage.py runtaskpoller", names)
         return
     if waiting:
-        words = ngettext(
-            "No poller serves queue %(queues)s, and its oldest task has been due for %(age)s.",
-            "No poller serves the queues %(queues)s, and their oldest task has been due for %(age)s.",
-            len(names),
-        ) % {"queues": names_of(names), "age": age}
+        words = _("No poller serves %(queues)s, and the oldest task there has been due for %(age)s.")
+        words %= {"queues": names_of(names), "age": age}
         remedy = " --queue ".join(("python manage.py runtaskpoller", *map(shlex.quote, names[:MAX_OF_A_KIND])))
         yield _error("queue.no_poller", words, remedy, names)
     for instance, served in silent[:MAX_OF_A_KIND]:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from itertools import chain
 from typing import ClassVar
 
-from django.db.models import Min, Q, QuerySet, Sum, Value
+from django.db.models import Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Now, NullIf
 from django.utils.formats import number_format
 from django.utils.translation import gettext as _
@@ -30,7 +30,7 @@ from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
-from django_dbtaskqueue.models.readable import ReadableTime
+from django_dbtaskqueue.models.readable import ReadableTime, Total
 from django_dbtaskqueue.operations.bounded_reads import (
     NONE_COUNTED,
     ApproxCount,
@@ -51,7 +51,6 @@ DURATION_PERIOD = timedelta(hours=1)  # the time that run times and waits are me
 RATE_STEPS = DURATION_PERIOD // RATE_PERIOD
 FINAL_OUTCOMES = ("completed", "deleted", "failed", "poisoned")
 FAILED_OUTCOMES = ("failed", "retried")
-ENDED_OUTCOMES = (*FINAL_OUTCOMES, "retried")
 MAX_QUEUES_NAMED = 5
 HISTOGRAMS = ("runs", "waits")
 
@@ -234,9 +233,9 @@ class _Context:
         """Add what one database says of these queues."""
         over = RATE_PERIOD.total_seconds()
         counts = MinuteCount.objects.using(alias).filter(kind=CALL, name="put", minute__gte=Now() - RATE_PERIOD)
-        puts = counts.filter(queue__in=names).values_list("queue").annotate(Sum("count")).order_by()
+        puts = counts.filter(queue__in=names).values_list("queue").annotate(Total("count")).order_by()
         for name, number in puts:
-            self.rates_in[name] += number / over
+            self.rates_in[name] += float(number) / over
         self.pauses |= pauses(Queue.objects.using(alias).all())
         session = Session.on(alias)
         sql = durations_sql(session.sql.dialect)
@@ -407,9 +406,9 @@ def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
     found = {one: dict.fromkeys(WINDOWS, 0) for one in prints}
     if prints:
         week = MinuteCount.objects.using(alias).filter(kind=FAILURE, minute__gte=Now() - WINDOWS["7d"])
-        sums = {f"in_{name}": Sum("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
+        sums = {f"in_{name}": Total("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
         for one, *numbers in week.filter(name__in=prints).values_list("name").annotate(**sums).order_by():
-            found[one] = {name: number or 0 for name, number in zip(WINDOWS, numbers, strict=True)}
+            found[one] = {name: int(number or 0) for name, number in zip(WINDOWS, numbers, strict=True)}
     return found
 
 
@@ -427,10 +426,10 @@ def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
 def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, float, float]]:
     """Yield some queues with the share of the attempts that failed, in the last hour and in the day before it."""
     start = Now() - WINDOWS["1h"]
-    counts = MinuteCount.objects.using(alias).filter(kind=OUTCOME, queue__in=queues, name__in=ENDED_OUTCOMES)
+    counts = MinuteCount.objects.using(alias).filter(kind=OUTCOME, queue__in=queues)
     failed, later = Q(name__in=FAILED_OUTCOMES), Q(minute__gte=start)
     asked = (failed & later, later, failed & ~later, ~later)
-    sums = {f"sum_{number}": Sum("count", filter=one, default=0) for number, one in enumerate(asked)}
+    sums = {f"sum_{number}": Total("count", filter=one, default=0) for number, one in enumerate(asked)}
     rows = counts.filter(minute__gte=start - WINDOWS["24h"]).values_list("queue").annotate(**sums).order_by("queue")
     for queue, *numbers in rows if queues else ():
         failed_now, ended_now, failed_before, ended_before = map(float, numbers)

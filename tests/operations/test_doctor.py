@@ -129,6 +129,22 @@ def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_
     assert "parcels (2)" in found(alias)["task.left"].words
 
 
+def test_counts_that_no_sum_can_hold_hide_no_finding(alias: str, deaf: None) -> None:
+    make_task(queue="letters", ready_time=-HOUR, using=alias)
+    poller(alias)
+    group = FailureGroup(fingerprint="new", queue="cards", first_seen=timezone.now(), last_seen=timezone.now())
+    group.save(using=alias)
+    for kind, queue, name in (
+        ("outcome", "parcels", "failed"),
+        ("failure", "cards", "new"),
+        ("call", "parcels", "put"),
+    ):
+        for _ in range(2):
+            row = MinuteCount(kind=kind, queue=queue, name=name, count=2**63 - 1)
+            row.save(using=alias)
+    assert {*found(alias)} == {"queue.no_poller", "queue.failing", "failure.new"}
+
+
 def test_a_task_that_was_given_up_and_still_runs(alias: str, deaf: None) -> None:
     runs = {"task_id": 7, "queue": "parcels", "seconds": 900}
     poller(alias, running=[{**runs, "given_up": False}, "no task", {"given_up": 1}])

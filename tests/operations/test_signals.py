@@ -101,7 +101,7 @@ def test_what_waits_for_an_answer_is_listed_and_answered_in_two_clicks(op: Clien
     page = text(op.get(f"{TASKS}{waiting[0]}/change/"))
     assert page.index('id="dbtq-signal"') < page.index('id="dbtq-live"'), "on top"
     answers = re.findall(r'<button type="submit" name="data" value="([^"]*)"[^>]*>(.*?)</button>', page)
-    assert [label for _data, label in answers] == ["yes", "no &lt;b&gt;", "{&quot;part&quot;: 5}"]
+    assert [label for _data, label in answers] == ["yes", "no &lt;b&gt;", "{&#x27;part&#x27;: 5}"]
     op.post(TASKS, {**fields_of(page), "data": unescape(answers[2][0])})
     drain(QUEUE)
     assert Task.objects.get(pk=waiting[0]).result == {"part": 5}
