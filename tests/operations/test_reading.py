@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
@@ -23,7 +24,7 @@ from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, sql, text
 from tests.operations.site import page as shown
 
 SECOND = timedelta(seconds=1)
-MAX_CALLS_TO_CONFIRM = 160  # of the package's functions: 127, and more in a process where other tests ran before
+MAX_CALLS_TO_CONFIRM = 130  # of the package's functions; ten of them so that the act can be undone
 MAX_CALLS_PER_ROW = 700  # of Python functions; with the library's cells it is above 1,500
 
 
@@ -163,7 +164,8 @@ def test_a_row_costs_few_function_calls(op: Client) -> None:
     assert (calls_of(op) - few) / 40 < MAX_CALLS_PER_ROW
 
 
-def test_to_confirm_a_verb_takes_few_calls(op: Client) -> None:
+def test_to_confirm_a_verb_takes_few_calls(op: Client, monkeypatch: Any) -> None:
+    monkeypatch.setattr(connection, "execute_wrappers", [])  # a poller's, if a test before ran one on this thread
     counter, counts = CallCounter(), []
     for _ in range(3):  # the first fills caches
         task = make_task(ERROR)
