@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.db import connection
+from django.db import connections
 from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
@@ -165,7 +165,7 @@ def test_a_row_costs_few_function_calls(op: Client) -> None:
 
 
 def test_to_confirm_a_verb_takes_few_calls(op: Client, monkeypatch: Any) -> None:
-    monkeypatch.setattr(connection, "execute_wrappers", [])  # a poller's, if a test before ran one on this thread
+    monkeypatch.setattr(connections["default"], "execute_wrappers", [])  # a poller's, if one ran on this thread
     counter, counts = CallCounter(), []
     for _ in range(3):  # the first fills caches
         task = make_task(ERROR)
