@@ -181,7 +181,7 @@ def note_statements(connection: BaseDatabaseWrapper) -> None:
 def begin_first_statement(connection: BaseDatabaseWrapper) -> None:
     """A statement is about to be sent. It matters if it is the first one of this use."""
     use = database_use.get()
-    if connection not in use.begun:
+    if use is not OUTSIDE and connection not in use.begun:  # of which nobody asks, and which would keep them all
         use.begun = (*use.begun, connection)
         use.dead = use.dead or has_input(connection)
 
