@@ -35,9 +35,9 @@ CALM_S = 60.0  # without an unanswered statement, before a doubled timeout falls
 DEADLINE_CHECK_INTERVAL_S = 0.2
 TOO_LARGE = "54"  # PostgreSQL's class of values beyond a limit, such as that of an index
 ORDINARY = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "SAVEPOINT ", "RELEASE ")  # as Django writes them
-# Statements whose effect outlives their transaction: settings, roles, temporary tables, locks of the session.
+# Statements whose effect may outlive their transaction: settings, roles, temporary tables, cursors, locks of a session.
 CHANGES_SESSION = re.compile(
-    r"""(?:^|;|\*/|['"])\s*(?:set\s+(?!local\s|transaction\s|constraints\s)|create\s+temp|listen\s|pragma\s|attach\s)
+    r"""(?:^|;|\*/|['"])\s*(?:set\s+(?!local\s|transaction\s|constraints\s)|create\s+temp|(?:declare|prepare|do|call|listen|pragma|attach)\s)
     |set_config\s*\((?![^()]*\btrue\s*\))|advisory_lock""",
     re.IGNORECASE | re.VERBOSE,
 )

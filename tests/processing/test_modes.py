@@ -163,6 +163,9 @@ LEFT_ON_THE_SESSION: dict[str, tuple[str, str, str]] = {
         "CREATE TEMPORARY TABLE left_over (a int)",
         "SELECT to_regclass('left_over')::text",
     ),
+    "a cursor": ("default", "DECLARE left_over CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) FROM pg_cursors"),
+    "a plan": ("default", "PREPARE p AS SELECT 1", "SELECT count(*) FROM pg_prepared_statements WHERE from_sql"),
+    "a block": ("default", "DO $$ BEGIN SET search_path = nowhere; END $$", "SHOW search_path"),
     "a lock": ("default", "SELECT pg_advisory_lock(7)", "SELECT count(*) FROM pg_locks WHERE objid = 7"),
     "a PRAGMA": ("sqlite", "PRAGMA query_only = on", "PRAGMA query_only"),
 }
