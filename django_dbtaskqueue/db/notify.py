@@ -4,6 +4,10 @@ NOTIFY inside the caller's transaction would make all commits of the server take
 with its own connection, sends at most one NOTIFY per 5 ms, fewer on a busy machine. After the commit the caller only
 marks the queue. If the notifier's connection is idle, the caller sends the NOTIFY on it, and the notifier waits for the
 answer: so a wake-up does not wait until the notifier has the interpreter.
+
+To connect takes longer than all that a wake-up may take. So the caller sends the first one after a silence, and those
+while the notifier connects, on the connection that has just committed. A program that enqueues now and then needs no
+second connection.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.session import Session, should_prepare
+from django_dbtaskqueue.db.session import LIBPQ_IDLE, Session, should_prepare
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -97,24 +101,46 @@ class Notifier:
         self._pending: set[str] = set()
         self._idle: _IdleConnection | None = None  # while the thread waits
         self._sent: str | None = None  # the queue whose NOTIFY is on its way on it
-        self._sent_at = 0.0
-        self._linger = NOTIFIER_LINGER_S[0]
+        self._sent_at = -NOTIFIER_LINGER_S[1]
+        self._linger = self._silence = _linger(connections[alias])
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+        self._connects = True  # its thread, as soon as it has one
 
     def notify(self, queue: str) -> None:
-        """Wake the pollers of ``queue`` soon. Returns at once; never raises."""
+        """Wake the pollers of ``queue`` soon, after at most one round trip to the database. Never raises."""
         if queue in self._pending:  # its NOTIFY is sent after this, and no lock is needed to see that
+            return
+        if self._connects and self._sent_by_caller(queue):
             return
         with self._changed:
             if self._idle is not None and self._idle.send(queue):
                 self._idle, self._sent, self._sent_at = None, queue, clock.monotonic()
             else:
                 self._pending.add(queue)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._send, name=f"{CHANNEL}-notifier", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            self._start()
+
+    def _sent_by_caller(self, queue: str) -> bool:
+        """Send on the caller's connection, unless that was done just now. A second time starts the thread as well."""
+        now = clock.monotonic()
+        with self._changed:
+            since = now - self._sent_at
+            if since < NOTIFY_INTERVAL_S:
+                return False
+            self._sent_at = now
+        if not _sent_on(connections[self.alias], queue):  # without the lock: it waits for an answer
+            return False
+        if since < self._silence:
+            with self._changed:
+                self._start()
+        return True
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._connects = True
+            self._thread = threading.Thread(target=self._send, name=f"{CHANNEL}-notifier", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> None:
         """Wait until all is sent and the connection is closed."""
@@ -125,10 +151,11 @@ class Notifier:
 
     def _send(self) -> None:
         session = Session(connections.create_connection(self.alias))  # nothing of a session is set: it may be pooled
-        self._linger = _linger(session.connection)
+        self._linger = self._silence
         liveness.bound_waits(session.connection)
         deadline = liveness.Deadline(session.connection)
-        owed, begun, idle = 0.0, clock.monotonic(), None
+        idle = self._connected(session, deadline)
+        owed, begun = 0.0, clock.monotonic()
         while queues := self._take(session, idle):
             now = clock.monotonic() if self._sent is None else self._sent_at
             owed, begun = max(owed - (now - begun), -MAX_SAVED_PAUSE_S), now
@@ -143,6 +170,20 @@ class Notifier:
                 idle = None
             owed += NOTIFY_PAUSE_FACTOR * (clock.monotonic() - begun)
             clock.wait(threading.Event(), min(max(owed, NOTIFY_INTERVAL_S), MAX_NOTIFY_PAUSE_S))
+
+    def _connected(self, session: Session, deadline: liveness.Deadline) -> _IdleConnection | None:
+        """Connect before there is a NOTIFY to pay for; return how others may use the connection."""
+        try:
+            liveness.ensure_thread()
+            with deadline:
+                session.connection.connect()
+                return _idle_after(session, None)
+        except Exception as error:
+            logger.debug("No connection for wake-ups: %s", error)
+            _close(session)
+            return None
+        finally:
+            self._connects = False
 
     def _notify_all(self, session: Session, idle: _IdleConnection | None, queues: set[str]) -> None:
         """Send one NOTIFY, or wait for the answer to the one that was sent; again if the connection has died."""
@@ -174,9 +215,22 @@ class Notifier:
             queues, self._pending = self._pending, set()
             if not queues:
                 _close(session)
-                self._thread = None
+                self._thread, self._connects = None, True
                 self._changed.notify_all()
             return queues
+
+
+def _sent_on(connection: BaseDatabaseWrapper, queue: str) -> bool:
+    """Send a NOTIFY on a Django connection that has no transaction open; return whether that worked."""
+    raw: Any = connection.connection
+    try:
+        if raw is None or connection.in_atomic_block or raw.info.transaction_status != LIBPQ_IDLE or not raw.autocommit:
+            return False
+        raw.execute(NOTIFY_SQL, {"queues": [queue]})  # none of the site's statements, which it may count
+    except Exception:
+        connection.errors_occurred = True  # Django looks whether it still works
+        return False
+    return True
 
 
 def _idle_after(session: Session, idle: _IdleConnection | None) -> _IdleConnection | None:

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 from django.db import connections, transaction
+from django.db.backends.signals import connection_created
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
 from django_dbtaskqueue.db import notify
@@ -151,8 +152,9 @@ def test_flush_leaves_neither_thread_nor_connection_and_it_goes_on_afterwards(re
         notify.flush()
         assert recorder.hear(1) == ["parcels"]
     assert not [thread for thread in threading.enumerate() if thread.name == f"{notify.CHANNEL}-notifier"]
-    sent = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_notify%' AND datname = current_database()"
-    until(lambda: recorder.connection.execute(sent).fetchone() == (0,))
+    own = connections["default"].connection.info.backend_pid
+    sent = "SELECT pid FROM pg_stat_activity WHERE query LIKE '%set_config%pg_notify%' AND datname = current_database()"
+    until(lambda: {pid for (pid,) in recorder.connection.execute(sent)} <= {own, recorder.connection.info.backend_pid})
 
 
 def test_a_test_database_is_left_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +306,25 @@ def test_a_connection_that_died_while_it_was_idle_loses_no_wake_up(site: str, id
         assert recorder.hear(1) == ["letters"]
 
 
+def test_nobody_waits_for_the_notifier_s_connection(site: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "NOTIFY_INTERVAL_S", 0)
+    recorder, sender, may_connect = WakeupRecorder(site), notify.Notifier(site), threading.Event()
+    connections[site].connect()
+    receive = lambda **_: threading.current_thread() is not sender._thread or may_connect.wait(PATIENCE)  # noqa: E731
+    connection_created.connect(receive)
+    with closing(recorder.connection):
+        for queue in ("letters", "parcels", "claims"):
+            sender.notify(queue)
+            assert recorder.hear(1) == [queue]
+            assert (sender._thread is None) is (queue == "letters"), "one that is alone needs no notifier"
+        may_connect.set()
+        until(lambda: sender._idle is not None)
+        sender.notify("offers")
+        assert recorder.hear(1) == ["offers"]
+    connection_created.disconnect(receive)
+    sender.flush(PATIENCE)
+
+
 def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(site: str) -> None:
     for changed, seconds in (
         ({"CONN_MAX_AGE": 0}, 1),
@@ -321,8 +342,8 @@ PROGRAM = """
 import threading
 from django_dbtaskqueue import enqueue
 names = lambda: [t.name for t in threading.enumerate() if "notifier" in t.name]
-assert names() == []
 enqueue("claims")
+assert names() == []
 """
 
 
