@@ -50,8 +50,7 @@ def test_a_parent_that_has_completed_counts_at_once(alias: str, put: Callable[..
     done, other = put(), put()
     finish(alias)
     assert state(put(after=[done])) == READY
-    child = put(after=[done, other])
-    assert state(child) == WAITS
+    assert state(put(after=[done, other])) == WAITS
     assert Hold.objects.using(alias).get().remaining == 1
 
 
@@ -166,7 +165,6 @@ def test_retention_keeps_a_parent_that_a_child_waits_for(alias: str, put: Callab
 def test_parents_that_end_at_the_same_time_let_a_child_go_once() -> None:
     parents = [enqueue("parcels") for _ in range(8)]
     children = {enqueue("letters", after=parents).pk, enqueue("letters", group="g", after=parents).pk}
-
     at_once(8, lambda _: finish("default"))
     dependencies.sweep(Session.on("default"))
     assert {taken("default", "letters").id, taken("default", "letters").id} == children

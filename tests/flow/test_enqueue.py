@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from functools import reduce
 from typing import Any
 from uuid import UUID
 
@@ -351,17 +352,9 @@ class Liar(str):
         return "fuzz"
 
 
-def deep(number: int) -> Any:
-    value: Any = []
-    for _ in range(number):
-        value = [value]
-    return value
-
-
-def itself() -> Any:
-    value: dict[str, Any] = {}
-    value["self"] = value
-    return value
+DEEP: list[Any] = reduce(lambda inner, _: [inner], range(3000), list[Any]())
+CIRCLE: dict[str, Any] = {}
+CIRCLE["self"] = CIRCLE
 
 
 def hostile() -> list[Any]:
@@ -369,7 +362,7 @@ def hostile() -> list[Any]:
         None, True, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 1.5, float("nan"), float("inf"), Decimal("1e400"), 1j,
         "", " ", "a", "\0", "\ud800", "x" * 100_000, "'; DROP TABLE x", "%s %(queue)s {0}", "\u202e", Liar("other"),
         b"", b"\xff", [], [None], ["a", "a"], (), {}, {"a": 1}, {1: 2}, {None: None}, {"\0": "\0"}, {1, 2}, iter([1]),
-        (number for number in range(2)), deep(3000), itself(), Raises(), [Raises()], {"a": Raises()}, object(), int,
+        (number for number in range(2)), DEEP, CIRCLE, Raises(), [Raises()], {"a": Raises()}, object(), int,
         len, lambda: None, Ellipsis, UUID(int=0), date.max, datetime.min, datetime.max, datetime(2026, 1, 1),
         *(moment.replace(tzinfo=zone) for moment in (datetime.min, datetime.max) for zone in FAR),
         datetime(2026, 1, 1, tzinfo=UTC), timedelta.min, timedelta.max, timedelta(0), timedelta(microseconds=1),

@@ -85,13 +85,9 @@ def complete(leases: Iterable[Lease]) -> None:
         lease.complete()
 
 
-def range_of(number: int) -> list[dict[str, int]]:
-    return [{"payload": one} for one in range(number)]
-
-
 @any_strategy
 def test_no_more_run_at_a_time_than_the_limit(alias: str) -> None:
-    enqueue_many("two", range_of(5), using=alias)
+    enqueue_many("two", [{}] * 5, using=alias)
     first, second = take("two", alias)
     assert take("two", alias) == []
     first.complete()
@@ -99,14 +95,14 @@ def test_no_more_run_at_a_time_than_the_limit(alias: str) -> None:
     second.fail("broken")
     queue("two", using=alias).release(third)
     assert counts("two", alias, 10, 10) == [2, 0]  # of three that are left, one waits for its retry
-    enqueue_many("free", range_of(5), using=alias)
+    enqueue_many("free", [{}] * 5, using=alias)
     assert len(take("free", alias)) == 5
     assert not Limit.objects.using(alias).filter(queue="free").exists()
 
 
 @any_strategy
 def test_a_dead_poller_s_leases_are_taken_over_and_hold_no_place(alias: str) -> None:
-    enqueue_many("two", range_of(3), using=alias)
+    enqueue_many("two", [{}] * 3, using=alias)
     lost = take("two", alias)
     advance(61 * SECOND, using=alias)
     again = take("two", alias)
@@ -119,7 +115,7 @@ def test_a_dead_poller_s_leases_are_taken_over_and_hold_no_place(alias: str) -> 
 
 def test_a_lease_that_nobody_here_can_take_over_counts_for_one_more_lease(alias: str) -> None:
     enqueue("two", tag="gpu", using=alias)
-    enqueue_many("two", range_of(3), using=alias)
+    enqueue_many("two", [{}] * 3, using=alias)
     assert len(take("two", alias, limit=1, tags=["gpu"])) == 1
     advance(61 * SECOND, using=alias)
     assert len(take("two", alias)) == 1
@@ -130,7 +126,7 @@ def test_a_lease_that_nobody_here_can_take_over_counts_for_one_more_lease(alias:
 
 
 def test_leases_from_before_the_limit_count(alias: str, settings: Any) -> None:
-    enqueue_many("free", range_of(6), using=alias)
+    enqueue_many("free", [{}] * 6, using=alias)
     before = take("free", alias, limit=3)
     settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 4}}}
     assert counts("free", alias, 10, 10) == [1, 0]
@@ -143,14 +139,14 @@ def test_leases_from_before_the_limit_count(alias: str, settings: Any) -> None:
     assert len(take("free", alias)) == 1
     advance(31 * SECOND, using=alias)
     settings.DBTASKQUEUE = {"QUEUES": {"free": {"max_running": 3}}}
-    enqueue_many("free", range_of(6), using=alias)
+    enqueue_many("free", [{}] * 6, using=alias)
     assert len(take("free", alias)) == 0
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_a_poller_reads_leases_only_near_the_limit(alias: str, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 50, "lease": "60s"}}}
-    enqueue_many("wide", range_of(200), using=alias)
+    enqueue_many("wide", [{}] * 200, using=alias)
     reads: list[str] = []
 
     def note_reads(execute: Any, sql: str, *rest: Any) -> Any:
@@ -175,7 +171,7 @@ def test_a_poller_reads_leases_only_near_the_limit(alias: str, settings: Any) ->
 
 @any_strategy
 def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
-    enqueue_many("paced", range_of(60), using=alias)
+    enqueue_many("paced", [{}] * 60, using=alias)
     assert counts("paced", alias, 7, 7, 10) == [7, 3, 0]  # the burst
     advance(1800 * SECOND, using=alias)
     assert len(take("paced", alias)) == 5
@@ -184,21 +180,20 @@ def test_no_more_start_in_a_time_than_the_rate(alias: str) -> None:
 
 
 def test_rate_and_number_together_and_what_is_rolled_back_holds_nothing(alias: str) -> None:
-    enqueue_many("both", range_of(9), using=alias)
+    enqueue_many("both", [{}] * 9, using=alias)
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=alias):
         assert len(take("both", alias)) == 3
         raise ZeroDivisionError
     first = take("both", alias)
     assert len(first) == 3
-    first[0].complete()
-    first[1].complete()
+    complete(first[:2])
     assert counts("both", alias, 10, 10) == [1, 0]  # the burst of four
     advance(60 * SECOND, using=alias)
     assert len(take("both", alias)) == 1
 
 
 def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str) -> None:
-    enqueue_many("two", range_of(30), using=alias)
+    enqueue_many("two", [{}] * 30, using=alias)
     for _ in range(10):
         complete(take("two", alias))
     Queue.objects.using(alias).create(name="two", overrides={"max_running": 5, "rate": "4/h", "burst": 4})
@@ -208,7 +203,7 @@ def test_an_operator_changes_a_limit_and_a_rate_begins_with_its_burst(alias: str
 
 
 def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
-    enqueue_many("paced", range_of(15), using=alias)
+    enqueue_many("paced", [{}] * 15, using=alias)
     limiter = Limiter.of("paced", queue_settings("paced", alias))
     session, params = Session.on(alias), {"limit": 10, "lease": 60.0}
     assert limiter.take(session, params, lambda allowed: [(0,) * 40] * allowed["limit"])
@@ -223,8 +218,8 @@ def test_the_pause_says_when_there_is_room_again(alias: str) -> None:
 @any_strategy
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
-    enqueue_many("both", range_of(50), using=alias)
-    enqueue_many("two", range_of(50), using=alias)
+    enqueue_many("both", [{}] * 50, using=alias)
+    enqueue_many("two", [{}] * 50, using=alias)
     for _ in range(5):
         taken = at_once(4, lambda _: take("two", alias, limit=1) + take("two", alias, limit=5))
         leases = [lease for some in taken for lease in some]
@@ -237,7 +232,7 @@ def test_pollers_that_take_at_the_same_moment(alias: str) -> None:
 def test_checkouts_that_count_after_they_took_exceed_nothing(alias: str, settings: Any) -> None:
     """Pollers far below a limit take rows before they count them. With too little room they take nothing ahead."""
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 40, "rate": "100000/s", "lease": "60s"}}}
-    enqueue_many("wide", range_of(300), using=alias)
+    enqueue_many("wide", [{}] * 300, using=alias)
 
     def fill(_: int) -> list[Lease]:
         held: list[Lease] = []
@@ -267,7 +262,7 @@ def test_checkouts_that_count_after_they_took_exceed_nothing(alias: str, setting
 @pytest.mark.django_db(transaction=True)
 def test_a_poller_that_is_alone_counts_by_one_statement(limit: dict[str, Any], settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {**limit, "lease": "60s"}}}
-    enqueue_many("wide", range_of(300))
+    enqueue_many("wide", [{}] * 300)
     asked: list[str] = []
 
     def note(execute: Any, sql: str, *rest: Any) -> Any:
@@ -297,7 +292,7 @@ def test_a_poller_that_is_alone_counts_by_one_statement(limit: dict[str, Any], s
 @pytest.mark.django_db(transaction=True)
 def test_a_checkout_that_took_too_many_ahead_gives_them_back(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"wide": {"max_running": 10, "lease": "60s"}}}
-    enqueue_many("wide", range_of(30))
+    enqueue_many("wide", [{}] * 30)
     with one_poller() as (_session, take_one):
         first = take_one(2)
         others = take("wide", "default", limit=6)  # of another process, as far as the session's memory goes
@@ -417,7 +412,7 @@ def test_a_rate_as_text(settings: Any) -> None:
 @pytest.mark.parametrize(("name", "word"), [("two", "max_running"), ("paced", "rate")])
 def test_people_read_which_limit_holds_a_task_back(name: str, word: str, settings: Any, client: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"two": {"max_running": 2}, "paced": {"rate": "3/h", "burst": 3}, "free": {}}}
-    enqueue_many(name, range_of(9))
+    enqueue_many(name, [{}] * 9)
     task = enqueue(name)
     Poller.objects.create(instance="p", state="RUNNING", slots=4, queues=[{"queue": name}])
     assert explain(task).code == "waiting"

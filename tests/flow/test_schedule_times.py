@@ -1,6 +1,6 @@
 """The times of a cron text in any zone, against a reference that reads the clock of the zone minute by minute."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from zoneinfo import ZoneInfo
@@ -22,18 +22,16 @@ BEGIN, END = datetime(2021, 1, 1, tzinfo=UTC), datetime(2027, 12, 31, tzinfo=UTC
 
 def offset_changes(zone: str) -> list[datetime]:
     """Return the hours from 2021 to 2027 in which the zone's offset changes."""
-    tz = ZoneInfo(zone)
-    hours = [BEGIN + timedelta(days=day) for day in range((END - BEGIN).days)]
-    days = [day for day, after in pairwise(hours) if day.astimezone(tz).utcoffset() != after.astimezone(tz).utcoffset()]
-    return [
-        day + timedelta(hours=hour)
-        for day in days
-        for hour in range(24)
-        if (day + timedelta(hours=hour)).astimezone(tz).utcoffset()
-        != (day + timedelta(hours=hour + 1)).astimezone(tz).utcoffset()
-    ]
+
+    def changes(moments: Iterable[datetime]) -> list[datetime]:
+        zoned = [moment.astimezone(ZoneInfo(zone)) for moment in moments]
+        return [one.astimezone(UTC) for one, after in pairwise(zoned) if one.utcoffset() != after.utcoffset()]
+
+    days = changes(BEGIN + timedelta(days=day) for day in range((END - BEGIN).days))
+    return [hour for day in days for hour in changes(day + timedelta(hours=hour) for hour in range(25))]
 
 
+Change = tuple[str, datetime]
 CHANGES = [(zone, change) for zone in ZONES for change in offset_changes(zone)]
 
 
@@ -80,9 +78,7 @@ crons = st.tuples(numbers(0, 59), hours, days).map(lambda parts: f"{parts[0]} {p
 @example("30 2 * * *", ("Europe/Madrid", datetime(2026, 10, 25, 0, tzinfo=UTC)), 0)
 @example("45 1 * * *", ("Australia/Lord_Howe", datetime(2026, 4, 4, 14, tzinfo=UTC)), 55)
 @example("0 * * * 5", ("Africa/Cairo", datetime(2026, 4, 23, 21, tzinfo=UTC)), 0)
-def test_around_each_change_of_a_clock_the_ticks_are_those_of_the_zone(
-    cron: str, change: tuple[str, datetime], shift: int
-) -> None:
+def test_around_each_change_of_a_clock_the_ticks_are_those_of_the_zone(cron: str, change: Change, shift: int) -> None:
     zone, moment = change
     begin = moment - timedelta(hours=5) + timedelta(minutes=shift)
     end = begin + timedelta(hours=30)
@@ -97,7 +93,7 @@ def test_around_each_change_of_a_clock_the_ticks_are_those_of_the_zone(
     st.sampled_from(CHANGES),
     st.integers(-86_400, 86_400),
 )  # fmt: skip
-def test_ticks_grow_and_do_not_depend_on_where_one_begins(cron: str, change: tuple[str, datetime], shift: int) -> None:
+def test_ticks_grow_and_do_not_depend_on_where_one_begins(cron: str, change: Change, shift: int) -> None:
     """A poller asks anew after each tick: it must find those that an uninterrupted list has."""
     zone, moment = change
     begin = moment + timedelta(seconds=shift)

@@ -1,6 +1,5 @@
 """Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -23,15 +22,8 @@ from django_dbtaskqueue.poller.periodic import ScheduleJob
 from tests.clock import SteppedClock
 from tests.support import PATIENCE, actors, until
 
-pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
+pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.usefixtures("taskqueue_registry")]
 MINUTELY = Definition("parcels", "* * * * *", "UTC")
-
-
-@pytest.fixture(autouse=True)
-def _registered() -> Iterator[None]:
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
 
 
 def hourly() -> Definition:
@@ -150,8 +142,7 @@ def test_a_refused_task_is_noted_and_tried_again(alias: str, settings: Any, capl
 def test_the_code_s_schedule_follows_the_code_but_where_a_person_edited_it(alias: str) -> None:
     declare(alias, {"s": MINUTELY})
     first = row(alias)
-    assert (first.source, first.cron, first.edited) == ("code", "* * * * *", [])
-    assert first.next_time > datetime.now(UTC)
+    assert (first.source, first.cron, first.edited) == ("code", "* * * * *", []) and first.next_time > datetime.now(UTC)
     declare(alias, {"s": MINUTELY})
     assert row(alias).next_time == first.next_time
     Schedule.objects.using(alias).update(priority=5, edited=["priority"])

@@ -329,12 +329,8 @@ def test_errors_say_what_to_write() -> None:
 
 
 def test_the_task_says_which_rule_holds_it() -> None:
-    texts = {
-        Unique(): "inserts no task",
-        Throttle(HOUR): "until the period is over",
-        Debounce(HOUR): "replaces this task",
-    }
-    for rule, words in texts.items():
+    says = {Unique(): "inserts no task", Throttle(HOUR): "the period is over", Debounce(HOUR): "replaces this task"}
+    for rule, words in says.items():
         task = enqueue("history", payload=1, unique=rule)
         assert words in explain(task).sentence
         advance(2 * HOUR)
@@ -390,10 +386,9 @@ def test_many_at_once(alias: str) -> None:
     with pytest.raises(DuplicateTask, match=r"'r1'.*left the table"):
         enqueue_many("once", items, using=alias)
     assert UsedReference.objects.using(alias).count() == 1
-    report = enqueue_many("once", items, on_duplicate="ignore", using=alias)
-    assert (report.enqueued, report.ignored) == (3, 1)
-    report = enqueue_many("once", items, on_duplicate="ignore", using=alias)
-    assert (report.enqueued, report.ignored) == (1, 3)
+    for counts in ((3, 1), (1, 3)):
+        report = enqueue_many("once", items, on_duplicate="ignore", using=alias)
+        assert (report.enqueued, report.ignored) == counts
 
 
 def test_it_is_taken_exactly_if_the_callers_transaction_commits(alias: str) -> None:
