@@ -46,7 +46,6 @@ from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS,
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
-from django_dbtaskqueue.operations import schedule_and_batch_control as control
 from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
 from django_dbtaskqueue.operations.verbs import json_of
@@ -119,15 +118,15 @@ class ScheduleAdmin(PlanAdmin):
     secrets = ("payload_box",)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
-        return permitted(request, [control.ADD_SCHEDULE, *control.SCHEDULE_VERBS.values()])
+        return permitted(request, [schedules.ADD_SCHEDULE, *schedules.SCHEDULE_VERBS.values()])
 
     def page_verbs(self, request: HttpRequest, row: Schedule) -> Sequence[Verb]:
         """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
         hidden |= {"delete_schedule"} if row.source == CODE and schedules.is_declared(row) else set()
-        fitting = [verb for verb in control.SCHEDULE_VERBS.values() if verb.name not in hidden]
-        return permitted(request, [control.EDIT_SCHEDULE, *fitting], row.queue)
+        fitting = [verb for verb in schedules.SCHEDULE_VERBS.values() if verb.name not in hidden]
+        return permitted(request, [schedules.EDIT_SCHEDULE, *fitting], row.queue)
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Schedule | None:
         return schedules.find(object_id, viewer(request))
@@ -144,17 +143,17 @@ class ScheduleAdmin(PlanAdmin):
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation or for the fields; once confirmed, act and report."""
         name = request.POST.get("action", "")
-        if name == control.ADD_SCHEDULE.name:
-            return self._write(request, control.ADD_SCHEDULE, None)
+        if name == schedules.ADD_SCHEDULE.name:
+            return self._write(request, schedules.ADD_SCHEDULE, None)
         rows = [self.get_object(request, ticked) for ticked in request.POST.getlist(ACTION_CHECKBOX_NAME)]
         found = [row for row in rows if row is not None]
-        if name == control.EDIT_SCHEDULE.name:
+        if name == schedules.EDIT_SCHEDULE.name:
             if not found:
                 raise Http404
-            return self._write(request, control.EDIT_SCHEDULE, found[0])
-        if name not in control.SCHEDULE_VERBS:
+            return self._write(request, schedules.EDIT_SCHEDULE, found[0])
+        if name not in schedules.SCHEDULE_VERBS:
             raise BadRequest(f"Schedules have no action {name!r}.")
-        return self._act(request, control.SCHEDULE_VERBS[name], found)
+        return self._act(request, schedules.SCHEDULE_VERBS[name], found)
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check_may(verb, viewer(request))
@@ -166,7 +165,7 @@ class ScheduleAdmin(PlanAdmin):
         changed, faults = 0, []
         for row in rows:
             try:
-                control.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
+                schedules.act_on_schedule(verb, row.name, viewer(request), reason=form.reason())
                 changed += 1
             except TaskQueueError as error:
                 faults.append(str(error))
@@ -181,9 +180,9 @@ class ScheduleAdmin(PlanAdmin):
             try:
                 given = {"reason": form.reason()}
                 if row is None:
-                    made = control.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
+                    made = schedules.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
                 else:
-                    made = control.edit_schedule(row.name, form.values(), viewer(request), **given)
+                    made = schedules.edit_schedule(row.name, form.values(), viewer(request), **given)
                 return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
@@ -237,7 +236,7 @@ def _origin(row: Schedule) -> str:
 class BatchAdmin(PlanAdmin):
     """The batches, the newest first."""
 
-    listed = staticmethod(control.listed_batches)
+    listed = staticmethod(related_tasks.listed_batches)
     detail_template = "batch"
     empty = gettext_lazy("No batch. The code makes one with batch() or Workflow.")
     list_display = ("name", "progress", "failed", "tasks", "queue_names", "created")
@@ -252,11 +251,11 @@ class BatchAdmin(PlanAdmin):
             vars(row)["counts"] = counts[row.pk]
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Batch | None:
-        return control.find_batch(object_id, viewer(request))
+        return related_tasks.find_batch(object_id, viewer(request))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return the verbs that would change something, and that the user may use on each queue of the batch."""
-        found = [verb for verb in control.BATCH_VERBS.values() if control.fits(verb, row.counts)]
+        found = [verb for verb in related_tasks.BATCH_VERBS.values() if related_tasks.fits(verb, row.counts)]
         for queue in row.queues:
             found = permitted(request, found, queue)
         return found
@@ -284,7 +283,7 @@ class BatchAdmin(PlanAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation; once confirmed, act and report."""
-        verb = control.BATCH_VERBS.get(request.POST.get("action", ""))
+        verb = related_tasks.BATCH_VERBS.get(request.POST.get("action", ""))
         if verb is None:
             raise BadRequest("Batches have no such action.")
         row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
@@ -297,7 +296,7 @@ class BatchAdmin(PlanAdmin):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
             words = text % {"count": number(row.total)}
             return ask(self, request, Question(verb, [words], [str(row)], form, possible=True))
-        changed = control.act_on_batch(verb, row, viewer(request), reason=form.reason())
+        changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
         level = messages.SUCCESS if changed else messages.WARNING
         return self.reply(request, f"{verb.done % {'number': changed}}.", level, self.back(request))
 

@@ -39,8 +39,8 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import bulk, queue_control
-from django_dbtaskqueue.operations import schedule_and_batch_control as control
+from django_dbtaskqueue.operations import bulk, queue_control, related_tasks
+from django_dbtaskqueue.operations import schedules as schedule_control
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.bounds import BadInput
@@ -76,7 +76,7 @@ from django_dbtaskqueue.operations.queue_stats import (
     stats_of_queue,
     with_limits,
 )
-from django_dbtaskqueue.operations.schedules import ScheduleDocument, find, listed, schedule_document
+from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
 from django_dbtaskqueue.operations.serializers import (
@@ -434,10 +434,10 @@ def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def batches(call: Call) -> list[control.BatchDocument]:
+def batches(call: Call) -> list[related_tasks.BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
     may_view(call.actor, Batch)
-    return control.batch_documents(control.listed_batches(call.actor))
+    return related_tasks.batch_documents(related_tasks.listed_batches(call.actor))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def batches(call: Call) -> list[control.BatchDocument]:
 def schedules(call: Call) -> list[ScheduleDocument]:
     """Return the schedules, in words and with their next times."""
     may_view(call.actor, Schedule)
-    return [schedule_document(row, call.actor) for row in listed(call.actor)]
+    return [schedule_document(row, call.actor) for row in schedule_control.listed(call.actor)]
 
 
 def schedule(call: Call, schedule: str) -> ScheduleDocument:
@@ -457,30 +457,30 @@ def schedule(call: Call, schedule: str) -> ScheduleDocument:
 
 def make_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
-    made = control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    made = schedule_control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
 def change_schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
-    changed = control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
+    changed = schedule_control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 
 def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
     """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
-    verb = control.SCHEDULE_VERBS.get(f"{action}_schedule")
+    verb = schedule_control.SCHEDULE_VERBS.get(f"{action}_schedule")
     if verb is None:
-        words = ", ".join(name.removesuffix("_schedule") for name in control.SCHEDULE_VERBS)
+        words = ", ".join(name.removesuffix("_schedule") for name in schedule_control.SCHEDULE_VERBS)
         raise Http404(f"There is no action {action!r}; they are {words}.")
     _schedule(call, schedule)
-    row = control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
+    row = schedule_control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
     return schedule_document(row, call.actor)
 
 
 def _schedule(call: Call, name: str) -> Schedule:
-    found: Schedule | None = find(name, call.actor)
+    found: Schedule | None = schedule_control.find(name, call.actor)
     if found is None:
         raise Http404(f"There is no schedule {name}.")
     return found

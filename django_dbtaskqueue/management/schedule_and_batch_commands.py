@@ -13,15 +13,14 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.management import Options, Output
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.operations import schedule_and_batch_control as control
-from django_dbtaskqueue.operations import schedules
+from django_dbtaskqueue.operations import related_tasks, schedules
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.verbs import json_of
 
-WRITE_WORDS = {"add": control.ADD_SCHEDULE, "edit": control.EDIT_SCHEDULE}
-VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in control.SCHEDULE_VERBS.items()}
-BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in control.BATCH_VERBS.items()}
+WRITE_WORDS = {"add": schedules.ADD_SCHEDULE, "edit": schedules.EDIT_SCHEDULE}
+VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedules.SCHEDULE_VERBS.items()}
+BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in related_tasks.BATCH_VERBS.items()}
 NOT_ALL_CODE, MISSING_CODE = 1, 2  # exit codes: a schedule was not imported; wrong usage
 
 
@@ -67,10 +66,10 @@ def run_schedules(output: Output, options: Options) -> int:
         raise CommandError(words, returncode=MISSING_CODE)
     given: Options = {"reason": options["reason"], "using": using}
     if what in WRITE_WORDS:
-        write = control.add_schedule if what == "add" else control.edit_schedule
+        write = schedules.add_schedule if what == "add" else schedules.edit_schedule
         row: Schedule | None = write(name, _values(options), actor, **given)
     elif what in VERB_WORDS:
-        row = control.act_on_schedule(VERB_WORDS[what], name, actor, **given)
+        row = schedules.act_on_schedule(VERB_WORDS[what], name, actor, **given)
     else:
         row = schedules.find(name, actor, using)
     if row is None:
@@ -156,7 +155,7 @@ def run_batches(output: Output, options: Options) -> int:
     """List batches and workflows, show one, cancel all its tasks, or retry those that failed."""
     actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
     if what == "list":
-        documents = control.batch_documents(control.listed_batches(actor, using))
+        documents = related_tasks.batch_documents(related_tasks.listed_batches(actor, using))
         output.data(documents)
         if not documents:
             output.write("There is no batch. The code makes one with batch() or Workflow.")
@@ -165,19 +164,19 @@ def run_batches(output: Output, options: Options) -> int:
         return 0
     if not pk:
         raise CommandError(f"Give its id: taskqueue batches {what} ID.", returncode=MISSING_CODE)
-    row = control.find_batch(pk, actor, using)
+    row = related_tasks.find_batch(pk, actor, using)
     if row is None:
         raise CommandError(f"There is no batch {pk!r}. taskqueue batches lists them.")
     if what in BATCH_WORDS:
-        changed = control.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
+        changed = related_tasks.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
         output.write(f"{BATCH_WORDS[what].done % {'number': changed}}.")
-    [document] = control.batch_documents([row])
+    [document] = related_tasks.batch_documents([row])
     output.data(document)
     output.facts({**document, "queues": ", ".join(document["queues"]), **document["statuses"], "statuses": None})
     return 0
 
 
-def _batch_line(one: control.BatchDocument) -> tuple[object, ...]:
+def _batch_line(one: related_tasks.BatchDocument) -> tuple[object, ...]:
     statuses = one["statuses"]
     failed = statuses["ERROR"] + statuses["POISON"]
     ended = f"{statuses['COMPLETED'] + failed:,} of {one['total']:,}"

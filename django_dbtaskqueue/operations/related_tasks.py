@@ -1,4 +1,4 @@
-"""What a task did in its steps, what it waits for, what waits for it; the graph of a batch. Each read is bounded."""
+"""What a task did in its steps, what it waits for, what waits for it; batches and their graphs. Reads are bounded."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Annotated
 
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.core.states import ERROR, TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import TaskKey
 from django_dbtaskqueue.flow.parents import rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
-from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.operations.actions import record, recorded
+from django_dbtaskqueue.operations.lookup import locations
+from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check, narrow
+from django_dbtaskqueue.operations.serializers import Document, RowDocument
 
 MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
 MAX_PARENTS_NAMED = 3  # in the sentence that says what a task waits for
@@ -168,6 +174,84 @@ def _lasts(task: AbstractTask, step: Step) -> bool:
     if task.status != Status.CREATED or task.parked_by == SIGNAL:
         return True
     return step.until_time is not None and task.next_process_time > step.until_time - ROUNDING
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+MAX_BATCHES_LISTED = 500
+MAX_ID_DIGITS = 18  # of an id that a column can hold
+CANCEL_BATCH = Verb(
+    "cancel_batch", gettext_lazy("Cancel all"),
+    gettext_lazy("All tasks of the batch that wait or run end in POISON. The task that runs at its end still runs."),
+    ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"), "cancel_task",
+)  # fmt: skip
+RETRY_BATCH = Verb(
+    "retry_batch", gettext_lazy("Retry failed"),
+    gettext_lazy("Tasks in ERROR run again. Tasks that were cancelled because one of them failed wait for it again."),
+    ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"), "reprocess_task",
+)  # fmt: skip
+BATCH_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (CANCEL_BATCH, RETRY_BATCH)}
+BATCH = RowDocument(
+    "Batch", "A batch, and how many of its tasks are in each status.", Batch,
+    ("id", "name", "create_time", "total", "queues", "callback_id"), {"statuses": dict[str, int]},
+)  # fmt: skip
+BatchDocument = Annotated[Document, BATCH]
+
+
+def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
+    """Return the newest batches that the actor may view, of every database."""
+    found: list[Batch] = []
+    for alias in sorted({alias for alias, _model in locations(using)}):
+        found += _rows(alias, actor).order_by("-pk")[:MAX_BATCHES_LISTED]
+    return sorted(found, key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
+
+
+def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
+    """Return a batch by its id, if it is there and the actor may view it."""
+    if not pk.isascii() or not pk.isdecimal() or len(pk) > MAX_ID_DIGITS:
+        return None
+    for alias in sorted({alias for alias, _model in locations(using)}):
+        row = _rows(alias, actor, pk=int(pk)).first()
+        if row is not None:
+            return row
+    return None
+
+
+def _rows(alias: str, actor: Actor, **of: int) -> QuerySet[Batch]:
+    """Return batches with the time of their database as ``clock``."""
+    return narrow(Batch.objects.using(alias).filter(**of).order_by("-pk").annotate(clock=Now()), actor)
+
+
+def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
+    """Return batches as data: one query for each of their task tables."""
+    counts = counts_of(rows)
+    return [BATCH.of(row, statuses={str(status): counts[row.pk][str(status)] for status in Status}) for row in rows]
+
+
+def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> int:
+    """Cancel all tasks of a batch, or go on from where it failed; return how many tasks changed, and record it.
+
+    Raises ``PermissionDenied`` unless the actor may use the verb on each queue of the batch. A task that was moved to
+    another queue since stays as it is if the actor may not use the verb there.
+    """
+    check(verb, reason, actor)
+    for queue in row.queues:
+        check(verb, reason, actor, queue)
+    alias, handle = str(row._state.db), BatchHandle.of(row)
+    handle.queues = None if actor.user is None else [queue for queue in all_queues() if actor.may(verb, queue)]
+    with recorded(alias):
+        queue, details = row.queues[0] if len(row.queues) == 1 else "", {"batch": row.pk, "name": row.name}
+        entry = record(alias, actor, verb, queue=queue, reason=reason, details=details)
+        entry.changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()
+        entry.save(using=alias, update_fields=["changed"])
+    return entry.changed
+
+
+def fits(verb: Verb, counts: Mapping[str, int]) -> bool:
+    """Whether a verb would change a batch with these counts."""
+    if verb == CANCEL_BATCH:
+        return bool(counts[str(Status.CREATED)] or counts[str(Status.PROCESSING)])
+    return bool(counts[str(ERROR)])
 
 
 # -- the graph of a batch: which task waits for which, in layers, as places on a page ----------------------------------

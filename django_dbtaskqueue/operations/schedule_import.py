@@ -27,7 +27,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, definition_of, home_of, rows_on
 from django_dbtaskqueue.operations.actions import recorded
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS, act_on_schedule, add_schedule
+from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS, act_on_schedule, add_schedule
 
 NOT_IMPORTED = "not imported"
 WEEKS_OF_MONTH = [frozenset(range(first, first + 7)) for first in (1, 8, 15, 22)]  # where the first Monday is, …

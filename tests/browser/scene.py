@@ -11,7 +11,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import class_of
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.queue_control import pause
-from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule
+from django_dbtaskqueue.operations.schedules import add_schedule
 from tests.factories import make_task
 from tests.report_figures import report_figures
 

@@ -22,7 +22,7 @@ from django_dbtaskqueue.models.operations import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import PAUSE, Actor, Scope
 from django_dbtaskqueue.operations.queue_control import pause
-from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule
+from django_dbtaskqueue.operations.schedules import add_schedule
 from tests.factories import QUEUE, make_task
 from tests.operations.site import attempt, failure_group, logged_in
 from tests.support import taken_back

@@ -20,11 +20,10 @@ from django_dbtaskqueue import UnknownQueue, periodic, processor, registry
 from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.flow.schedule import Definition, declare
 from django_dbtaskqueue.models import AuditEntry, Poller, Schedule, Task
-from django_dbtaskqueue.operations import schedule_and_batch_control as control
+from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.schedule_and_batch_control import add_schedule, edit_schedule
-from django_dbtaskqueue.operations.schedules import find, in_words, listed, next_times, schedule_document
+from django_dbtaskqueue.operations.schedules import add_schedule, edit_schedule, find, in_words, listed, next_times
 from tests.operations.site import ADMIN, command, data, logged_in, page, post, refused, text, user
 
 LIST = f"{ADMIN}schedule/"
@@ -58,13 +57,13 @@ def user_with(name: str, *words: str) -> User:
 
 
 def act(name: str, schedule: str = "daily", actor: Actor = HERE, reason: str = "") -> None:
-    control.act_on_schedule(control.SCHEDULE_VERBS[f"{name}_schedule"], schedule, actor, reason=reason)
+    schedules.act_on_schedule(schedules.SCHEDULE_VERBS[f"{name}_schedule"], schedule, actor, reason=reason)
 
 
 def document_for(actor: Actor) -> dict[str, Any]:
     row = find("daily", actor)
     assert row is not None
-    return schedule_document(row, actor)
+    return schedules.schedule_document(row, actor)
 
 
 def mine() -> Schedule:
