@@ -87,6 +87,12 @@ class Output:
         if self.as_json:
             self.out.write(json.dumps(value, cls=DocumentEncoder, ensure_ascii=False))
 
+    def answer(self, document: object, text: str, code: int = 0) -> int:
+        """Write an answer as JSON or as text; return the exit code."""
+        self.data(document)
+        self.write(text)
+        return code
+
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
         """Write a table, each column as wide as its longest cell; ``right`` names the columns of numbers."""
         columns = []

@@ -23,7 +23,7 @@ from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.flow.shard_move import Moved, ShardMove
+from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import Options, Output, ago, printable
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, TaskHistory
 from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
@@ -62,14 +62,14 @@ def queue_verb(output: Output, options: Options) -> int:
     """Apply a verb to queues."""
     queues, name = options["queue"], options["verb"]
     if options["dry_run"]:
-        return _answered(output, {"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
+        return output.answer({"dry_run": True, "queues": queues}, f"Would {name} {', '.join(queues)}.")
     verb, length = QUEUE_VERBS[name], options.get("for_time")
     until = timezone.now() + length if length else None
     number = queue_control.apply_to_queues(
         verb, queues, Actor(), reason=options["reason"], until=until, using=options["database"]
     )
     end = f" until {until:%Y-%m-%d %H:%M:%S %Z}" if until else ""
-    return _answered(output, {"changed": number}, f"{verb.done % {'number': number}}{end}.")
+    return output.answer({"changed": number}, f"{verb.done % {'number': number}}{end}.")
 
 
 # -- settings of a queue -----------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def bulk(output: Output, options: Options) -> int:
         chunks = sum(1 for _ in iter(partial(bulk_operations.turn, alias), False))
         left = BulkOperation.objects.using(alias).filter(state__in=UNFINISHED).count()
         counts = {"chunks": chunks, "unfinished": left}
-        return _answered(output, counts, f"{chunks} chunks done, {left} operations unfinished.")
+        return output.answer(counts, f"{chunks} chunks done, {left} operations unfinished.")
     operation = BulkOperation.objects.using(alias).filter(pk=number).first()
     if operation is None:
         raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
@@ -153,7 +153,7 @@ def bulk(output: Output, options: Options) -> int:
         return _followed(output, back)
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
         ended = f"Bulk operation {number} has ended already: {operation.state}."
-        return _answered(output, OPERATION.of(operation), ended, FAILED_CODE)
+        return output.answer(OPERATION.of(operation), ended, FAILED_CODE)
     operation.refresh_from_db()
     document = OPERATION.of(operation)
     output.data(document)
@@ -165,7 +165,7 @@ def bulk(output: Output, options: Options) -> int:
 def _listed(output: Output, alias: str, limit: int) -> int:
     rows: list[Any] = list(BulkOperation.objects.using(alias).annotate(clock=Now()).order_by("-pk")[:limit])
     if not rows:
-        return _answered(output, [], "There is no bulk operation.")
+        return output.answer([], "There is no bulk operation.")
     output.data([OPERATION.of(row) for row in rows])
     head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
     table = [
@@ -192,14 +192,14 @@ def index(output: Output, options: Options) -> int:
             change: Any = editor.remove_index if options["drop"] else editor.add_index
             change(model, gin, concurrently=True)
         done = f"Index {gin.name} {'dropped' if exists else 'created: searches for payload.KEY:VALUE use it'}."
-    return _answered(output, {"index": gin.name, "done": done}, done)
+    return output.answer({"index": gin.name, "done": done}, done)
 
 
 def mask(output: Output, options: Options) -> int:
     """Mask secrets in stored texts of failures: written by SQL, or before MASK had the keys."""
     dry_run = options["dry_run"]
     if not dry_run and not output.ask("Replace the secrets in all stored texts of failures, for good?"):
-        return _answered(output, {"masked": 0}, "Nothing was changed.", FAILED_CODE)
+        return output.answer({"masked": 0}, "Nothing was changed.", FAILED_CODE)
     changed = 0
     for alias, model in (places := locations_on(options["database"])):
         tasks = model._base_manager.using(alias).filter(MAY_HAVE_ERROR, process_result__isnull=False)
@@ -210,8 +210,8 @@ def mask(output: Output, options: Options) -> int:
         changed += _mask_stored(Attempt.objects.using(alias).all(), "message", "traceback", dry_run=dry_run)
         changed += _mask_stored(FailureGroup.objects.using(alias).all(), "message", dry_run=dry_run)
     if dry_run:
-        return _answered(output, {"dry_run": True, "would_mask": changed}, f"{changed} stored texts would be masked.")
-    return _answered(output, {"masked": changed}, f"{changed} stored texts masked.")
+        return output.answer({"dry_run": True, "would_mask": changed}, f"{changed} stored texts would be masked.")
+    return output.answer({"masked": changed}, f"{changed} stored texts masked.")
 
 
 def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
@@ -245,7 +245,7 @@ def _on_ids(output: Output, options: Options) -> int:
         output.data({"dry_run": True, **as_document(seen)})
         return 0
     if not output.ask(f"{chosen.label} {seen.eligible} tasks?"):
-        return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
+        return output.answer({"changed": 0}, "Nothing was changed.", FAILED_CODE)
     return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
 
 
@@ -258,7 +258,7 @@ def _on_search(output: Output, options: Options) -> int:
         return 0
     chosen = seen.request.verb
     if not output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
-        return _answered(output, {"changed": 0}, "Nothing was changed.", FAILED_CODE)
+        return output.answer({"changed": 0}, "Nothing was changed.", FAILED_CODE)
     at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
     if at_once and not options["background"] and not options["limit"]:
         search = parse(words)
@@ -274,7 +274,7 @@ def _on_search(output: Output, options: Options) -> int:
 
 
 def _ordered(output: Output, operation: BulkOperation) -> int:
-    return _answered(output, OPERATION.of(operation), "Pollers carry it out; or taskqueue bulk run.")
+    return output.answer(OPERATION.of(operation), "Pollers carry it out; or taskqueue bulk run.")
 
 
 def _followed(output: Output, operation: BulkOperation) -> int:
@@ -309,12 +309,6 @@ def _skips(output: Output, skips: dict[str, int]) -> None:
         output.write(f"skipped {count:,}: {printable(reason)}")
 
 
-def _answered(output: Output, data: object, words: str, code: int = 0) -> int:
-    output.data(data)
-    output.write(words)
-    return code
-
-
 def _given(options: Options) -> VerbOptions:
     """Return the options of the verb; ``argparse`` has read and checked each."""
     verb = ID_VERBS[options["verb"]]
@@ -336,7 +330,6 @@ def add_arguments(one: CommandParser) -> None:
     one.add_argument("--to", metavar="ALIAS", help=text)
     text = "Move groups also to where they have tasks already. Those that come run after them."
     one.add_argument("--behind", action="store_true", help=text)
-    one.add_argument("--reason", default="", help="Why, for the audit.")
 
 
 def run(output: Output, options: Options) -> int:
@@ -348,20 +341,13 @@ def run(output: Output, options: Options) -> int:
     if not output.ask(f"{MOVE_SHARD.effect} Move?"):
         return 0
     report = move_shards(move, Actor(), sources=sources, limit=options["limit"], reason=options["reason"])
-    number = sum(report.moved.values())
     moved = [{"from": source, "to": target, "tasks": count} for (source, target), count in report.moved.items()]
-    output.data({"moved": moved, "refused": report.refused})
-    output.write(f"{MOVE_SHARD.done % {'number': number}}.")
-    _write_report(output, report)
-    return 0
-
-
-def _write_report(output: Output, report: Moved) -> None:
-    for (source, target), number in report.moved.items():
-        output.write(f"{number:,} from {source} to {target}")
+    lines = [f"{MOVE_SHARD.done % {'number': sum(report.moved.values())}}."]
+    lines += [f"{number:,} from {source} to {target}" for (source, target), number in report.moved.items()]
     for reason, names in report.refused.items():
         more = ", …" if len(names) > MAX_IDS_PER_REASON else ""
-        output.write(f"{len(names):,} stay: {reason}: {', '.join(names[:MAX_IDS_PER_REASON])}{more}")
+        lines.append(f"{len(names):,} stay: {reason}: {', '.join(names[:MAX_IDS_PER_REASON])}{more}")
+    return output.answer({"moved": moved, "refused": report.refused}, "\n".join(lines))
 
 
 def _shown(output: Output, queue: str, also: list[str]) -> int:
@@ -397,12 +383,12 @@ def make(output: Output, options: Options) -> int:
         queues=queues, expire_time=end,
     )  # fmt: skip
     row.refresh_from_db()
-    output.data({"number": row.pk, "token": secret, "hash": digest, **_facts(row)})
-    output.write(f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}")
+    sent = f"Send this with each request, and store it nowhere else:  Authorization: Bearer {secret}"
     until = f"until {row.expire_time:%Y-%m-%d %H:%M %Z}" if row.expire_time else "until it is revoked"
     where = f"on {', '.join(queues)}" if queues else "on every queue"
-    output.write(f"Token {row.pk} may {row.scope} as {user} {where}, {until}.")
-    return 0
+    may = f"Token {row.pk} may {row.scope} as {user} {where}, {until}."
+    document = {"number": row.pk, "token": secret, "hash": digest, **_facts(row)}
+    return output.answer(document, f"{sent}\n{may}")
 
 
 def show(output: Output, options: Options) -> int:
@@ -411,14 +397,11 @@ def show(output: Output, options: Options) -> int:
     if number := options["revoke"]:
         if not tokens.filter(pk=number).delete()[0]:
             raise CommandError(f"There is no token {number}; taskqueue tokens lists them.")
-        output.data({"revoked": number})
-        output.write(f"Token {number} is refused from now on.")
-        return 0
+        return output.answer({"revoked": number}, f"Token {number} is refused from now on.")
     rows = list(tokens.annotate(clock=Now()).order_by("pk")[:MAX_LISTED_TOKENS])
-    output.data([{"number": row.pk, **_facts(row)} for row in rows])
     if not rows:
-        output.write("There is no token. taskqueue token USER makes one.")
-        return 0
+        return output.answer([], "There is no token. taskqueue token USER makes one.")
+    output.data([{"number": row.pk, **_facts(row)} for row in rows])
     head = ("number", "user", "scope", "queues", "expires", "last used", "note")
     output.table(head, [_row(row) for row in rows], right=("number",))
     return 0

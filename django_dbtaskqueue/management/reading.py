@@ -52,10 +52,10 @@ def status(output: Output, options: Options) -> int:
     rows = with_limits([row for row in view.queues if not requested or row.queue in requested])
     if unknown := requested - {row.queue for row in rows}:
         raise UnknownQueue(sorted(unknown)[0], [row.queue for row in view.queues])
-    output.data(replace(view, queues=rows))
+    found = replace(view, queues=rows)
     if not rows:
-        output.write("No queue is known: neither in DBTASKQUEUE nor by a processor.")
-        return 0
+        return output.answer(found, "No queue is known: neither in DBTASKQUEUE nor by a processor.")
+    output.data(found)
     output.write(_summary(view))
     durations = ("run p50", "run p95", "wait p50", "wait p95", "time to drain")
     rates = ("in/min", "out/min", "failed, 1 h")

@@ -47,7 +47,6 @@ def add_schedule_arguments(one: CommandParser) -> None:
         ("overlap", f"While the task before is not finished: {_choices(OVERLAP_POLICIES)}."),
     ):
         one.add_argument(f"--{name}", metavar=name.rpartition("-")[2].upper(), help=text)
-    one.add_argument("--reason", default="", help="Why, for the audit.")
 
 
 def _choices(policies: Iterable[tuple[str, object]]) -> str:
@@ -122,11 +121,10 @@ def _values(options: Options) -> Options:
 
 
 def _listed(output: Output, rows: list[Schedule], actor: Actor) -> int:
+    if not rows:
+        return output.answer([], "There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …")
     documents = [schedules.schedule_document(row, actor) for row in rows]
     output.data(documents)
-    if not rows:
-        output.write("There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …")
-        return 0
     head = ("name", "state", "when", "queue", "next tick", "last tick", "source")
     output.table(head, [_schedule_line(row, one) for row, one in zip(rows, documents, strict=True)])
     return 0
@@ -148,7 +146,6 @@ def add_batch_arguments(one: CommandParser) -> None:
     """Add the arguments of ``taskqueue batches``."""
     one.add_argument("what", nargs="?", default="list", choices=("list", "show", *BATCH_WORDS))
     one.add_argument("id", nargs="?", help="Id of the batch.")
-    one.add_argument("--reason", default="", help="Why, for the audit.")
 
 
 def run_batches(output: Output, options: Options) -> int:
@@ -156,10 +153,9 @@ def run_batches(output: Output, options: Options) -> int:
     actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
     if what == "list":
         documents = related_tasks.batch_documents(related_tasks.listed_batches(actor, using))
-        output.data(documents)
         if not documents:
-            output.write("There is no batch. The code makes one with batch() or Workflow.")
-            return 0
+            return output.answer([], "There is no batch. The code makes one with batch() or Workflow.")
+        output.data(documents)
         output.table(("id", "name", "created", "ended", "failed", "queues"), [_batch_line(one) for one in documents])
         return 0
     if not pk:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +29,19 @@ Run = Callable[[Output, dict[str, Any]], int]  # of a subcommand: its docstring 
 VERB_OF_COMMAND = {
     {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
 }
+Option = tuple[str, Mapping[str, Any]]  # of several subcommands: its name, and how argparse reads it
+JSON: Option = "--json", {"action": "store_true", "dest": "as_json", "help": "Answer with one JSON document."}
+DATABASE: Option = "--database", {"metavar": "ALIAS", "help": "Database to use. Default: that of the queue."}
+FILTER: Option = "--filter", {
+    "action": "append", "default": [], "metavar": "SEARCH",
+    "help": "Such as 'status:ERROR queue:claims age:>10m'. Repeat it for more. A search that begins with a minus: "
+    "--filter=-queue:x.",
+}  # fmt: skip
+REASON: Option = "--reason", {"default": "", "help": "Why, for the audit; delete and purge need one."}
+DRY_RUN: Option = "--dry-run", {"action": "store_true", "help": "Say what would happen; change nothing."}
+BACKGROUND: Option = "--background", {"action": "store_true", "help": "Leave the work to the pollers."}
+ASKS: Option = "--yes", {"action": "store_true", "help": "Do not ask. Required without a terminal."}
+ASKS_NOTHING: Option = "--yes", {**ASKS[1], "help": "Accepted as by the other commands; this one does not ask."}
 
 
 class Command(BaseCommand):
@@ -39,39 +52,33 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-        def add(name: str, run: Run, text: str = "", verb: str = "") -> CommandParser:
+        def add(name: str, run: Run, *options: Option, text: str = "", verb: str = "") -> CommandParser:
             text = text or " ".join((run.__doc__ or "").split())
             one: CommandParser = commands.add_parser(name, help=text, description=f"{text} {EXIT_CODES}")
             one.set_defaults(run=run, verb=verb or name)
-            one.add_argument("--json", action="store_true", dest="as_json", help="Answer with one JSON document.")
-            one.add_argument("--database", metavar="ALIAS", help="Database to use. Default: that of the queue.")
+            for option, given in (JSON, DATABASE, *options):
+                one.add_argument(option, **given)
             return one
 
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        bulk = add("bulk", changes.bulk)
+        bulk = add("bulk", changes.bulk, REASON, ASKS_NOTHING)
         bulk.add_argument("what", choices=("list", "show", "cancel", "put-back", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
-        bulk.add_argument("--reason", default="", help="Why it is cancelled or put back, for the audit.")
-        _add_yes(bulk)
-        index = add("index", changes.index)
+        index = add("index", changes.index, ASKS_NOTHING)
         index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
         index.add_argument("--drop", action="store_true", help="Drop the index.")
-        _add_yes(index)
-        mask = add("mask", changes.mask)
-        _add_yes(mask, "Do not ask. Required without a terminal.")
+        mask = add("mask", changes.mask, ASKS)
         mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
-        schedule = add("schedules", schedules_batches.run_schedules)
+        schedule = add("schedules", schedules_batches.run_schedules, REASON, ASKS_NOTHING)
         schedules_batches.add_schedule_arguments(schedule)
-        _add_yes(schedule)
-        shards = add("shards", changes.run)
+        shards = add("shards", changes.run, REASON, ASKS)
         changes.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
-        _add_yes(shards, "Do not ask. Required without a terminal.")
-        batches = add("batches", schedules_batches.run_batches)
+        batches = add("batches", schedules_batches.run_batches, REASON)
         schedules_batches.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -100,16 +107,14 @@ def _add_reading(add: Callable[..., CommandParser]) -> None:
     status.add_argument("--queue", action="append", default=[], metavar="NAME", help=text)
     one = add("settings", changes.show_settings)
     one.add_argument("queue")
-    tasks = add("list", reading.list_tasks)
-    _add_filter(tasks)
+    tasks = add("list", reading.list_tasks, FILTER)
     tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
     tasks.add_argument("--before", type=positive, metavar="ID", help="Only tasks with a smaller id.")
     show = add("show", reading.show)
     show.add_argument("task", help="An id, or queue/reference.")
     show.add_argument("--queue", metavar="NAME", help="Only in this queue's table. Default: in all known ones.")
     add("doctor", reading.doctor)
-    tail = add("tail", reading.tail)
-    _add_filter(tail)
+    tail = add("tail", reading.tail, FILTER)
     pause = timedelta(seconds=2)
     tail.add_argument("--interval", type=duration, default=pause, metavar="TIME", help="Between queries (2s).")
     tail.add_argument("--count", type=positive, metavar="N", help="End after N queries.")
@@ -117,16 +122,15 @@ def _add_reading(add: Callable[..., CommandParser]) -> None:
 
 def _add_verbs(add: Callable[..., CommandParser]) -> None:
     for name, verb in VERB_OF_COMMAND.items():
-        one = add(name, changes.verb, str(ID_VERBS[verb].effect), verb)
-        text = "This task. Repeat it for more."
-        if verb in ONE_TASK_VERBS:
-            text = "This task."
-            one.set_defaults(filter=[], limit=None)
-        else:
-            _add_filter(one)
+        many = verb not in ONE_TASK_VERBS
+        options = (REASON, DRY_RUN, ASKS, BACKGROUND, *([FILTER] if many else []))
+        one = add(name, changes.verb, *options, text=str(ID_VERBS[verb].effect), verb=verb)
+        if many:
             one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
+        else:
+            one.set_defaults(filter=[], limit=None)
+        text = "This task. Repeat it for more." if many else "This task."
         one.add_argument("--id", action="append", type=positive, default=[], metavar="N", help=text)
-        _add_confirmation(one)
         for given in ID_VERBS[verb].inputs:
             _add_input(one, given)
 
@@ -151,58 +155,28 @@ def _add_input(parser: CommandParser, given: VerbInput) -> None:
 
 def _add_queues(add: Callable[..., CommandParser]) -> None:
     for name, verb in QUEUE_VERBS.items():
-        one = add(name, changes.queue_verb, str(verb.effect))
+        one = add(name, changes.queue_verb, REASON, DRY_RUN, ASKS_NOTHING, text=str(verb.effect))
         one.add_argument("queue", nargs="+")
-        _add_change(one)
         if verb is PAUSE:
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
-    one = add("set", changes.set_settings)
+    one = add("set", changes.set_settings, REASON, DRY_RUN, ASKS_NOTHING)
     one.add_argument("queue")
     one.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Such as max_running=5, rate=100/s or rate=none.")
     text = "Take a setting back to what the code and the project's settings say. Repeat it for more."
     one.add_argument("--reset", action="append", default=[], metavar="NAME", help=text)
-    _add_change(one)
-    purge = add("purge", changes.purge)
+    purge = add("purge", changes.purge, REASON, DRY_RUN, ASKS, BACKGROUND)
     purge.add_argument("queue")
-    _add_confirmation(purge)
     purge.set_defaults(limit=None)
 
 
-def _add_change(parser: CommandParser) -> None:
-    parser.add_argument("--reason", default="", help="Why, for the audit and for colleagues.")
-    parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-    _add_yes(parser)
-
-
 def _add_tokens(add: Callable[..., CommandParser]) -> None:
-    token = add("token", changes.make)
+    token = add("token", changes.make, ASKS_NOTHING)
     token.add_argument("user", help="Name of the user whose permissions the token has.")
     scopes = [name for name, _label in SCOPES]
     token.add_argument("--scope", choices=scopes, default=OPERATE_SCOPE, help="read: it changes nothing (operate).")
     token.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat for more.")
     token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
     token.add_argument("--note", default="", help="What it is for.")
-    ended = add("tokens", changes.show)
-    for one in (token, ended):
-        _add_yes(one)
+    ended = add("tokens", changes.show, ASKS_NOTHING)
     ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
-
-
-def _add_filter(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--filter", action="append", default=[], metavar="SEARCH",
-        help="Such as 'status:ERROR queue:claims age:>10m'. Repeat it for more. A search that begins with a minus: "
-        "--filter=-queue:x.",
-    )  # fmt: skip
-
-
-def _add_yes(parser: CommandParser, text: str = "Accepted as by the other commands; this one does not ask.") -> None:
-    parser.add_argument("--yes", action="store_true", help=text)
-
-
-def _add_confirmation(parser: CommandParser) -> None:
-    parser.add_argument("--reason", default="", help="Why, for the audit; delete and purge need one.")
-    parser.add_argument("--dry-run", action="store_true", help="Say what would happen; change nothing.")
-    _add_yes(parser, "Do not ask. Required without a terminal.")
-    parser.add_argument("--background", action="store_true", help="Leave the work to the pollers.")
