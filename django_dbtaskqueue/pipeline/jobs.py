@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO, TypeVar
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError, near_match
+from django_dbtaskqueue.pipeline import spark
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.spark import INSTALL_COMMAND, put, spark_session, terminal
-from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
+from django_dbtaskqueue.pipeline.spark import INSTALL_COMMAND, Progress, put, silent, spark_session
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -403,14 +403,14 @@ def database_of_url(url: str | None) -> Database | None:
 def perform(argv: Sequence[str], face: Face) -> int:
     """Run one command line and return its exit code. An error is one paragraph on ``face.err``, not a stack trace."""
     try:
-        with terminal.py4j_silenced(), terminal.sigterm_interrupts():
+        with spark.py4j_silenced(), spark.sigterm_interrupts():
             return _perform(list(argv), face)
     except (Exception, KeyboardInterrupt) as error:
-        if terminal.is_interrupt(error):
-            atexit.register(terminal.silence_spark)
+        if spark.is_interrupt(error):
+            atexit.register(spark.silence_spark)
             face.err.write(f"\n{INTERRUPTED_MESSAGE}\n")
             return EXIT_INTERRUPTED
-        face.err.write(f"{terminal.one_paragraph(error)}\n")
+        face.err.write(f"{spark.one_paragraph(error)}\n")
         return EXIT_WRONG_OPTIONS if isinstance(error, JobOptionError) else EXIT_FAILED
 
 
@@ -448,7 +448,7 @@ def _run(found: Job, words: list[str], face: Face) -> int:
         face.out.write(f"{found.explain(asked)}\n")
         return EXIT_DONE
     try:
-        with terminal.shown_on(face.err, quiet=asked["quiet"]) as context.progress:
+        with spark.shown_on(face.err, quiet=asked["quiet"]) as context.progress:
             result = found.run(context)
         if context.damaged:
             raise CheckFailed("Damaged files of the lake were left out:", result)

@@ -26,6 +26,7 @@ from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
 from django_dbtaskqueue.pipeline import jobs
+from django_dbtaskqueue.pipeline import spark as terminal
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import (
     JOBS,
@@ -40,8 +41,7 @@ from django_dbtaskqueue.pipeline.jobs import (
     perform,
 )
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.spark import terminal
-from django_dbtaskqueue.pipeline.spark.terminal import shown_on
+from django_dbtaskqueue.pipeline.spark import shown_on
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn

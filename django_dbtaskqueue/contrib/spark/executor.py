@@ -27,8 +27,7 @@ from pyspark import SparkContext, cloudpickle
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker, work
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.pipeline.spark import spark_session
-from django_dbtaskqueue.pipeline.spark.terminal import one_paragraph
+from django_dbtaskqueue.pipeline.spark import one_paragraph, spark_session
 from django_dbtaskqueue.poller.executors import Answer, Job
 
 if TYPE_CHECKING:

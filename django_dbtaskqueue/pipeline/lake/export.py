@@ -38,7 +38,7 @@ from django_dbtaskqueue.pipeline.lake.store import reading, store_of, writing
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
-from django_dbtaskqueue.pipeline.spark.terminal import Progress, silent
+from django_dbtaskqueue.pipeline.spark import Progress, silent
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
