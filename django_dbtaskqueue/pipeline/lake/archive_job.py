@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result, count
-from django_dbtaskqueue.pipeline.lake import DataFile, Lake
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, store_of
 from django_dbtaskqueue.pipeline.lake.export import (
     MIN_SMALL_FILES,
     Batch,
@@ -39,7 +39,6 @@ from django_dbtaskqueue.pipeline.lake.export import (
     TaskFilters,
     compact,
 )
-from django_dbtaskqueue.pipeline.lake.store import store_of
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.schema import SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot

@@ -17,9 +17,8 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
-from django_dbtaskqueue.pipeline.lake import Lake, read_lake
+from django_dbtaskqueue.pipeline.lake import Lake, read_lake, writing
 from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
-from django_dbtaskqueue.pipeline.lake.store import writing
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import stream_tasks, unregister_stream, write_tasks
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, only, refuse_unknown_queue, rejected

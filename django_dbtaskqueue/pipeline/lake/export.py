@@ -33,8 +33,17 @@ from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
-from django_dbtaskqueue.pipeline.lake import PARTITION, ROW_TABLES, DataFile, Lake, conformed, of_each
-from django_dbtaskqueue.pipeline.lake.store import reading, store_of, writing
+from django_dbtaskqueue.pipeline.lake import (
+    PARTITION,
+    ROW_TABLES,
+    DataFile,
+    Lake,
+    conformed,
+    of_each,
+    reading,
+    store_of,
+    writing,
+)
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
