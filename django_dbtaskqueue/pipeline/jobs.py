@@ -46,9 +46,9 @@ JOBS: dict[str, str] = {
     "report": "reports.report:Report",
     "forecast": "reports.forecast:Forecast",
     "whatif": "reports.whatif:WhatIf",
-    "archive": "lake.archive_job:Archive",
-    "replay": "lake.copy_jobs:Replay",
-    "stream": "lake.copy_jobs:Stream",
+    "archive": "lake.archive_jobs:Archive",
+    "replay": "lake.archive_jobs:Replay",
+    "stream": "lake.archive_jobs:Stream",
     "check": "reports.quality:Check",
     "erase": "lake.erase_job:Erase",
 }

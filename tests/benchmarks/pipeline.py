@@ -38,7 +38,7 @@ from time import perf_counter
 from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Archive
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source import open_snapshot, read_tasks, write_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Archive
 from tests.kills import serve
 from tests.pipeline.executors import ThisProcess
 

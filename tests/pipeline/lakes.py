@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, one_state
-from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Archive
 from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
 from tests.support import minute_counts

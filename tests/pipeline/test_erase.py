@@ -16,7 +16,7 @@ from django_dbtaskqueue import enqueue, models
 from django_dbtaskqueue.models import Attempt, Step, Task, TaskChange, TaskHistory, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
+from django_dbtaskqueue.pipeline.lake.archive_jobs import sink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
 from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TASKS

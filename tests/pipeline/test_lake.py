@@ -12,7 +12,7 @@ from deltalake import DeltaTable, Schema
 
 from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import Lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import sink
+from django_dbtaskqueue.pipeline.lake.archive_jobs import sink
 from django_dbtaskqueue.pipeline.lake.export import Export
 from django_dbtaskqueue.pipeline.schema import TASKS, arrow_schema
 from tests.pipeline.executors import ThisProcess

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.lake.copy_jobs import Stream
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Stream
 from django_dbtaskqueue.pipeline.schema import schema_of
 from django_dbtaskqueue.pipeline.source import register_stream, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader

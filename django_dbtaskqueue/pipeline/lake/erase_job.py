@@ -28,7 +28,7 @@ from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStat
 from django_dbtaskqueue.pipeline.database import Database, Link
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
-from django_dbtaskqueue.pipeline.lake.archive_job import task_ids
+from django_dbtaskqueue.pipeline.lake.archive_jobs import task_ids
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
 from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
 

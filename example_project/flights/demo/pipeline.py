@@ -18,7 +18,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.jobs import Context, Job
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.archive_job import Archive
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Archive
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.source.enqueue_job import Enqueue
 from django_dbtaskqueue.pipeline.spark import spark_session

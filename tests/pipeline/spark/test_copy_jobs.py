@@ -13,7 +13,7 @@ from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake, read_lake
-from django_dbtaskqueue.pipeline.lake.copy_jobs import Replay, Stream, checkpoint
+from django_dbtaskqueue.pipeline.lake.archive_jobs import Replay, Stream, checkpoint
 from django_dbtaskqueue.pipeline.source import stream_tasks
 from tests.factories import make_task
 from tests.pipeline.lakes import DAY, MEANWHILE, archive
