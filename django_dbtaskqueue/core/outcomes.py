@@ -142,7 +142,7 @@ class Raised(Fail):
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failure that ``flow.decide`` has decided: the next attempt is due after ``delay``; None: ERROR."""
+    """A failure that ``flow.run.decide`` has decided: the next attempt is due after ``delay``; None: ERROR."""
 
     said: Fail
     delay: timedelta | None = None

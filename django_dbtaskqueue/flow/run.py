@@ -4,7 +4,7 @@
 2. ``prepare``   decode the payload and the context; what cannot be decoded fails for good.
 3. ``perform``   call the processor, with the middleware around it; an exception means failure, everything else is
                  an outcome it returns.
-4. ``run``       the three together, decided (``flow.decide``): what is to be written.
+4. ``run``       the three together, decided (``decide``): what is to be written.
 
 Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.
 ``perform_all`` and ``run_all`` take the leases of one call, which are several for a processor with ``batch=``.
@@ -26,25 +26,34 @@ from django.db import transaction
 from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context, threads
+from django_dbtaskqueue.core import codecs, context, retry, threads
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError, TaskSuspended
+from django_dbtaskqueue.core.exceptions import (
+    LeaseLost,
+    ReenqueueDelayMissing,
+    SignalTimeout,
+    StepChanged,
+    TaskQueueError,
+    TaskSuspended,
+)
 from django_dbtaskqueue.core.lease import Lease, current_lease
 from django_dbtaskqueue.core.outcomes import (
     Complete,
     CompleteDelete,
     Fail,
+    Failed,
     Outcome,
     Park,
     Poison,
     Raised,
+    Reenqueue,
     Settlement,
     Suspend,
     as_outcome,
+    checked,
 )
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.flow.decide import decide_call, failure
 from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -384,3 +393,56 @@ def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome
     for lease in leases:
         lease.touched = False  # whatever they settled is rolled back
     return [_atomic_batch([lease], processor)[0] for lease in leases]
+
+
+# -- decide: the policies are asked before anything is written ---------------------------------------------------------
+
+
+def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
+    """Return what is to be written of an outcome, its result as JSON. One that is decided is returned as it is.
+
+    Raises ``ReenqueueDelayMissing`` for a reenqueue without a delay when no policy gives one, and what ``json.kept``
+    raises for a result that is not JSON.
+    """
+    match outcome:
+        case Fail():
+            return _decide_failure(lease, outcome)
+        case Reenqueue(delay=None):
+            outcome = _decide_reenqueue(lease, outcome)
+    if isinstance(outcome, Complete | Reenqueue) and outcome.result is not None:
+        object.__setattr__(outcome, "text", json_payload.kept("The result", outcome.result, conf.payload_limits()))
+    return outcome
+
+
+def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
+    """``decide`` for what a call ended with: an outcome that cannot be decided is a failure. Never raises."""
+    try:
+        return decide(lease, checked(outcome))
+    except Exception as error:  # such as a missing delay of a reenqueue, or a field that was altered
+        return decide(lease, failure(error))
+
+
+def failure(error: BaseException) -> Fail:
+    """Return what an exception means: a failure, retried unless each retry would end in the same way."""
+    gave_up = isinstance(error, ReenqueueDelayMissing) and error.ended
+    return Raised(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
+
+
+def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
+    delay = retry.decide(
+        outcome,
+        attempt=lease.attempt,
+        max_attempts=lease.max_attempts,
+        policy=lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy),
+    )
+    return Failed(outcome, delay)
+
+
+def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
+    number = lease.reenqueue_attempt + 1
+    declared = lease.processor and lease.processor.reenqueue
+    policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
+    delay = None if policy is None else retry.next_delay(policy, number)
+    if delay is None:
+        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+    return Reenqueue(delay, outcome.result, outcome.keep_attempts)

@@ -53,7 +53,7 @@ READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
 def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", group_retry: str = "hold") -> set[int]:
     """Write decided outcomes in one transaction and count them; return the ids of the tasks really settled.
 
-    An id missing from the answer lost its lease. The caller has asked the policies (``flow.decide``). The count, and
+    An id missing from the answer lost its lease. The caller has asked the policies (``run.decide``). The count, and
     what waits for the tasks, follow the commit of the caller's transaction, if one is open.
     """
     batch = plan(session, pairs, keep=keep)

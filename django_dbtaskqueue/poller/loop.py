@@ -25,7 +25,7 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup, listen, unlisten
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors

@@ -16,7 +16,7 @@ ORDER = (
 )
 # Of what stands before it, a folder does not import these.
 NEVER = {"pull": {"poller"}, "api": {"admin"}, "testing": {"admin", "api"}, "pipeline": {*ORDER} - {"core", "pipeline"}}
-# ``decide`` is pure, and ``rescue`` is a checkout and a settle: neither is a stage.
+# ``rescue`` is a checkout and a settle, and so no stage.
 STAGES = ("enqueue", "enqueue_many", "checkout", "run", "settle", "observe", "move", "retention")
 # These may use another: many tasks are enqueued and checked out as one is.
 USES_STAGE = {"flow.enqueue_many": {"flow.enqueue"}}

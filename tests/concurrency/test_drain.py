@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Park, Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options

@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.outcomes import Outcome, Settlement
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from tests import factories
 from tests.support import Audit, minute_counts

@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Outcome, Park, Release, Settlement
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.flow import settle
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.settle import settle_surely
 from django_dbtaskqueue.models import Attempt, TaskHistory
 from tests.conformance.conftest import SECOND, World

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
-from django_dbtaskqueue.flow.decide import decide
+from django_dbtaskqueue.flow.run import decide
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.flow.run import Processor

@@ -28,8 +28,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.decide import decide_call
-from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, perform_all
+from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, decide_call, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread import check, tidied
 
