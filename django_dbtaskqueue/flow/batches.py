@@ -15,9 +15,8 @@ from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import TaskKey
+from django_dbtaskqueue.flow.dependencies import Edge, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
-from django_dbtaskqueue.flow.parents import Edge, attach, by_table, members
 from django_dbtaskqueue.models import AbstractTask, Batch, Hold, Task
 
 MAX_BATCH_NAME = 200  # characters

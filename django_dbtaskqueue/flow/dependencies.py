@@ -13,20 +13,30 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from django.db import OperationalError
+from django.db.models import Count
 
+from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.durations import Pauses
-from django_dbtaskqueue.core.states import COMPLETED, TERMINAL
+from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
+from django_dbtaskqueue.core.json import short_repr
+from django_dbtaskqueue.core.lease import Lease
+from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Session, is_task_table, model_named, statements_of
+from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
+from django_dbtaskqueue.flow.placement import refused
+from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
+from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -276,3 +286,273 @@ def _missing(session: Session, sql: str, edges: Mapping[str, object]) -> list[in
     ids = sorted(row[0] for row in session.run(sql, edges))
     there = {row[0] for row in session.run(session.sql.present, {"ids": session.sql.dialect.array(ids)})} if ids else ()
     return [task_id for task_id in ids if task_id not in there]
+
+
+# -- what a task waits for: as an enqueue writes it, as its processor reads it -----------------------------------------
+
+ROWS_PER_INSERT = 10_000  # dependencies written, or parents locked, by one statement
+MAX_NAME_LENGTH = 200  # characters of what a task calls a parent
+MAX_PARENTS_READ = 1000  # parents whose results one processor reads
+TEMPORARY = TemporaryTask._meta.label_lower
+POLICIES = tuple(policy for policy, _ in ON_PARENT_FAILURE)
+
+
+class Edge(NamedTuple):
+    """A child waits for a parent, and may have a name for it."""
+
+    parent: TaskKey
+    child: TaskKey
+    name: str = ""
+
+
+def attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> None:
+    """Let children wait for their parents. The children are parked for it and were inserted by this transaction.
+
+    ``policies``: all children, each with its ``on_parent_failure``. A parent that has ended counts at once. Raises
+    ``EnqueueError`` for a parent that does not exist. The parents stay locked to the end of the transaction, so none of
+    them can end without seeing that something waits.
+    """
+    with session.atomic():
+        changes = lock_in_order(session, partial(_attach, session, edges, policies))
+        enter_groups(session, changes)
+    announce(session, changes)
+    for location, rows in changes.cancelled.items():
+        if watched := [task_id for task_id, _queue, is_watched in rows if is_watched]:
+            after_commit(at(session, location), watched)
+
+
+def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> tuple[Changes, Groups]:
+    statuses = _lock_parents(session, {edge.parent for edge in edges})
+    pending: set[TaskKey] = set()
+    remaining: Counter[TaskKey] = Counter()
+    cancelled: defaultdict[str, dict[int, str]] = defaultdict(dict)
+    rows = []
+    for parent, child, name in edges:
+        status, policy = statuses[parent], policies[child]
+        counts = status == COMPLETED or (policy == "run" and status in TERMINAL)
+        if not counts:
+            remaining[child] += 1
+            pending.add(parent)
+        if policy == "cancel" and status in (ERROR, POISON):
+            cancelled[child.location][child.id] = f"Cancelled: parent task {parent.id} ended as {status}."
+        rows.append({
+            "parent_location": parent.location, "parent_id": parent.id, "child_location": child.location,
+            "child_id": child.id, "name": name, "outcome": status if counts else None,
+        })  # fmt: skip
+    for there, ids in by_table(session, pending):
+        there.run(there.sql.watch, {"ids": ids})
+    for start in range(0, len(rows), ROWS_PER_INSERT):
+        session.run(session.sql.insert_edges, {"rows": json.dumps(rows[start : start + ROWS_PER_INSERT])})
+    changes, free = Changes(), defaultdict(list)
+    holds = []
+    for child, policy in policies.items():
+        if not remaining[child]:
+            free[child.location].append(child.id)
+            continue
+        holds.append({
+            "location": child.location, "task_id": child.id, "remaining": remaining[child], "on_parent_failure": policy,
+        })  # fmt: skip
+    for start in range(0, len(holds), ROWS_PER_INSERT):
+        session.run(session.sql.insert_holds, {"rows": json.dumps(holds[start : start + ROWS_PER_INSERT])})
+    for location, ids in free.items():
+        changes.released += let_go(session, location, ids)
+    for location, reasons in cancelled.items():
+        changes.cancelled[location] = cancel(at(session, location), reasons)
+    return changes, changes.groups
+
+
+def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKey, str]:
+    statuses: dict[TaskKey, str] = {}
+    for there, ids in by_table(session, parents):
+        rows = there.run(there.sql.lock_parents, {"ids": ids})
+        statuses |= {TaskKey(there.location, task_id): status for task_id, status in rows}
+    if missing := sorted(set(parents) - statuses.keys()):
+        names = ", ".join(str(key.id) for key in missing[:5]) + ("" if len(missing) <= 5 else ", …")
+        raise EnqueueError(
+            f"after= names tasks that are not in the table {missing[0].location}: {names}. Enqueue parents first. A "
+            "task that completed may have left the table: then leave it out."
+        )
+    return statuses
+
+
+def by_table(session: Session, keys: Iterable[TaskKey]) -> Iterator[tuple[Session, object]]:
+    """Yield the ids of tasks, in order, as array parameters for statements on their tables."""
+    ids: defaultdict[str, list[int]] = defaultdict(list)
+    for location, task_id in sorted(keys):
+        ids[location].append(task_id)
+    for location, of_table in ids.items():
+        there = at(session, location)
+        for start in range(0, len(of_table), ROWS_PER_INSERT):
+            yield there, there.sql.dialect.array(of_table[start : start + ROWS_PER_INSERT])
+
+
+# -- what a processor reads of its parents -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """A task that another one waited for, as it is now. ``status`` is "" for one that is gone without a trace."""
+
+    id: int
+    name: str
+    queue: str
+    reference: str | None
+    status: str
+    result: object
+
+
+class Parents(Sequence[Parent]):
+    """The parents of a task: at most ``MAX_PARENTS_READ`` of them, the first ones; ``counts`` counts all.
+
+    ``parents["name"]`` is the parent that ``after`` gave a name.
+    """
+
+    def __init__(self, found: Sequence[Parent], counts: Mapping[str, int]) -> None:
+        self._found, self.counts = list(found), dict(counts)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return self._found[key]
+        for one in self._found:
+            if one.name == key:
+                return one
+        names = sorted({one.name for one in self._found if one.name})
+        raise KeyError(f"No parent has the name {key!r}.{near_match(key, names)}")
+
+    @property
+    def results(self) -> list[object]:
+        """The results of the parents, in the order in which ``after`` named them."""
+        return [one.result for one in self._found]
+
+
+class ReadsParents:
+    """The part of a port that reads the parents of a task."""
+
+    alias: str
+    model: type[AbstractTask]
+
+    def parents(self, lease: Lease) -> Parents:
+        """Return the parents of a task, with their results, from their tables or the history."""
+        edges = Dependency.objects.using(self.alias).filter(
+            child_location=self.model._meta.label_lower, child_id=lease.id
+        )
+        first = list(edges.order_by("pk")[:MAX_PARENTS_READ])
+        counts = Counter(edge.outcome or "" for edge in first)
+        if len(first) == MAX_PARENTS_READ:
+            counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
+            counts = Counter({outcome or "": number for outcome, number in counted})
+        rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
+        found = [
+            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), GONE_TASK))
+            for edge in first
+        ]
+        return Parents(found, counts)
+
+
+GONE_TASK = ("", None, "", None)
+
+
+def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
+    """Return (queue, reference, status, result) of tasks, from their tables or the history."""
+    names = ("queue", "reference", "status", "result")
+    found: dict[tuple[str, int], Any] = {}
+    for location in sorted({key.location for key in keys if is_task_table(key.location)}):
+        ids = [key.id for key in keys if key.location == location]
+        rows = model_named(location)._base_manager.using(alias).filter(pk__in=ids).values_list("pk", *names)
+        found |= {(location, row[0]): row[1:] for row in rows}
+        if gone := [task_id for task_id in ids if (location, task_id) not in found]:
+            moved = TaskHistory._base_manager.using(alias).filter(location=location, task_id__in=gone)
+            found |= {(location, row[0]): row[1:] for row in moved.values_list("task_id", *names)}
+    return found
+
+
+# -- enqueue -----------------------------------------------------------------------------------------------------------
+
+members: ContextVar[Members | None] = ContextVar("dbtaskqueue_members", default=None)
+
+
+class Members(Protocol):
+    """Takes note of the tasks that are enqueued inside a block."""
+
+    def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
+        """Take note of tasks, in the transaction that inserted them."""
+
+    def defer(self, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> bool:
+        """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """What the tasks of one call wait for, with the names that they have for it, and the block that takes note."""
+
+    parents: Mapping[TaskKey, str] | None
+    policy: str
+    block: Members | None
+
+    def relate(self, session: Session, queue: str, ids: Sequence[int]) -> None:
+        """Let tasks wait that this transaction has inserted, and have the block take note of them."""
+        keys = [TaskKey(session.location, task_id) for task_id in ids]
+        if self.parents is not None and keys:
+            edges = [Edge(parent, key, name) for key in keys for parent, name in self.parents.items()]
+            policies = dict.fromkeys(keys, self.policy)
+            if self.block is None or not self.block.defer(edges, policies):
+                attach(session, edges, policies)
+        if self.block is not None and keys:
+            self.block.add(session.connection.alias, queue, keys)
+
+
+def related_of(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, Related | None]:
+    """Return the database of the tasks of a call, which is that of their parents, and what they are related to."""
+    block, parents = members.get(), None
+    if how.after is not None:
+        alias, parents = _checked_parents(how, settings, alias)
+    return alias, None if block is None and parents is None else Related(parents, how.on_parent_failure, block)
+
+
+def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) -> tuple[str, dict[TaskKey, str]]:
+    """Return the database of some parents, and their keys with the names that the child has for them."""
+    after, policy = how.after, how.on_parent_failure
+    if policy not in POLICIES:
+        raise refused("on_parent_failure", policy, f"must be one of {', '.join(map(repr, POLICIES))}.")
+    if isinstance(after, AbstractTask | int | TaskKey):
+        after = [after]
+    if not isinstance(after, Iterable):
+        after = [after]  # it is refused below
+    pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
+    location = model_of(settings)._meta.label_lower
+    aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}
+    if settings.shards and how.using is None:
+        alias = next(iter(sorted(aliases)), alias)
+    if aliases - {alias}:
+        raise EnqueueError(
+            f"after= names tasks of the database {min(aliases - {alias})!r}, and this task goes to {alias!r}. A task "
+            "can wait only for tasks of its own database: no transaction spans two."
+        )
+    keys: dict[TaskKey, str] = {}
+    for name, parent in pairs:
+        key = _key(parent, location)
+        if key.location == TEMPORARY != location:
+            raise EnqueueError(
+                f"after= names the temporary task {key.id}. A crash of the server empties the table of temporary "
+                "tasks, and this task would wait for ever. Let both queues be temporary, or none."
+            )
+        if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH or "\0" in name:
+            raise EnqueueError(
+                f"after= has the name {short_repr(name)} for task {key.id}: use text of at most 200 characters."
+            )
+        keys[key] = name
+    return alias, keys
+
+
+def _key(parent: object, location: str) -> TaskKey:
+    if isinstance(parent, AbstractTask) and parent.pk is not None:
+        return TaskKey(parent._meta.label_lower, parent.pk)
+    if isinstance(parent, TaskKey):
+        return parent
+    if type(parent) is int and 0 < parent < 2**63:
+        return TaskKey(location, parent)
+    wanted = f"must be a task that enqueue() returned, or the id of a task in the table {location}"
+    raise refused("after", parent, f"{wanted}; or a list of them, or a mapping of names to them.")

@@ -34,8 +34,8 @@ from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_of
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.dependencies import members, related_of
 from django_dbtaskqueue.flow.insert import MAX_ROUNDS, REFERENCE, Insert
-from django_dbtaskqueue.flow.parents import members, related_of
 from django_dbtaskqueue.flow.placement import (
     LEFT_TABLE,
     UNIQUE_OVER_HISTORY,

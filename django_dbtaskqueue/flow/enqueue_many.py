@@ -31,9 +31,9 @@ from django_dbtaskqueue.core.sql.enqueue import REPLACE
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import usage
+from django_dbtaskqueue.flow.dependencies import related_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, ON_DUPLICATE, check_choice, joined, row_of
 from django_dbtaskqueue.flow.insert import Batch, Insert, UniformRows, Written, as_rows
-from django_dbtaskqueue.flow.parents import related_of
 from django_dbtaskqueue.flow.placement import LEFT_TABLE, Row, apply_rule, check_timeout, checked_rule, route
 
 NO_OPTIONS = TaskOptions()

@@ -48,7 +48,7 @@ from django_dbtaskqueue.flow.placement import (
 )
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.flow.parents import Related
+    from django_dbtaskqueue.flow.dependencies import Related
 
 MAX_ROUNDS = 6  # of the statements of an insert, until another row in the way is given up
 MIN_ROWS_TO_COPY = 200  # fewer do not pay for the savepoint

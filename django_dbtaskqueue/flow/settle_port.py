@@ -16,7 +16,7 @@ from django_dbtaskqueue.core.outcomes import Outcome, Settlement, Suspend
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import limiter, usage
-from django_dbtaskqueue.flow.parents import ReadsParents
+from django_dbtaskqueue.flow.dependencies import ReadsParents
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.flow.steps import Journal

@@ -18,8 +18,7 @@ from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import ERROR, TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
-from django_dbtaskqueue.flow.dependencies import TaskKey
-from django_dbtaskqueue.flow.parents import rows_of
+from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded

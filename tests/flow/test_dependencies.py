@@ -14,8 +14,7 @@ from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move, retention
-from django_dbtaskqueue.flow.dependencies import TaskKey
-from django_dbtaskqueue.flow.parents import rows_of
+from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle import plan
 from django_dbtaskqueue.flow.settle_port import SettlePort
