@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.sql.dialects import NO_VALUES
 from django_dbtaskqueue.db.liveness import is_about_data
 from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.limiter import Limiter, fenced
+from django_dbtaskqueue.flow.groups import Limiter, fenced
 
 # -- the scan of the ready order ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
-"""Groups: at most one live lease each, strict order inside. Of each group one task is ready, the head. The
-others wait out of the ready order, so that a busy group costs it one row. With the setting ``max_running_per_group``
-a group has so many heads, which may run at the same time.
+"""Groups and limits: which tasks may run at the same time.
+
+A group has at most one live lease, and strict order. One task of it is ready, the head. The others wait out of the
+ready order, so that a busy group costs it one row. ``max_running_per_group`` is the number of heads of a group.
 
 Each change of a group's head is made under the group's lock, in its own transaction: entering (enqueue,
 reprocess, kick) and leaving (settle, cancel, delete). Producers of one group therefore take turns until they commit.
@@ -8,21 +9,26 @@ reprocess, kick) and leaving (settle, cancel, delete). Producers of one group th
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+import threading
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from math import floor, inf
+from typing import Any, NamedTuple, TypeVar
+from uuid import uuid4
 
 from django.db import OperationalError
 
 from django_dbtaskqueue.conf.overrides import queue_settings
+from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.conf.settings import default_settings
 from django_dbtaskqueue.core.exceptions import TooManyGroups, UnknownQueue
+from django_dbtaskqueue.core.lease import POSITION, Lease
 from django_dbtaskqueue.db.liveness import sqlstate
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.db.session import Row, Session
+from django_dbtaskqueue.db.session import Params, Row, Session
 
 T = TypeVar("T")
 Statement = tuple[str, Mapping[str, Any]]
@@ -183,3 +189,322 @@ def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> lis
 
 def _params(session: Session, queue: str, groups: Collection[str]) -> dict[str, Any]:
     return {"queue_name": queue, "groups": session.sql.dialect.text_array(groups)}
+
+
+# -- limits of a queue over all pollers: how many of its tasks run at a time, and how many start in a time -------------
+
+# A checkout of a limited queue is one transaction that begins with a lock on the queue's row in ``Limit``. The row
+# names the leases that count, as ``id:total_attempt``. Some of them may have ended, so their number is an upper bound.
+# A checkout reads the tasks only if the bound does not leave room. So a killed poller leaves no count behind. The row
+# also has the tokens of the rate. Two pollers cannot exceed a limit together, because they take turns at the row.
+#
+# Far below the limits a checkout takes its rows before it locks the row, so that only counting waits for others. If it
+# then finds that they are too many, it takes nothing, and begins again with the lock.
+#
+# The tokens of a group are in a row of its own. A task whose group has none is put off in the transaction
+# that took it: it is ready again when the token is due, so no checkout reads it before.
+
+MAX_UNWATCHED_S = 30.0  # without a checkout: then the leases are found anew, because the limit may have been off
+MIN_TOKEN_PAUSE_S = 0.01  # until the next poll of a queue that waits for tokens
+LOCKED_PAUSE_S = 0.05  # until the next poll of a queue whose row another transaction holds
+LOCK_TIMEOUT_SQLSTATE = "55P03"
+NO_RATE_TOKENS = 1e9  # of a queue without a rate: with the first rate it has a whole burst
+TOKEN_ROUNDING = 1e-6  # tokens that are missing only because floats are rounded
+MAX_ENDED_LEASES = 20_000  # that a process remembers for a queue; a forgotten one is found by the next exact count
+TOTAL_ATTEMPT, GROUP = POSITION["total_attempt"], POSITION["group"]
+SAFE_SHARE = 0.5  # of the room that is left, which a checkout may take before it has the lock
+NEAR_SHARE = 0.8  # of the limit: when so many run, the row names no lease that ended
+Fence = tuple[int, int]  # a lease: id and total_attempt of its task
+Names = dict[str, set[str]]  # leases as the row has them, "id:total_attempt,…": those of them that may still run
+TakeRows = Callable[[Params], list[Row]]  # takes at most ``limit`` rows
+
+
+@dataclass(eq=False)
+class _Memory:
+    """What this process knows of a queue's row: its content, while ``stamp`` is the row's, and leases that ended."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stamp: str = ""
+    names: Names = field(default_factory=dict)
+    alone: bool = False  # no other process had changed the row when this one read it last
+    unused: float = 0.0  # tasks that the limits allowed after the last checkout
+    ended: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_ENDED_LEASES))
+
+
+class _TooManyTaken(Exception):
+    """More rows were taken ahead of the lock than the limits allow."""
+
+
+limit_memories: dict[tuple[str, str], _Memory] = {}  # by alias and queue, where a poller of this process takes tasks
+
+
+class Limiter(threading.local):
+    """The limits of one queue, as one process applies them.
+
+    ``pause``, of the calling thread's last checkout: seconds until the limits allow a task; 0: until a task that runs
+    ends; None: they held none back. A fetch on another thread must not change it.
+    """
+
+    def __init__(self, queue: str, settings: QueueSettings) -> None:
+        self.queue = queue
+        self.max_running = settings.max_running
+        self.rate = 0.0 if settings.rate is None else settings.rate.per_second
+        self.burst = float(settings.burst or max(1, floor(self.rate))) if self.rate else NO_RATE_TOKENS
+        self.rate_per_group = 0.0 if settings.rate_per_group is None else settings.rate_per_group.per_second
+        self.burst_per_group = float(settings.burst_per_group or max(1, floor(self.rate_per_group)))
+        self.pause: float | None = None
+        self.put_off = False  # tasks, in the last checkout, whose groups have no token
+
+    @classmethod
+    def of(cls, queue: str, settings: QueueSettings) -> Limiter | None:
+        """Return the limits of a queue; None if it has none."""
+        limits = (settings.max_running, settings.rate, settings.rate_per_group)
+        return None if limits == (None, None, None) else cls(queue, settings)
+
+    def used(self, session: Session) -> tuple[int, float]:
+        """Return how many tasks run, and how many may start now by the rate. Locks nothing."""
+        found = session.run(session.sql.limit_state, {"queue_name": self.queue})
+        text, tokens, seconds = found[0] if found else ("", self.burst, 0.0)
+        live, _ = _leases(session, _all(_stored(text)), 0.0)
+        return len(live), min(self.burst, tokens + max(0.0, seconds) * self.rate)
+
+    def take(
+        self, session: Session, params: Params, take_rows: TakeRows, rewind: Callable[[], None] = lambda: None
+    ) -> list[Row]:
+        """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first.
+
+        Near a limit that is; far below, all are taken in the ready order. ``rewind`` is called after rows of
+        ``take_rows`` were not taken after all.
+        """
+        params, self.put_off = {**params, "queue_name": self.queue}, False
+        if self.max_running is None and not self.rate:
+            with session.atomic():
+                return self._take_by_group(session, params, take_rows)
+        memory = _Memory()
+        if session.owned:
+            memory = limit_memories.setdefault((session.connection.alias, self.queue), memory)
+        # SQLite has one writer at a time: a checkout holds its lock from the begin.
+        ahead = session.postgresql and params["limit"] <= memory.unused * SAFE_SHARE
+        try:
+            if ahead:
+                with suppress(_TooManyTaken):
+                    return self._take_ahead(session, params, take_rows, memory)
+                rewind()
+            with memory.lock:  # threads of a process take turns at the memory, as processes do at the row
+                with session.atomic():
+                    taken, stamp, names = self._take(session, params, take_rows, memory)
+                memory.stamp, memory.names = stamp, names
+        except OperationalError as error:
+            if ahead:
+                rewind()
+            if not session.owned or sqlstate(error) != LOCK_TIMEOUT_SQLSTATE:
+                raise
+            self.pause = LOCKED_PAUSE_S  # code with a long transaction takes from the queue
+            return []
+        return taken
+
+    def _take_ahead(self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory) -> list[Row]:
+        """Take rows first, then lock the row and count them. Raises ``_TooManyTaken``, and has taken nothing."""
+        with ExitStack() as turn:  # it ends after the transaction
+            with session.atomic():
+                rows = take_rows(params)
+                if not rows:
+                    self.pause = None
+                    return []
+                turn.enter_context(memory.lock)
+                counted = self._count_unseen(session, rows, memory)
+                if counted is None:
+                    counted = self._take(session, params, lambda _: rows, memory, ahead=len(rows))
+                taken, stamp, names = counted
+            memory.stamp, memory.names = stamp, names
+        return taken
+
+    def _count_unseen(self, session: Session, rows: list[Row], memory: _Memory) -> tuple[list[Row], str, Names] | None:
+        """Count rows by one statement, without reading the queue's row; None if this process does not know it.
+
+        Until the commit the row is locked for no answer of the database to this process.
+        """
+        if not memory.alone or self.rate_per_group or (self.max_running is not None and not memory.stamp):
+            return None
+        names, running, stamp, ended = Names(), 0, "", list[str]()
+        if self.max_running is not None:
+            ended = _ended(memory)
+            running = len(rows) + _drop(memory.names, ended)
+            names = memory.names | _named([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in rows])
+            names, stamp = {text: some for text, some in names.items() if some}, uuid4().hex
+        found = list[Row]()
+        if self.max_running is None or running <= self.max_running * NEAR_SHARE:
+            known = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "known": memory.stamp}
+            stored = {"leases": ",".join(names), "stamp": stamp, "taken": self._tokens_of(rows)}
+            found = session.run(session.sql.count_in_limit, {**known, **stored, "watched": MAX_UNWATCHED_S})
+        if not found:
+            memory.ended.extend(ended)
+            return None
+        tokens_left = found[0][0] if self.rate else inf
+        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - running)
+        self.pause = None
+        return rows, stamp, names
+
+    def _take(
+        self, session: Session, params: Params, take_rows: TakeRows, memory: _Memory, *, ahead: int = 0
+    ) -> tuple[list[Row], str, Names]:
+        """Return the rows that were taken, and what the row of the queue holds now: its stamp and its leases.
+
+        Raises ``_TooManyTaken`` if there is no room for so many as were taken ``ahead``.
+        """
+        memory.unused = 0.0
+        limited = {"queue_name": self.queue, "rate": self.rate, "burst": self.burst, "stamp": memory.stamp}
+        stamp, text, tokens, unwatched = session.run(session.sql.lock_limit, limited)[0]
+        memory.alone = stamp == memory.stamp
+        wanted: int = params["limit"]
+        free = allowed = min(wanted, floor(tokens + TOKEN_ROUNDING)) if self.rate else wanted
+        taken, names, running = list[Row](), Names(), 0
+        if self.max_running is not None:
+            if not stamp or (unwatched or 0.0) > MAX_UNWATCHED_S:
+                names = _named({_piece(*row) for row in session.run(session.sql.all_running, params)})
+            else:
+                names = memory.names if memory.alone else _stored(text)
+            running = _drop(names, _ended(memory))
+            if running + allowed > self.max_running:
+                taken, names = self._count_exactly(session, params, _all(names), allowed)
+                running = len(_all(names))
+            free = min(allowed - len(taken), self.max_running - running)
+        if ahead > max(free, 0):
+            raise _TooManyTaken
+        found = take_rows({**params, "limit": free}) if free > 0 else []
+        rows, taken_over = taken + found, taken
+        taken = self._within_group_rates(session, rows)
+        refused = len(taken) < len(rows)
+        if taken or self.max_running is not None:
+            stored = {"queue_name": self.queue, "leases": "", "stamp": "", "taken": self._tokens_of(taken)}
+            if self.max_running is not None:
+                new = _named([f"{row[0]}:{row[TOTAL_ATTEMPT]}" for row in taken])
+                running += len(taken) - len(taken_over)
+                if taken_over or running > self.max_running * NEAR_SHARE:
+                    # Near the limit others count the names, so those of ended leases are left out.
+                    names = _named(_all(names).difference([_piece(row[0], row[TOTAL_ATTEMPT]) for row in rows]))
+                names, stamp = {text: some for text, some in (names | new).items() if some}, uuid4().hex
+                stored |= {"leases": ",".join(names), "stamp": stamp}
+            session.run(session.sql.store_limit, stored)
+        tokens_left = tokens - len(taken) if self.rate else inf
+        memory.unused = tokens_left if self.max_running is None else min(tokens_left, self.max_running - running)
+        self.pause = None
+        if len(taken) < wanted and len(found) >= free:  # there may be more tasks
+            self.pause = self._pause(tokens_left, by_rate=len(taken) == allowed, refused=refused)
+        return taken, stamp, names
+
+    def _tokens_of(self, taken: list[Row]) -> float:
+        return float(len(taken)) if self.rate else 0.0
+
+    def _pause(self, tokens: float, *, by_rate: bool, refused: bool) -> float:
+        if refused:
+            return MIN_TOKEN_PAUSE_S
+        return max(MIN_TOKEN_PAUSE_S, (1 - tokens) / self.rate) if self.rate and by_rate else 0.0
+
+    def _take_by_group(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
+        rows = take_rows(params)
+        taken = self._within_group_rates(session, rows)
+        self.pause = MIN_TOKEN_PAUSE_S if len(taken) < len(rows) == params["limit"] else None
+        return taken
+
+    def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
+        """Take a token of its group for each task; put those off that get none, until their group has one."""
+        keys = {row[GROUP] for row in rows if row[GROUP]} if self.rate_per_group else ()
+        if not keys:
+            return rows
+        limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
+        groups = session.sql.dialect.text_array(sorted(keys))
+        left: dict[str, float] = dict(session.run(session.sql.lock_group_limits, {**limits, "groups": groups}))
+        started, put_off = list[Row](), list[dict[str, float]]()
+        charged: Counter[str] = Counter()
+        for row in rows:
+            group = row[GROUP]
+            if not group:
+                started.append(row)
+                continue
+            left[group] -= 1
+            if left[group] >= -TOKEN_ROUNDING:
+                charged[group] += 1
+                started.append(row)
+            else:
+                delay = max(MIN_TOKEN_PAUSE_S, -left[group] / self.rate_per_group)
+                put_off.append({"task_id": row[0], "token": row[TOTAL_ATTEMPT], "delay": delay})
+        if charged:
+            taken = [{"group_name": group, "taken": number} for group, number in charged.items()]
+            session.run(session.sql.charge_groups, {**limits, "rows": json.dumps(taken)})
+        if put_off:
+            self.put_off = True
+            session.run(session.sql.put_off, {"rows": json.dumps(put_off)})
+        return started
+
+    def _count_exactly(
+        self, session: Session, params: Params, leases: set[str], allowed: int
+    ) -> tuple[list[Row], Names]:
+        """Take over leases that ran out; return them, and all leases that count now."""
+        live, lapsed = _leases(session, leases, params["lease"])
+        over = lapsed[: max(0, min(allowed, (self.max_running or 0) - len(live)))]
+        taken = session.run(session.sql.checkout_optimistic, {**params, "rows": fenced(over)}) if over else []
+        again = {row[0]: row[TOTAL_ATTEMPT] for row in taken}
+        held = [*live, *again.items(), *[fence for fence in lapsed if fence[0] not in again]]
+        return taken, _named({_piece(*fence) for fence in held})
+
+
+def note_ended(alias: str, leases: Iterable[Lease]) -> None:
+    """Remember leases whose outcome this process has committed: they do not count any more."""
+    by_queue: dict[str, list[str]] = {}
+    for lease in leases:
+        by_queue.setdefault(lease.queue, []).append(f"{lease.id}:{lease.total_attempt}")
+    for queue, ended in by_queue.items():
+        memory = limit_memories.get((alias, queue))
+        if memory is not None:
+            memory.ended.extend(ended)
+
+
+def _piece(task_id: int, token: int) -> str:
+    return f"{task_id}:{token}"
+
+
+def _stored(text: str | None) -> Names:
+    return {text: set(text.split(","))} if text else {}
+
+
+def _named(leases: Collection[str]) -> Names:
+    return {",".join(leases): set(leases)} if leases else {}
+
+
+def _all(names: Names) -> set[str]:
+    return set().union(*names.values())
+
+
+def _ended(memory: _Memory) -> list[str]:
+    return [memory.ended.popleft() for _ in range(len(memory.ended))]
+
+
+def _drop(names: Names, ended: list[str]) -> int:
+    """Take off leases that ended; return how many are left. They mostly end in the order in which they were taken."""
+    left, missing = 0, len(ended)
+    for some in names.values():
+        if missing > 0:
+            before = len(some)
+            some.difference_update(ended)
+            missing -= before - len(some)
+        left += len(some)
+    return left
+
+
+def _leases(session: Session, known: set[str], lease: float) -> tuple[list[Fence], list[Fence]]:
+    """Return which leases hold, and which ran out and may still be renewed or taken over.
+
+    One that ran out counts for one more ``lease`` at most: then no poller works for it that is not stuck.
+    """
+    ids = ",".join([piece.partition(":")[0] for piece in known])
+    ids = f"{{{ids}}}" if session.postgresql else f"[{ids}]"
+    rows = session.run(session.sql.running_of, {"ids": ids}) if known else []
+    found = [(task_id, token, left) for task_id, token, left in rows if _piece(task_id, token) in known]
+    live = [(task_id, token) for task_id, token, left in found if left > 0]
+    return live, [(task_id, token) for task_id, token, left in found if -lease < left <= 0]
+
+
+def fenced(leases: Iterable[Fence]) -> str:
+    """Return leases as the rows of a statement."""
+    return json.dumps([{"task_id": task_id, "token": token} for task_id, token in sorted(leases)])

@@ -37,14 +37,13 @@ from django_dbtaskqueue.core.outcomes import (
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
-from django_dbtaskqueue.flow import dependencies, groups, limiter, usage
+from django_dbtaskqueue.flow import dependencies, groups, usage
 
 logger = logging.getLogger("django_dbtaskqueue")
 
 Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]
 Rewritten = Reenqueue | Poison | Failed | Release | Park | Suspend  # outcomes that change the row by what they carry
-LOCKED = "55P03"  # what PostgreSQL calls a wait that was longer than lock_timeout
 BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
 UNCUT_CHARS = 1000  # of a text that is short enough in any case: a character has at most four bytes
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
@@ -62,8 +61,8 @@ def settle(session: Session, pairs: Sequence[Decided], *, keep: str = "keep", gr
     else:
         answers = session.together(batch)
     settled = {row[0] for rows in answers for row in rows}
-    if limiter.memories and session.owned:  # otherwise the transaction of a caller is still open
-        limiter.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
+    if groups.limit_memories and session.owned:  # otherwise the transaction of a caller is still open
+        groups.note_ended(session.connection.alias, (lease for lease, _ in pairs if lease.id in settled))
     usage.settled(session.connection, pairs, settled)
     watched = {row[0] for rows in answers for row in rows if row[1]}
     if watched:
@@ -246,7 +245,7 @@ def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exceptio
     To find out, settle a task that does not exist.
     """
     code = sqlstate(error)
-    if is_about_data(error) or code == LOCKED:
+    if is_about_data(error) or code == groups.LOCK_TIMEOUT_SQLSTATE:
         return
     if code.startswith(READ_ONLY) or isinstance(error, OperationalError):
         raise error
@@ -271,7 +270,7 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: s
     if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
         return _halves(pairs)
     _raise_if_common(session, pairs, error, keep)
-    locked = code == LOCKED
+    locked = code == groups.LOCK_TIMEOUT_SQLSTATE
     if locked:
         rows = json.dumps([{"task_id": lease.id, "token": lease.total_attempt} for lease, _ in pairs])
         free = {row[0] for row in session.run(session.sql.unlocked, {"rows": rows})}

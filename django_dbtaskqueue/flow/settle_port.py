@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.lease import Lease, Steps
 from django_dbtaskqueue.core.outcomes import Outcome, Settlement, Suspend
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import limiter, usage
+from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import ReadsParents
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.settle import resolve, settle
@@ -103,7 +103,7 @@ class SettlePort(ReadsParents):
 
 
 def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
-    if limiter.memories:
-        limiter.note_ended(alias, (lease for lease, _ in pairs))
+    if groups.limit_memories:
+        groups.note_ended(alias, (lease for lease, _ in pairs))
     for lease, _ in pairs:
         lease.settled = True

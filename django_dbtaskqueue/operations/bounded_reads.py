@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.sql.stats import MAX_POSITIONS_PER_PRIORITY, StatsS
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.liveness import sqlstate
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.models import Queue
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
 from django_dbtaskqueue.flow.checkout import ScanCursor, Strategy
-from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.flow.settle_port import SettlePort

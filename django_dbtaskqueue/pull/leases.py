@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
-from django_dbtaskqueue.flow.limiter import Limiter
+from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
 from django_dbtaskqueue.flow.settle_port import SettlePort

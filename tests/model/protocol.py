@@ -188,7 +188,7 @@ class Protocol:
         return free and row.attempt < self.size.max_attempts
 
     def within_limit(self, state: State, free: list[int]) -> tuple[list[int], Names]:
-        """``flow.limiter``: return which of these tasks may be taken, and the leases that count.
+        """``flow.groups``: return which of these tasks may be taken, and the leases that count.
 
         The number of names is an upper bound. If it leaves no room, the leases are read. One that is over may be
         renewed by a poller that stood still. So it counts until it is forgotten, and is taken over first.
