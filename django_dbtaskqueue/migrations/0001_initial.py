@@ -7,8 +7,7 @@ from django.db import migrations, models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from django_dbtaskqueue.db.partitions import PartitionByMonth
-from django_dbtaskqueue.db.storage import TuneTaskTable
+from django_dbtaskqueue.db.storage import PartitionByMonth, TuneTaskTable
 
 STATUSES = ["CREATED", "PROCESSING", "COMPLETED", "ERROR", "POISON"]
 ENDED = ["COMPLETED", "ERROR", "POISON"]

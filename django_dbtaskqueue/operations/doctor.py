@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.durations import format_duration, format_seconds, p
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db import partitions
+from django_dbtaskqueue.db import storage
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
@@ -472,11 +472,11 @@ def _durability(session: Session) -> Iterator[Finding]:
 
 def _months(session: Session) -> Iterator[Finding]:
     table = TaskHistory._meta.db_table
-    if not partitions.is_partitioned(session.connection, table):
+    if not storage.is_partitioned(session.connection, table):
         return
     remedy = "python manage.py housekeeptasks"
     now = session.time(session.run("SELECT statement_timestamp() + interval '1 day'", {})[0][0])
-    if not any(month.first <= now < month.end for month in partitions.months(session.connection, table)):
+    if not any(month.first <= now < month.end for month in storage.months(session.connection, table)):
         yield _warning("history.month", _("The history has no partition for tomorrow."), remedy)
     default = session.connection.ops.quote_name(f"{table}_default")
     if session.run(f"SELECT 1 FROM {default} LIMIT 1", {}):  # noqa: S608 -- the name of a partition

@@ -21,8 +21,8 @@ from django_dbtaskqueue.core.durations import Pauses, clock, format_seconds
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
-from django_dbtaskqueue.db.partitions import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.db.storage import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.flow import retention
 from django_dbtaskqueue.flow.rescue import end_expired
 from django_dbtaskqueue.flow.retention import RetentionCursor

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django_dbtaskqueue import processor, signals
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PROCESSING
-from django_dbtaskqueue.db import partitions
+from django_dbtaskqueue.db import storage
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Task, TaskChange, TaskHistory
 from django_dbtaskqueue.operations.housekeeping import HISTORY_TABLE, Housekeeper, RetentionPolicy
 from django_dbtaskqueue.testing import drain
@@ -125,12 +125,12 @@ def where(row: TaskHistory) -> str:
 
 
 def months() -> list[str]:
-    return [month.name for month in partitions.months(connection, HISTORY_TABLE)]
+    return [month.name for month in storage.months(connection, HISTORY_TABLE)]
 
 
 def test_history_lies_in_one_table_a_month_made_ahead_and_dropped_when_old(history: None) -> None:
-    first, *others = partitions.months(connection, HISTORY_TABLE)
-    assert len(others) == partitions.AHEAD
+    first, *others = storage.months(connection, HISTORY_TABLE)
+    assert len(others) == storage.AHEAD
     row = TaskHistory.objects.create(queue="parcels", task_id=1)
     assert where(row) == first.name and first.first <= row.moved_time < first.end
     # A month that nobody made goes to the default partition, and from there into a partition of its own
@@ -170,12 +170,12 @@ def test_months_without_a_housekeeper_move_out_of_the_default_partition(history:
 def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
     rows = [TaskHistory.objects.create(queue="parcels", task_id=number).pk for number in range(3)]
     tables = MigrationExecutor(connection).loader.project_state([("dbtaskqueue", "0001_initial")]).apps
-    step = partitions.PartitionByMonth("taskhistory", "moved_time")
+    step = storage.PartitionByMonth("taskhistory", "moved_time")
     state = type("State", (), {"apps": tables})()
     for change, partitioned in ((step.database_backwards, False), (step.database_forwards, True)):
         with connection.schema_editor() as editor:
             change("dbtaskqueue", editor, state, state)
-        assert partitions.is_partitioned(connection, HISTORY_TABLE) is partitioned
+        assert storage.is_partitioned(connection, HISTORY_TABLE) is partitioned
         assert sorted(TaskHistory.objects.values_list("pk", flat=True)) == rows
         rows.append(TaskHistory.objects.create(queue="parcels", task_id=9).pk)
         with connection.cursor() as cursor:
