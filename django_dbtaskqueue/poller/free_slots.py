@@ -26,7 +26,7 @@ from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.poller.crash_isolation import CrashIsolation
+    from django_dbtaskqueue.poller.fetch import CrashIsolation
     from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
