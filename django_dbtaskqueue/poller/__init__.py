@@ -1,6 +1,6 @@
 """The poller: it fetches tasks, runs their processors, and settles the outcomes.
 
 ``loop`` polls. ``fetch`` chooses queues and checks out, as many tasks as ``free_slots`` says; ``queue_state`` is one
-polled queue. ``executors`` run processors, ``settle_batches`` writes outcomes, ``renew`` extends leases. ``heartbeat``
+polled queue. ``executors`` run processors, ``held_leases`` writes outcomes and renews leases. ``heartbeat``
 reports, obeys operators and rescues; ``periodic`` runs such jobs; ``process`` keeps child processes alive.
 """

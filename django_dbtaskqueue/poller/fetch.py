@@ -27,8 +27,8 @@ from django_dbtaskqueue.poller.free_slots import (
     processor_slots,
     share_of,
 )
+from django_dbtaskqueue.poller.held_leases import Counts, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 

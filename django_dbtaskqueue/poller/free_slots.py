@@ -27,7 +27,7 @@ from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, 
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.fetch import CrashIsolation
-    from django_dbtaskqueue.poller.settle_batches import Counts, Settler
+    from django_dbtaskqueue.poller.held_leases import Counts, Settler
 
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data

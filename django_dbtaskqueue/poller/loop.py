@@ -29,9 +29,8 @@ from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.poller.executors import LOST, Done, Executor, Job, Run, done_by_lease
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.held_leases import FULL_BATCH_OUTCOMES, Counts, Renewer, Settler
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-from django_dbtaskqueue.poller.renew import Renewer
-from django_dbtaskqueue.poller.settle_batches import FULL_BATCH_OUTCOMES, Counts, Settler
 
 logger = logging.getLogger("django_dbtaskqueue")
 

@@ -31,9 +31,9 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.held_leases import Counts, Settler
 from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
-from django_dbtaskqueue.poller.settle_batches import Counts, Settler
 from django_dbtaskqueue.pull.leases import next_due
 from django_dbtaskqueue.testing.clock import advance, known_queues
 

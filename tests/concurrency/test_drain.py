@@ -17,9 +17,9 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import move, settle
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.models import Attempt, Task
+from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
-from django_dbtaskqueue.poller.renew import renew
 from tests.conftest import ProcessDatabase
 from tests.factories import LEASE
 from tests.support import PATIENCE, Audit, at_once, counted

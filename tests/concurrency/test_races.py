@@ -27,7 +27,7 @@ from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import Actor as Operator
 from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.held_leases import renew
 from tests.factories import LEASE, age, make_task
 from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, minute_counts, until_blocked
 

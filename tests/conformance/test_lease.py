@@ -8,7 +8,7 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.core.outcomes import Park
 from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING
 from django_dbtaskqueue.flow import move, rescue, run, settle
-from django_dbtaskqueue.poller.renew import renew
+from django_dbtaskqueue.poller.held_leases import renew
 from tests.conformance.conftest import SECOND, World
 from tests.conformance.test_settle import is_at
 from tests.factories import LEASE

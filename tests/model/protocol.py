@@ -231,7 +231,7 @@ class Protocol:
         return Task(COMPLETED if verb == "complete" else ERROR, row.token, 0, NONE, False)
 
     def renewals(self, state: State, who: int, locked: set[int]) -> Iterator[Step]:
-        """``poller.renew``: extend leases under the fence, past locked rows, whether they are over or not."""
+        """``poller.held_leases``: extend leases under the fence, past locked rows, whether they are over or not."""
         for job in state.pollers[who].jobs:
             row = state.tasks[job.task]
             if job.known not in (RUNNING, SENT) or job.task in locked:

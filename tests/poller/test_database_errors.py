@@ -14,7 +14,7 @@ from django_dbtaskqueue.flow import settle
 from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.models.tasks import MAX_TOTAL_ATTEMPT
-from django_dbtaskqueue.poller import settle_batches
+from django_dbtaskqueue.poller import held_leases
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState, release_unknown
 from django_dbtaskqueue.testing import TaskQueueKit
@@ -45,7 +45,7 @@ def until_tried(poller: Poller) -> None:
 @committed
 @pytest.mark.parametrize("condition", ["NEW.status <> 'PROCESSING'", "NEW.status <> 'PROCESSING' AND NEW.id % 3 = 0"])
 def test_an_internal_error_for_a_while_spoils_no_good_work(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settle_batches, "UNSTORED_OUTCOME_SECONDS", PATIENCE)
+    monkeypatch.setattr(held_leases, "UNSTORED_OUTCOME_SECONDS", PATIENCE)
     with refused(condition):
         enqueue_many("letters", [{}] * 30)
         with polling({"letters": 1}) as poller:
@@ -107,7 +107,7 @@ def test_a_row_that_takes_no_outcome_is_at_fault_alone(takes_no: str, end: str, 
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 20)
         until_tried(poller)
-        clock.advance(settle_batches.UNSTORED_OUTCOME_SECONDS)
+        clock.advance(held_leases.UNSTORED_OUTCOME_SECONDS)
         until(lambda: not poller.settler.held)
         enqueue_many("letters", [{}] * 20)
         until(lambda: completed() == 40)

@@ -16,9 +16,9 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.settle import settle
 from django_dbtaskqueue.models import Queue, Task
+from django_dbtaskqueue.poller.held_leases import RETRY_SECONDS, Renewer
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState
-from django_dbtaskqueue.poller.renew import RETRY_SECONDS, Renewer
 from django_dbtaskqueue.testing import TaskQueueKit
 from tests.clock import SteppedClock
 from tests.support import PATIENCE, until
