@@ -189,8 +189,8 @@ def _see_to_returned(queue: QueueState, ended: list[Ended]) -> None:
 
 # -- renew -------------------------------------------------------------------------------------------------------------
 
-# On a thread and a connection of their own, each third of the lease. So neither a busy processor nor a slow settle lets a
-# lease run out. A renewal never waits for a locked row: the processor may have locked it itself.
+# On a thread and a connection of their own, each third of the lease. So neither a busy processor nor a slow settle lets
+# a lease run out. A renewal never waits for a locked row: the processor may have locked it itself.
 
 logger = logging.getLogger("django_dbtaskqueue")
 RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
