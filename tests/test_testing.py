@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.db import IntegrityError, connections, transaction
+from django.db.models.functions import Now
 
 from django_dbtaskqueue import Fixed, enqueue, periodic, processor, signals, testing
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, PayloadError, TaskQueueError, UnknownQueue
@@ -73,7 +74,6 @@ def test_a_failure_is_retried_by_policy_once_time_has_passed() -> None:
     report = drain("flaky")
     assert (report.retried, str(report.errors[0])) == (1, "busy")
     assert_enqueued("flaky", delay=60 * MINUTE)
-    assert str(drain("flaky")) == "nothing was due"
     advance("59m")
     assert str(drain("flaky")) == "nothing was due"
     advance(MINUTE)
@@ -100,10 +100,9 @@ def test_with_scheduled_misses_no_task_that_becomes_due_while_it_looks_and_keeps
 
 
 def test_atomic_mode_rolls_back_the_processors_writes_and_not_the_tests() -> None:
-    processor("bookings", mode="atomic", max_attempts=1)(
-        lambda task: Booking.objects.create(reference=str(task.payload)) and 1 / task.payload
-    )
-    Booking.objects.create(reference="of the test")
+    book = Booking.objects.create
+    processor("bookings", mode="atomic", max_attempts=1)(lambda task: book(reference=task.payload) and 1 / task.payload)
+    book(reference="of the test")
     for payload in (1, 0):
         enqueue("bookings", payload=payload)
     report = drain("bookings")
@@ -157,11 +156,8 @@ def test_async_processors_run_on_the_tests_connection_and_async_tests_can_drain(
 
 def test_a_task_without_a_processor_is_parked_and_goes_on_when_there_is_one() -> None:
     processor("typed", payload=dict)(lambda task: None)
-    task = enqueue("typed", "a", Order(1))
+    enqueue("typed", "a", Order(1))
     assert drain("typed").parked == 1
-    task.refresh_from_db()
-    assert (task.status, task.attempt) == ("CREATED", 0)
-    assert "Order" in str(task.parked_by)
     processor("typed", payload=Order)(lambda task: task.payload.number)
     assert drain("typed").outcomes == (Complete(1),)
 
@@ -179,25 +175,17 @@ def test_a_task_whose_process_died_on_its_last_attempt_ends_in_error(alias: str)
 
 
 def test_a_batch_processor_gets_its_tasks_together() -> None:
-    calls: list[list[str | None]] = []
-
-    @processor("batched", batch=2)
-    def batched(tasks: list[Lease]) -> list[Any]:
-        calls.append([task.reference for task in tasks])
-        return [Poison() if task.reference == "b" else task.reference for task in tasks]
-
+    processor("batched", batch=2)(lambda tasks: [f"{task.reference} of {len(tasks)}" for task in tasks])
     for reference in "abc":
         enqueue("batched", reference)
-    assert drain("batched").outcomes == (Complete("a"), Poison(), Complete("c"))
-    assert calls == [["a", "b"], ["c"]]
-    assert perform("batched", reference="d") == Complete("d")
+    assert drain("batched").outcomes == (Complete("a of 2"), Complete("b of 2"), Complete("c of 1"))
+    assert perform("batched", reference="d") == Complete("d of 1")
 
 
 @both
 def test_limits_hold_and_time_brings_what_they_held_back(alias: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {
-        "QUEUES": {"slow": {"rate": "1/h", "burst": 2, "max_running": 1}, "off": {"concurrency": 0}}
-    }
+    slow = {"rate": "1/h", "burst": 2, "max_running": 1}
+    settings.DBTASKQUEUE = {"QUEUES": {"slow": slow, "off": {"concurrency": 0}}}
     for queue in ("slow", "off"):
         processor(queue)(lambda task: task.reference)
         for reference in "abcd":
@@ -210,21 +198,8 @@ def test_limits_hold_and_time_brings_what_they_held_back(alias: str, settings: A
     assert perform("slow", reference="e", using=alias) == Complete("e"), "whatever the limits say"
 
 
-@both
-def test_tagged_tasks_are_left_to_those_that_ask_for_them(alias: str) -> None:
-    processor("tagged")(lambda task: task.reference)
-    for tag in (None, "gpu", "other"):
-        enqueue("tagged", f"of {tag}", tag=tag, using=alias)
-    assert drain("tagged", using=alias).outcomes == (Complete("of None"),)
-    assert drain("tagged", using=alias, tags=["gpu"]).outcomes == (Complete("of gpu"),)
-
-
 def test_a_schedule_that_is_due_gets_its_task() -> None:
-    @periodic("*/5 * * * *")
-    @processor("reports")
-    def report(task: Lease) -> None:
-        """Has nothing to say."""
-
+    periodic("*/5 * * * *", name="report")(processor("reports")(lambda task: None))
     assert str(drain("reports", with_scheduled=True)) == "nothing was due"
     advance("5m")
     assert drain("reports").completed == 1
@@ -271,16 +246,14 @@ def test_unknown_queues_are_refused_and_an_open_transaction_of_a_poller() -> Non
     for call in (drain, assert_enqueued, refute_enqueued, perform):
         with pytest.raises(UnknownQueue, match="Did you mean 'mail'"):
             call("mial")
-    told = pytest.raises(TaskQueueError, match="see nothing of the open transaction on 'default'")
-    with told, run_poller("mail"):
-        pass
+    with pytest.raises(TaskQueueError, match="see nothing of the open transaction on 'default'"):
+        run_poller("mail").__enter__()
 
 
 def test_a_paused_queue_is_left_alone_until_its_pause_runs_out() -> None:
     processor("paused")(lambda task: None)
     enqueue("paused")
-    task = Task.objects.get()
-    Queue.objects.create(name="paused", paused_time=task.create_time, paused_until=task.create_time + MINUTE)
+    Queue.objects.create(name="paused", paused_time=Now(), paused_until=Now() + MINUTE)
     assert str(drain("paused", with_scheduled=True)) == "nothing was due"
     with pytest.raises(TaskQueueError, match="Queue 'paused' is paused"):
         perform("paused")
@@ -422,19 +395,18 @@ def test_perform_takes_its_own_task_and_no_other() -> None:
         perform("mail", attempt=6)
 
 
-def test_perform_leaves_nothing_behind_whatever_the_queue_keeps(settings: Any) -> None:
+@pytest.mark.parametrize("keep", ["keep", "history", "delete"])
+def test_perform_leaves_nothing_behind_whatever_the_queue_keeps(keep: str, settings: Any) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"kept": {"keep": keep}}}
     processor("kept")(lambda task: None)
-    for keep in ("keep", "history", "delete"):
-        settings.DBTASKQUEUE = {"QUEUES": {"kept": {"keep": keep}}}
-        assert perform("kept", {}) == Complete()
-        assert not Task.objects.exists() and not TaskHistory.objects.exists()
+    assert perform("kept", {}) == Complete()
+    assert not Task.objects.exists() and not TaskHistory.objects.exists()
 
 
 @pytest.mark.django_db(transaction=True, databases=["default", "sqlite"])
 @both
 def test_run_poller_runs_a_real_poller_and_drains_it_at_the_end(alias: str) -> None:
-    threads: set[str] = set()
-    ran = threading.Event()
+    threads, ran = set[str](), threading.Event()
 
     @processor("labour")
     def work(task: Lease) -> None:

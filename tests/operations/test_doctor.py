@@ -13,7 +13,6 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.operations.doctor import Finding, examine
-from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.operations.site import held, sql
 from tests.support import until
@@ -46,8 +45,7 @@ def poller(alias: str = "default", *queues: str, **columns: Any) -> None:
     Poller.objects.using(alias).create(instance=f"host:{len(queues)}", state="RUNNING", queues=served, **columns)
 
 
-def test_nothing_is_found_where_nothing_is_wrong(alias: str, settings: Any) -> None:
-    settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}, "NOTIFY": False}
+def test_nothing_is_found_where_nothing_is_wrong(alias: str, deaf: None) -> None:
     poller(alias)
     enqueue("parcels", using=alias)
     assert found(alias) == {}
@@ -60,10 +58,9 @@ def test_a_poller_that_reports_but_takes_nothing(alias: str) -> None:
     Poller.objects.using(alias).update(queues=served)
     assert "took nothing from parcels for 1m15s" in found(alias)["poller.stuck"].words
     # ... unless it has no free slot, or took something since
-    Poller.objects.using(alias).update(held=4)
-    assert "poller.stuck" not in found(alias)
-    Poller.objects.using(alias).update(held=0, queues=[{**served[0], "idle_seconds": 30}])
-    assert "poller.stuck" not in found(alias)
+    for change in ({"held": 4}, {"held": 0, "queues": [{**served[0], "idle_seconds": 30}]}):
+        Poller.objects.using(alias).update(**change)
+        assert "poller.stuck" not in found(alias)
 
 
 def test_queues_and_pollers(alias: str) -> None:
@@ -97,19 +94,18 @@ def test_one_cause_is_one_finding(alias: str, deaf: None) -> None:
 
 
 def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_at(alias: str, deaf: None) -> None:
+    counts = MinuteCount.objects.using(alias)
+
     def count(name: str, number: int, ago: timedelta) -> None:
-        minute = timezone.now() - ago
-        MinuteCount.objects.using(alias).create(kind="outcome", queue="parcels", name=name, minute=minute, count=number)
+        counts.create(kind="outcome", queue="parcels", name=name, minute=timezone.now() - ago, count=number)
 
     def group(**columns: Any) -> None:
         times = {"first_seen": timezone.now(), "last_seen": timezone.now(), **columns}
         FailureGroup.objects.using(alias).create(queue="parcels", error_type="KeyError", **times)
 
     poller(alias)
-    count("completed", 180, 5 * HOUR)
-    count("retried", 20, 5 * HOUR)
-    count("completed", 16, HOUR / 2)
-    count("failed", 4, HOUR / 2)
+    for name, number, ago in (("completed", 180, 5), ("retried", 20, 5), ("completed", 16, 0.5), ("failed", 4, 0.5)):
+        count(name, number, ago * HOUR)
     group(fingerprint="old", first_seen=timezone.now() - 2 * HOUR)
     make_task("ERROR", using=alias)
     assert found(alias) == {}, "a tenth failed before, too, and few attempts say little"
@@ -121,7 +117,7 @@ def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_
     new = found(alias)["failure.new"]
     assert new.level == "warning" and "KeyError: password=" in new.words and "hunter2" not in new.words
     assert "queue.failing" not in found(alias), "the new failure is why"
-    MinuteCount.objects.using(alias).create(kind="failure", queue="parcels", name="new", count=10)
+    counts.create(kind="failure", queue="parcels", name="new", count=10)
     assert found(alias)["failure.new"].level == "error"
     make_task("ERROR", finish_time=timedelta(days=-2), using=alias)
     assert "task.left" not in found(alias), "the first one in ERROR is of today"
@@ -132,16 +128,11 @@ def test_failures_that_are_new_or_more_than_before_and_errors_that_nobody_looks_
 def test_counts_that_no_sum_can_hold_hide_no_finding(alias: str, deaf: None) -> None:
     make_task(queue="letters", ready_time=-HOUR, using=alias)
     poller(alias)
-    group = FailureGroup(fingerprint="new", queue="cards", first_seen=timezone.now(), last_seen=timezone.now())
-    group.save(using=alias)
-    for kind, queue, name in (
-        ("outcome", "parcels", "failed"),
-        ("failure", "cards", "new"),
-        ("call", "parcels", "put"),
-    ):
-        for _ in range(2):
-            row = MinuteCount(kind=kind, queue=queue, name=name, count=2**63 - 1)
-            row.save(using=alias)
+    times = dict.fromkeys(("first_seen", "last_seen"), timezone.now())
+    FailureGroup.objects.using(alias).create(fingerprint="new", queue="cards", **times)
+    for row in (("outcome", "parcels", "failed"), ("failure", "cards", "new"), ("call", "parcels", "put")) * 2:
+        facts = dict(zip(("kind", "queue", "name"), row, strict=True))
+        MinuteCount.objects.using(alias).create(count=2**63 - 1, **facts)
     assert {*found(alias)} == {"queue.no_poller", "queue.failing", "failure.new"}
 
 
@@ -150,9 +141,7 @@ def test_a_task_that_was_given_up_and_still_runs(alias: str, deaf: None) -> None
     poller(alias, running=[{**runs, "given_up": False}, "no task", {"given_up": 1}])
     assert found(alias) == {}
     Poller.objects.using(alias).update(running=[{**runs, "given_up": True}])
-    assert found(alias)["task.runaway"].words.startswith(
-        "Task 7 of parcels was given up, and still runs on poller host:0"
-    )
+    assert "Task 7 of parcels was given up, and still runs on poller host:0" in found(alias)["task.runaway"].words
 
 
 def test_a_starved_priority(alias: str, settings: Any) -> None:
@@ -228,16 +217,14 @@ def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> 
         wakeup.stop()
 
 
-def test_old_transactions_dead_rows_and_no_migrations(
-    postgres_process_database: ProcessDatabase, monkeypatch: Any
-) -> None:
+@pytest.mark.usefixtures("postgres_process_database")
+def test_old_transactions_dead_rows_and_no_migrations(monkeypatch: Any) -> None:
     def found_now() -> list[str]:
         return [finding.id for finding in examine()]
 
     monkeypatch.setattr(doctor, "MAX_TRANSACTION_S", -1)
     monkeypatch.setattr(doctor, "MIN_DEAD_ROWS", 0)
-    reading = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM dbtaskqueue_task"
-    with held(lambda: sql(reading)):
+    with held(lambda: sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM dbtaskqueue_task")):
         assert "database.pinned" in found_now()
     make_task().delete()
     until(lambda: "database.dead_rows" in found_now())

@@ -1,6 +1,7 @@
 """Housekeeping: what is old leaves, is counted, and nobody waits for it."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -37,20 +38,18 @@ def old(status: str, days: float, alias: str = "default", **columns: Any) -> Tas
 
 
 def test_each_status_leaves_at_its_own_age(alias: str) -> None:
-    for status in (COMPLETED, ERROR, POISON):
-        for days in (1, 10, 20):
-            old(status, days, alias, reference=f"{status}-{days}")
-    for status in (CREATED, PROCESSING):
-        make_task(status, reference=status, create_time=timezone.now() - 90 * DAY, using=alias)
-    late = make_task(COMPLETED, create_time=timezone.now() - 90 * DAY, reference="just now", using=alias)
+    for status, days in product((COMPLETED, ERROR, POISON), (1, 10, 20)):
+        old(status, days, alias, reference=f"{status}-{days}")
+    for status in (CREATED, PROCESSING, COMPLETED):
+        late = make_task(status, create_time=timezone.now() - 90 * DAY, reference=status, using=alias)
     report = Housekeeper().turn(RetentionPolicy(completed=7 * DAY, poison=14 * DAY), using=alias)
     assert (report.moved, report.deleted, report.over) == (3, 0, True)
     gone = {"COMPLETED-10", "COMPLETED-20", "POISON-20"}
     assert set(TaskHistory.objects.using(alias).values_list("reference", flat=True)) == gone
     assert late.reference in set(Task.objects.using(alias).values_list("reference", flat=True))
     assert counted(alias) == 12
-    assert Housekeeper().turn(RetentionPolicy(completed=7 * DAY), using=alias, to="delete").deleted == 0
-    assert Housekeeper().turn(RetentionPolicy(error=7 * DAY), using=alias, to="delete").deleted == 2
+    for policy, deleted in ((RetentionPolicy(completed=7 * DAY), 0), (RetentionPolicy(error=7 * DAY), 2)):
+        assert Housekeeper().turn(policy, using=alias, to="delete").deleted == deleted
     assert counted(alias) == 12
 
 
@@ -61,31 +60,30 @@ def test_a_turn_goes_through_many_batches_and_past_tasks_that_may_not_go_yet(ali
         finish = then if number % 2 else timezone.now()
         make_task(COMPLETED, create_time=then, finish_time=finish, reference=str(number), using=alias)
     housekeeper = Housekeeper()
-    assert housekeeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 10
-    assert housekeeper.turn(RetentionPolicy(completed=DAY), using=alias).moved == 0
+    assert [housekeeper.turn(RetentionPolicy(completed=DAY), using=alias).moved for _twice in range(2)] == [10, 0]
     moved = TaskHistory.objects.using(alias).values("location", "finish_time", "status")
     assert all(row == {"location": "dbtaskqueue.task", "finish_time": then, "status": "COMPLETED"} for row in moved)
 
 
 def test_history_and_attempts_end_in_turn(alias: str) -> None:
-    then = timezone.now() - 100 * DAY
     for days in (1, 100):
         time, told = timezone.now() - days * DAY, {"attempt": 1, "total_attempt": 1, "message": str(days)}
         TaskHistory.objects.using(alias).create(queue="parcels", task_id=1, moved_time=time)
         Attempt.objects.using(alias).create(queue="parcels", task_id=1, finish_time=time, **told)
     report = Housekeeper().turn(RetentionPolicy(history=30 * DAY, attempts=30 * DAY), using=alias)
     assert (report.deleted, report.attempts) == (1, 1)
-    assert [row.moved_time > then for row in TaskHistory.objects.using(alias).all()] == [True]
+    assert TaskHistory.objects.using(alias).get().moved_time > timezone.now() - 2 * DAY
     assert list(minute_counts("deletion", alias).values_list("queue", "count")) == [("parcels", 1)]
     assert [row.message for row in Attempt.objects.using(alias).all()] == ["1"]
 
 
 def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypatch: Any) -> None:
     monkeypatch.setattr("django_dbtaskqueue.flow.retention.ROWS_PER_BATCH", 2)
-    long_ago, operations = timezone.now() - 400 * DAY, BulkOperation.objects.using(alias)
-    ended = operations.create(verb="reprocess", query="ended", state="FINISHED", update_time=long_ago)
-    running = operations.create(verb="reprocess", query="running", state="RUNNING", update_time=long_ago)
-    young = operations.create(verb="reprocess", query="young", state="CANCELLED", update_time=timezone.now() - DAY)
+    operations = BulkOperation.objects.using(alias)
+    ended, running, young = (
+        operations.create(verb="reprocess", query=state, state=state, update_time=timezone.now() - days * DAY)
+        for state, days in (("FINISHED", 400), ("RUNNING", 400), ("CANCELLED", 1))
+    )
     for operation, days in ((running, 401), (ended, 400), (None, 400), (None, 400), (young, 1), (None, 1)):
         time = timezone.now() - days * DAY
         AuditEntry.objects.using(alias).create(actor="ada", verb="pause", operation=operation, time=time)
@@ -97,8 +95,8 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
     assert report.audit == 3 + 3 + 1
     assert "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
-    assert list(left) == ["running", "young", None]
-    assert set(operations.values_list("query", flat=True)) == {"running", "young"}
+    assert list(left) == ["RUNNING", "CANCELLED", None]
+    assert set(operations.values_list("query", flat=True)) == {"RUNNING", "CANCELLED"}
     assert [skip.operation_id for skip in TaskChange.objects.using(alias).all()] == [young.pk]
     assert Housekeeper().turn(RetentionPolicy(), using=alias).audit == 0
     assert RetentionPolicy.of_settings().audit == 365 * DAY
@@ -212,7 +210,6 @@ def test_expired_tasks_that_no_poller_takes_are_ended(alias: str, how: str, sett
     later = make_task(CREATED, expire_time=timezone.now() + DAY, using=alias)
     assert Housekeeper().turn(RetentionPolicy(), using=alias).expired == 2
     left = Task.objects.using(alias).in_bulk()
-    assert {held.pk, later.pk} <= left.keys()
     assert (left[held.pk].status, left[later.pk].status) == (PROCESSING, CREATED)
     if how == "delete":
         assert left.keys() == {held.pk, later.pk}
@@ -283,7 +280,6 @@ def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any
     ):
         refused(said, call_command, "housekeeptasks", "--database", "default", *options, error=CommandError)
     settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}
-    assert (conf.settings().keep_poison, conf.settings().keep_completed) == (2 * DAY, None)
-    assert RetentionPolicy.of_settings().poison == 2 * DAY
+    assert (RetentionPolicy.of_settings().poison, RetentionPolicy.of_settings().completed) == (2 * DAY, None)
     settings.DBTASKQUEUE = {"KEEP_POISON": timedelta(0)}
     refused(r"KEEP_POISON.*positive", conf.settings, error=ImproperlyConfigured)

@@ -104,7 +104,6 @@ EFFECTS: dict[str, Callable[[], bool]] = {
 
 # -- the roads ---------------------------------------------------------------------------------------------------------
 
-
 Use = Callable[[Any, str, list[Task]], Any]
 
 
@@ -185,16 +184,14 @@ def by_token(user: Any, verb: str, tasks: list[Task]) -> Any:
     return by_api_ids(user, verb, tasks, Client(headers={"Authorization": f"Bearer {TOKEN}{user.pk}"}))
 
 
-def by_queue_act(user: Any, verb: str, tasks: list[Task]) -> None:
+def by_control(user: Any, verb: str, tasks: list[Task]) -> None:
     actor = Actor(user, "code")
     if verb == "change_settings":
         queue_control.change_settings(QUEUE, {"batch_size": 7}, actor, reason=WHY)
+    elif verb == "control_pollers":
+        queue_control.command_pollers(["p1"], "drain", actor, reason=WHY)
     else:
         queue_control.apply_to_queues(VERBS[verb], [QUEUE], actor, reason=WHY)
-
-
-def by_poller_act(user: Any, verb: str, tasks: list[Task]) -> None:
-    queue_control.command_pollers(["p1"], "drain", Actor(user, "code"), reason=WHY)
 
 
 def asked_admin(user: Any, verb: str, tasks: list[Task]) -> int:
@@ -251,8 +248,8 @@ OTHER_ROADS: dict[str, Road] = {  # to what is no task
     "api queues": Road(by_api(f"queues/{QUEUE}" + "/{verb}"), ("pause", "resume"), "api"),
     "api settings": Road(by_api(f"queues/{QUEUE}/settings", values={"batch_size": 7}), ("change_settings",), "api"),
     "api pollers": Road(by_api("pollers/p1/drain"), ("control_pollers",), "api"),
-    "queue act": Road(by_queue_act, ("pause", "resume", "change_settings"), "code"),
-    "poller act": Road(by_poller_act, ("control_pollers",), "code"),
+    "queue act": Road(by_control, ("pause", "resume", "change_settings"), "code"),
+    "poller act": Road(by_control, ("control_pollers",), "code"),
 }
 
 
@@ -378,10 +375,6 @@ def everything(_codename: str) -> Any:
     return Permission.objects.filter(content_type__app_label="dbtaskqueue")
 
 
-def nothing(_codename: str) -> Any:
-    return Permission.objects.none()
-
-
 def looking(_codename: str) -> Any:
     return everything("").filter(codename__startswith="view_").exclude(codename="view_payload")
 
@@ -392,19 +385,15 @@ def own(codename: str) -> Any:
     return looking("") | everything("").filter(codename__in=both if codename == both[0] else [codename])
 
 
-def others(codename: str) -> Any:
-    return everything("").exclude(codename=codename)
-
-
 ROLES: dict[str, Role] = {
-    "nothing": Role(nothing),
+    "nothing": Role(lambda _codename: Permission.objects.none()),
     "looking": Role(looking),
-    "all but this": Role(others),
+    "all but this": Role(lambda codename: everything("").exclude(codename=codename)),
     "only this": Role(own, may="yes"),
     "only this, not staff": Role(own, may="outside the admin", staff=False),
     "all, inactive": Role(everything, active=False),
     "all, not on this queue": Role(everything),
-    "superuser": Role(nothing, may="yes", superuser=True),
+    "superuser": Role(lambda _codename: Permission.objects.none(), may="yes", superuser=True),
 }
 # What holds for "all but this" holds for those with less; the first test goes along every road as a superuser. Some try
 # each verb of a road; those who are judged whatever the verb is take turns.
@@ -467,7 +456,7 @@ def test_a_verb_is_done_for_those_who_may_and_for_nobody_else(verb: str, setting
 
 
 def test_the_one_question_behind_all_of_it() -> None:
-    own_to_each = {role for role in ROLES if ROLES[role].permissions in (own, others)}
+    own_to_each = {name for name in ROLES if re.match("all but this|only this", name)}
     users = {role: make_user(role, VERBS["delete"]) for role in ROLES.keys() - own_to_each}
     for verb in VERBS.values():
         with taken_back():

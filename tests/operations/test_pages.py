@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ from tests.report_figures import report_figures
 from tests.support import until
 
 STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
+
+
+def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **columns: Any) -> None:
+    minute = Now() - timedelta(minutes=minutes)
+    MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, count=count, **columns)
 
 
 @pytest.fixture(autouse=True)
@@ -75,33 +80,18 @@ def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
     make_task(Status.ERROR)
     make_task(Status.CREATED, ready_time=-timedelta(minutes=5))
     make_task(Status.CREATED, queue="letters")
-    page = op.get(f"{QUEUES}{QUEUE}/change/")
-    shown = text(page)
-    (row,) = page.context["rows"]
-    overview = op.get(OVERVIEW)
+    page, overview = op.get(f"{QUEUES}{QUEUE}/change/"), op.get(OVERVIEW)
+    shown, (row,) = text(page), page.context["rows"]
     (same,) = (one for one in overview.context["rows"] if one["name"] == QUEUE)
-    assert f"Nothing serves {QUEUE}." in text(overview)
-    assert row["cells"] == same["cells"]
+    assert f"Nothing serves {QUEUE}." in text(overview) and row["cells"] == same["cells"]
     assert [cell["text"] for cell in row["cells"]] == ["1", "0", "0", "1", "0", "2"]
     assert f'href="{TASKS}?q=queue%3A{QUEUE}+status%3AERROR"' in shown
     assert "no poller" in shown and "5m" in row["oldest"]
 
 
-def test_a_queue_is_called_running_only_where_a_poller_serves_it(op: Client) -> None:
-    def states(page: str) -> set[str]:
-        return {*re.findall(r"</span>(running|no poller)</span>", text(op.get(page)))}
-
-    for queues, wanted in (("", "no poller"), (f"{QUEUE} letters", "running")):
-        Poller.objects.create(instance=queues or "none", state="RUNNING", queues=[{"queue": q} for q in queues.split()])
-        assert states(f"{QUEUES}{QUEUE}/change/") == {wanted}
-        assert ("running" in states(QUEUES)) == bool(queues)
-
-
 def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Client) -> None:
-    minute = Now() - timedelta(minutes=2)
     for outcome, count in (("completed", 120), ("retried", 7), ("failed", 3)):
-        facts = {"count": count, "runs": {"20": count}, "waits": {"30": count}}
-        MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, **facts)
+        measured(outcome=outcome, count=count, runs={"20": count}, waits={"30": count})
     page = op.get(OVERVIEW)
     shown = text(page)
     throughput, _latency = page.context["charts"]
@@ -110,12 +100,11 @@ def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Cl
     assert [row for row in counted if set(row) != {"0"}] == [["120", "10", "0", "0"]], failed
     assert 'data-table="dbtq-throughput-table"' in shown and 'id="dbtq-throughput-table"' in shown
     assert shown.count("<time") > 100, "a row for each minute, in both"
-    then = datetime(2026, 11, 21, 3, tzinfo=UTC)
-    past, running = (Point(then, seconds, {"completed": count}) for seconds, count in ((60, 500), (3, 1)))
-    quiet = Point(then, 60)
+    past, running = (Point(timezone.now(), seconds, {"completed": count}) for seconds, count in ((60, 500), (3, 1)))
+    quiet = Point(timezone.now(), 60)
     assert ended([past, quiet, running]) == [past, quiet]
     assert ended([quiet, running]) == [quiet, running], "all there is yet"
-    assert ended([quiet, Point(then, 3)]) == []
+    assert ended([quiet, Point(timezone.now(), 3)]) == []
 
 
 def test_vendored_files_are_what_was_published() -> None:
@@ -164,9 +153,8 @@ def test_payloads_results_and_tracebacks_need_their_permission(op: Client, secre
         shown = text(reader.get(page))
         assert "4242" not in shown and "deep:" not in shown and "need the permission to see them" in shown
         assert "need the permission" not in text(op.get(page))
-    assert "4242" in text(op.get(secret_pages[0]))
     page = f"{TASKS}{done.pk}/change/"
-    assert "paid 600" in text(op.get(page))
+    assert "4242" in text(op.get(secret_pages[0])) and "paid 600" in text(op.get(page))
     assert "paid 600" not in text(reader.get(page)) + text(reader.get(TASKS))
 
 
@@ -179,19 +167,14 @@ def test_payloads_are_seen_and_searched_by_queue(settings: Any) -> None:
     for queue in (QUEUE, "letters"):
         make_task(Status.ERROR, queue=queue, payload={"card": "4242"}, process_result="no card")
     reader = staff("view_task", "view_payload")
-    for search, rows, words in (
-        (f"payload.card:4242 queue:{QUEUE}", 1, ""),
-        ("payload.card:4242 queue:letters", 0, "Name a queue that you may see"),
-        (f"error:card queue:{QUEUE},letters", 0, "Name a queue that you may see"),
-        ("payload.card:4242", 0, "Name a queue that you may see"),
-        ("status:ERROR", 2, ""),
-    ):
+    refused = ("payload.card:4242 queue:letters", f"error:card queue:{QUEUE},letters", "payload.card:4242")
+    for search, rows in {f"payload.card:4242 queue:{QUEUE}": 1, "status:ERROR": 2, **dict.fromkeys(refused, 0)}.items():
         response = reader.get(TASKS, {"q": search})
-        assert words in text(response)
+        assert ("Name a queue that you may see" in text(response)) == (search in refused)
         assert len(response.context["slice"].rows) == rows, search
-    shown = {task.queue: text(reader.get(f"{TASKS}{task.pk}/change/")) for task in Task.objects.all()}
-    assert ("4242" in shown[QUEUE], "4242" in shown["letters"]) == (True, False)
-    assert len(staff("view_task", name="blind").get(TASKS, {"q": "payload.card:4242"}).context["slice"].rows) == 0
+    shown = {task.queue: "4242" in text(reader.get(f"{TASKS}{task.pk}/change/")) for task in Task.objects.all()}
+    assert shown == {QUEUE: True, "letters": False}
+    assert not staff("view_task", name="blind").get(TASKS, {"q": "payload.card:4242"}).context["slice"].rows
 
 
 def test_a_search_can_be_kept_under_a_name_and_shared_or_says_why_not(op: Client) -> None:
@@ -204,8 +187,8 @@ def test_a_search_can_be_kept_under_a_name_and_shared_or_says_why_not(op: Client
     other.post(TASKS, {"forget_view": saved.pk})
     assert models.SavedSearch.objects.exists(), "it belongs to somebody else"
     op.post(TASKS, {"forget_view": saved.pk})
-    assert not models.SavedSearch.objects.exists()
     kept, views = {"save_view": "1", "view_name": "3"}, models.SavedSearch.objects
+    assert not views.exists()
     assert "is not a qualifier" in text(op.post(f"{TASKS}?q=stauts:ERROR", kept, follow=True))
     names = map(str, range(MAX_SAVED_SEARCHES))
     views.bulk_create(models.SavedSearch(owner="admin", name=name, query="id:1") for name in names)
@@ -239,13 +222,13 @@ def test_a_task_can_be_enqueued_again_as_new_by_who_sees_what_is_enqueued(op: Cl
 
 def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by_those_who_may(op: Client) -> None:
     page = f"{QUEUES}{QUEUE}/change/"
-    rows = {one.name: one for one in op.get(page).context["settings"]}
-    assert (rows["lease"].value, rows["lease"].source) == ("2m", "the project's settings")
-    assert rows["batch_size"].source == "built in"
+
+    def there() -> dict[str, tuple[str, str]]:
+        return {one.name: (one.value, one.source) for one in op.get(page).context["settings"]}
+
+    assert there()["lease"] == ("2m", "the project's settings") and there()["batch_size"][1] == "built in"
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"})
-    assert LogEntry.objects.count() == 1
-    rows = {one.name: one for one in op.get(page).context["settings"]}
-    assert (rows["lease"].value, rows["lease"].source) == ("5m", "changed here, while running")
+    assert there()["lease"] == ("5m", "changed here, while running") and LogEntry.objects.count() == 1
     entry = AuditEntry.objects.get()
     assert (entry.reason, entry.details) == ("slow partner", {"before": {}, "after": {"lease": "PT5M"}})
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": ""})
@@ -253,8 +236,7 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
         response = op.post(QUEUES, {"queue": QUEUE, "set": name, "value": value}, follow=True)
         assert 'class="error"' in text(response)
     assert Queue.objects.get(name=QUEUE).overrides == {}
-    client = staff("view_queue", "pause_queue", "change_queue")
-    assert 'name="set"' not in text(client.get(f"{QUEUES}{QUEUE}/change/"))
+    assert 'name="set"' not in text(staff("view_queue", "pause_queue", "change_queue").get(page))
 
 
 def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Client) -> None:
@@ -266,14 +248,14 @@ def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Clie
 def test_a_report_is_a_page_and_a_file_that_runs_nothing_foreign(op: Client) -> None:
     figures = report_figures("<script>alert(1)</script>")
     report = PipelineReport.objects.create(kind="report", summary="fine", data=figures)
+    file = f"{ADMIN}pipelinereport/{report.pk}/report/"
     shown = text(op.get(f"{ADMIN}pipelinereport/{report.pk}/change/"))
     assert "<script>alert(1)" not in shown and "&lt;script&gt;alert(1)&lt;/script&gt;" in shown
-    assert f'href="{ADMIN}pipelinereport/{report.pk}/report/"' in shown and 'id="dbtq-wait-chart"' in shown
-    alone = op.get(f"{ADMIN}pipelinereport/{report.pk}/report/")
+    assert f'href="{file}"' in shown and 'id="dbtq-wait-chart"' in shown
+    alone = op.get(file)
     assert alone.content.decode() == html_file("report", report.data)
     assert alone.headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
-    assert Client().get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 302
-    assert staff("view_task").get(f"{ADMIN}pipelinereport/{report.pk}/report/").status_code == 403
+    assert [one.get(file).status_code for one in (Client(), staff("view_task"))] == [302, 403]
     older = PipelineReport.objects.create(kind="report", summary="fine", data={"older": 1})
     shown = text(op.get(f"{ADMIN}pipelinereport/{older.pk}/change/"))
     assert "&quot;older&quot;: 1" in shown and "dbtq-report" not in shown, "of another version"
@@ -329,11 +311,6 @@ def test_no_filter_of_a_list_fails(admin_user: User) -> None:
             except Exception as error:
                 wrong.append((page, name, hostile, error))
     assert wrong == []
-
-
-def measured(minutes: int = 2, *, outcome: str = "completed", count: int = 5, **columns: Any) -> None:
-    minute = Now() - timedelta(minutes=minutes)
-    MinuteCount.objects.create(kind="outcome", queue=QUEUE, minute=minute, name=outcome, count=count, **columns)
 
 
 def poller(name: str, version: str, started: timedelta, release: str = "") -> None:
@@ -401,12 +378,10 @@ def failed() -> Task:
 def test_failures_have_the_newest_traceback_the_number_and_the_actions(op: Client, failed: Task) -> None:
     shown = text(op.get(FAILURES))
     assert "PlaneUnknown: N14228</a>" in shown and "line 41, in assess" in shown and "an older one" not in shown
-    assert f'formaction="{OF_GROUP}"' in shown and 'name="action_on_all" value="reprocess"' in shown
-    assert ">5<" in shown
+    assert f'formaction="{OF_GROUP}"' in shown and 'name="action_on_all" value="reprocess"' in shown and ">5<" in shown
     shown = text(op.get(OF_PRINT))
-    assert "line 41, in assess" in shown and f'action="{OF_GROUP}"' in shown
-    assert re.search(r'value="delete" class="button dbtq-danger"', shown)
-    assert "runs failed tasks again" in shown
+    assert "line 41, in assess" in shown and f'action="{OF_GROUP}"' in shown and "runs failed tasks again" in shown
+    assert 'value="delete" class="button dbtq-danger"' in shown
     bo = staff("view_failuregroup")
     for address in (FAILURES, OF_PRINT):
         shown = text(bo.get(address))

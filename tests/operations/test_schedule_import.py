@@ -87,8 +87,7 @@ def imported(source: str, *options: str, code: int = 0) -> dict[str, dict[str, A
 
 
 def cron(name: str) -> tuple[str, str]:
-    row = Schedule.objects.get(pk=name)
-    return row.cron, row.timezone
+    return Schedule.objects.values_list("cron", "timezone").get(pk=name)
 
 
 CRONTABS = {
@@ -111,11 +110,8 @@ def test_a_row_that_cannot_be_read_stops_no_other(celery: None) -> None:
     crontab("noon", CRONTABS["noon"], kwargs='{"password": "c4n4ry"}')
     assert "c4n4ry" not in answered("django-celery-beat", "--dry-run", "--json", code=1)
     rows = imported("django-celery-beat", code=1)
-    assert (
-        [name for name in rows if rows[name]["result"] == "made"]
-        == ["noon"]
-        == [*Schedule.objects.values_list("name", flat=True)]
-    )
+    made = [name for name, row in rows.items() if row["result"] == "made"]
+    assert made == ["noon"] == [*Schedule.objects.values_list("name", flat=True)]
     assert all(rows[name]["reason"] for name in ("aeons", "eras", "deep"))
 
 
@@ -136,16 +132,9 @@ def test_a_crontab_of_celery_has_the_same_times_here(celery: None) -> None:
 
 
 INTERVALS: list[tuple[int, str, str]] = [
-    (10, "seconds", "*/10 * * * * *"),
-    (1, "minutes", "* * * * *"),
-    (90, "minutes", ""),
-    (15, "minutes", "7-59/15 * * * *"),
-    (3600, "seconds", "7 * * * *"),
-    (6, "hours", "7 5-23/6 * * *"),
-    (1, "days", "7 11 * * *"),
-    (7, "days", "7 11 * * 5"),
-    (2, "days", ""),
-    (500_000, "microseconds", ""),
+    *((10, "seconds", "*/10 * * * * *"), (3600, "seconds", "7 * * * *"), (500_000, "microseconds", "")),
+    *((1, "minutes", "* * * * *"), (15, "minutes", "7-59/15 * * * *"), (90, "minutes", "")),
+    *((6, "hours", "7 5-23/6 * * *"), (1, "days", "7 11 * * *"), (7, "days", "7 11 * * 5"), (2, "days", "")),
 ]
 
 
@@ -195,10 +184,9 @@ def test_what_a_row_of_celery_becomes(celery: None) -> None:
         made = row["result"] == "made"
         assert dry[name] == {**row, "result": "would be made" if made else "not imported"}
         assert again[name] == {**row, "result": "unchanged" if made else "not imported"}
-    payloads = {row.name: (row.queue, row.payload, row.paused) for row in Schedule.objects.all()}
-    assert payloads["plain"] == ("letters", None, False)
-    assert payloads["with arguments"] == ("letters", {"args": ["Ada", 2], "kwargs": {"copy": True}}, False)
-    assert payloads["off"] == ("letters", {"to": "Ada"}, True)
+    payloads = {row.name: (row.queue, row.payload, row.paused) for row in Schedule.objects.exclude(name="elsewhere")}
+    given = {"plain": None, "with arguments": {"args": ["Ada", 2], "kwargs": {"copy": True}}, "off": {"to": "Ada"}}
+    assert payloads == {name: ("letters", payload, name == "off") for name, payload in given.items()}
     assert len(found["with arguments"]["notes"]) == 2
     for name, word in {
         "nowhere": "add --queue-of shop.forgotten=QUEUE", "both days": "13 of the month and 1 of the week",
@@ -236,21 +224,19 @@ def test_a_schedule_of_django_q2_has_the_same_times_here(q2: None) -> None:
 def test_what_a_row_of_django_q2_becomes(q2: None) -> None:
     schedule("cron", "C", cron="30 7 * * 1-5", args="1, 'Ada'", kwargs="copy=True, to={'a': 1}")
     schedule("one argument", "D", args="'Ada'", kwargs="{'copy': None}", hook="shop.done", intended_date_kwarg="on")
-    schedule("once", "O")
     schedule("some", "D", repeats=3)
-    schedule("two weeks", "BW")
     schedule("last day", "M", next_run=START.replace(day=31))
     schedule("code", "D", args="open('x')")
-    schedule("twice", "D")
-    schedule("twice", "W")
+    for name, kind in (("once", "O"), ("two weeks", "BW"), ("twice", "D"), ("twice", "W")):
+        schedule(name, kind)
     unnamed = schedule("", "D")
     found = imported("django-q2", code=1)
     rows = {row.name: row for row in Schedule.objects.all()}
     assert set(rows) == {"cron", "one argument", "twice", f"{TASK} {unnamed.pk}"}
     assert cron("cron") == ("30 7 * * 1-5", "Europe/Madrid")
     assert rows["cron"].payload == {"args": [1, "Ada"], "kwargs": {"copy": True, "to": {"a": 1}}}
-    assert rows["one argument"].payload == {"args": ["Ada"], "kwargs": {"copy": None}}
-    assert rows["one argument"].missed == "one"
+    one = rows["one argument"]
+    assert (one.payload, one.missed) == ({"args": ["Ada"], "kwargs": {"copy": None}}, "one")
     assert len(found["one argument"]["notes"]) == 2
     for name, word in {"once": "runs once", "some": "3 times more", "two weeks": "every two weeks",
                        "last day": "day 31", "code": "are not JSON", "twice": "has this name"}.items():  # fmt: skip

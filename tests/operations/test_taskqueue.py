@@ -56,8 +56,7 @@ def test_status_tells_the_health_first_then_each_queue() -> None:
     assert re.search(rf"{QUEUE} +running +5m(\d+s)? +0.0 +0.0 +0 +- +- +- +- +- +1 +0 +0 +1 +0 +2\n", shown)
     assert re.search(r"letters +paused +- +0.0 +0.0 +0 +- +- +- +- +- +0 +0 +0 +0 +0 +0\n", shown)
     (facts,) = data("status", "--queue", QUEUE)["queues"]
-    assert (facts["queue"], facts["statuses"]["ERROR"]["number"], facts["paused"]) == (QUEUE, 1, False)
-    assert facts["oldest"] >= 300
+    assert (facts["queue"], facts["statuses"]["ERROR"]["number"], facts["oldest"] >= 300) == (QUEUE, 1, True)
     refused("Did you mean 'letters'", "status", "--queue", "leters")
 
 
@@ -68,19 +67,16 @@ def test_list_shows_the_newest_first_in_pages_and_no_secret() -> None:
     assert shown.index("r2") < shown.index("r1")
     assert "r0" not in shown and f"More follow: --before {tasks[1].pk}" in shown
     assert "KeyError: token=•••" in shown and "abc" not in shown
-    rest = data("list", "--filter", "status:ERROR", "--before", str(tasks[1].pk))
-    assert [row["reference"] for row in rest] == ["r0"]
-    assert "payload" not in rest[0]
+    (rest,) = data("list", "--filter", "status:ERROR", "--before", tasks[1].pk)
+    assert rest["reference"] == "r0" and "payload" not in rest
     assert "No task matches queue:nobody." in command("list", "--filter=queue:nobody")
     assert len(data("list", "--filter=-status:ERROR")) == 1
 
 
 def test_show_tells_all_of_a_task_and_masks_secrets() -> None:
-    payload = {"name": "Ada", "api_key": "s3cret"}
-    task = make_task(Status.ERROR, reference="A", payload=payload, process_result="ValueError: no")
+    task = make_task(Status.ERROR, reference="A", payload={"name": "Ada", "api_key": "s3cret"})
     trace = "Traceback (most recent call last):\n  password = 'hunter2'\nValueError: no"
-    error = {"error_type": "ValueError", "message": "no\x1b[31m", "traceback": trace}
-    attempt(task, attempt=5, total_attempt=5, **error)
+    attempt(task, attempt=5, total_attempt=5, error_type="ValueError", message="no\x1b[31m", traceback=trace)
     for name in (task.pk, f"{QUEUE}/A"):
         shown = command("show", name)
         assert '"name": "Ada"' in shown and "attempt 5 failed: ValueError: no\\x1b[31m" in shown
@@ -96,8 +92,7 @@ def test_show_finds_a_task_in_the_history_and_in_a_table_of_its_queue(settings: 
     gone = TaskHistory.objects.create(queue=QUEUE, reference="gone", task_id=4711, status="COMPLETED", payload={"a": 1})
     for name in ("4711", f"{QUEUE}/gone"):
         shown = data("show", name)
-        assert (shown["id"], shown["reference"], shown["payload"]) == (4711, "gone", {"a": 1})
-        assert shown["moved_time"]
+        assert (shown["id"], shown["reference"], shown["payload"]) == (4711, "gone", {"a": 1}) and shown["moved_time"]
     assert f"{gone.moved_time:%Y-%m-%d %H:%M:%S}" in command("show", "4711")
     models.TemporaryTask.objects.create(pk=4712, queue="brief", reference="short")
     assert data("show", "4712")["reference"] == "short"
@@ -160,9 +155,7 @@ def test_a_large_act_becomes_a_bulk_operation_that_is_followed_or_cancelled(monk
     said = command("reprocess", "--filter", f"queue:{QUEUE}", "--yes")
     assert "skipped 1: in COMPLETED, not in ERROR" in said and "4 tasks reprocessed." in said
     assert "100%  4 changed, 1 skipped" in said
-    operation = BulkOperation.objects.get()
-    assert (operation.state, operation.changed, operation.source) == ("FINISHED", 4, "command")
-    assert data("bulk", "show", operation.pk)["changed"] == 4
+    assert data("bulk", "show", BulkOperation.objects.get().pk)["changed"] == 4
     assert [row["state"] for row in data("bulk", "list")] == ["FINISHED"]
     assert f"queue:{QUEUE}" in command("bulk", "list")
     make_task(Status.ERROR)
@@ -177,8 +170,7 @@ def test_a_large_act_becomes_a_bulk_operation_that_is_followed_or_cancelled(monk
 def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     task = make_task(Status.ERROR)
     monkeypatch.setattr("sys.stdin", io.StringIO())
-    with pytest.raises(CommandError, match="add --yes"):
-        command("reprocess", "--id", task.pk)
+    refused("add --yes", "reprocess", "--id", task.pk)
 
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
@@ -205,8 +197,6 @@ def test_pause_resume_and_purge() -> None:
     assert code_of("purge", QUEUE, "--yes") == taskqueue.REFUSED_CODE
     assert "1 task deleted" in command("purge", QUEUE, "--yes", "--reason", "test data")
     assert [task.queue for task in Task.objects.all()] == ["letters"]
-    acts = [("pause", QUEUE), ("pause", "letters"), ("resume", QUEUE), ("purge", QUEUE)]
-    assert list(AuditEntry.objects.order_by("pk").values_list("verb", "queue")) == acts
 
 
 def settings_there(*arguments: str) -> dict[str, tuple[Any, str]]:
@@ -228,9 +218,8 @@ def test_an_operator_sets_the_limits_of_a_queue_and_takes_them_back(alias: str) 
     reset = [part for name in limits if name != "lease" for part in ("--reset", name)]
     assert settings_there("set", QUEUE, "rate=None", *there, *reset)["rate"] == (None, "built in")
     assert Queue.objects.using(alias).get().overrides == {"lease": "PT2M"}
-    entries = AuditEntry.objects.using(alias).order_by("pk").values_list("verb", "queue", "reason", "source")
-    reasons = ("the partner allows 5", "")
-    assert list(entries) == [("change_settings", QUEUE, reason, "command") for reason in reasons]
+    entries = AuditEntry.objects.using(alias).order_by("pk").values_list("verb", "queue", "reason")
+    assert list(entries) == [("change_settings", QUEUE, reason) for reason in ("the partner allows 5", "")]
 
 
 def test_a_limit_that_was_set_holds_at_the_next_checkout() -> None:
@@ -265,11 +254,10 @@ def test_what_would_be_set_is_checked_and_what_cannot_be_is_refused_with_what_is
     dry = data("set", QUEUE, "rate=60/m", "--dry-run")
     assert (dry["dry_run"], dry["queue"], dry["settings"][0]["value"]) == (True, QUEUE, "60/m")
     assert "Nothing was changed" in command("set", QUEUE, "rate=60/m", "--dry-run")
-    assert code_of("set", QUEUE, "rate=fast", "--dry-run") == taskqueue.USAGE_ERROR_CODE
     for arguments, words in (
         ((QUEUE, "max_runing=5"), "Queue parcels has no setting 'max_runing'. Did you mean 'max_running'"),
         ((QUEUE, "batch_size=true"), "batch_size=True is not valid: a whole number from 1 to 5000"),
-        ((QUEUE, "rate=fast"), "'fast' is not a rate. .* 100/s, 5/m or 1/10s"),
+        ((QUEUE, "rate=fast", "--dry-run"), "'fast' is not a rate. .* 100/s, 5/m or 1/10s"),
         ((QUEUE, "rate=5/m", "database=other"), r'DBTASKQUEUE\["QUEUES"\]'),
         ((QUEUE, "paused=true"), "To stop the queue now, pause it"),
         ((QUEUE, "max_running"), "write NAME=VALUE"),
@@ -285,8 +273,7 @@ def test_what_would_be_set_is_checked_and_what_cannot_be_is_refused_with_what_is
 
 def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     old = "ValueError: password=hunter2 for UA-15"
-    task = make_task(Status.ERROR, process_result=old)
-    waiting, done = make_task(process_result=old), make_task(Status.COMPLETED, process_result=old)
+    task, waiting, _done = (make_task(one, process_result=old) for one in ("ERROR", "CREATED", "COMPLETED"))
     tried = attempt(task, message=old, traceback=old)
     failure_group("f" * 40, message=old)
     assert code_of("mask") != 0, "there is no terminal to ask on"
@@ -296,8 +283,7 @@ def test_a_secret_in_a_stored_failure_is_masked_for_searches_too() -> None:
     assert [row["id"] for row in data("list", "--filter", "error:UA-15")] == [waiting.pk, task.pk]
     tried.refresh_from_db()
     assert "hunter" not in tried.message + tried.traceback + models.FailureGroup.objects.get().message
-    done.refresh_from_db()
-    assert done.process_result == old, "a result is no failure"
+    assert Task.objects.get(status=Status.COMPLETED).process_result == old, "a result is no failure"
     assert data("mask", "--yes") == {"masked": 0}
 
 
@@ -312,13 +298,10 @@ def test_every_command_that_changes_something_takes_yes() -> None:
 
 def test_exit_codes(settings: Any) -> None:
     make_task(Status.ERROR)
-    for words, code in (
-        ("list --filter stauts:ERROR", taskqueue.USAGE_ERROR_CODE),
-        ("reprocess --yes", taskqueue.USAGE_ERROR_CODE),
-        ("delete --filter status:ERROR --yes", taskqueue.REFUSED_CODE),
-        ("pause nobody-knows", taskqueue.REFUSED_CODE),
-    ):
-        assert code_of(*words.split()) == code, words
+    for words in ("list --filter stauts:ERROR", "reprocess --yes"):
+        assert code_of(*words.split()) == taskqueue.USAGE_ERROR_CODE, words
+    for words in ("delete --filter status:ERROR --yes", "pause nobody-knows"):
+        assert code_of(*words.split()) == taskqueue.REFUSED_CODE, words
     settings.DBTASKQUEUE = {"QEUES": {}}
     assert code_of("status") == taskqueue.SETTINGS_CODE
 
@@ -348,8 +331,7 @@ def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
     refused("Unknown queue 'nosuch'", "token", "ada", "--queue", "nosuch")
     assert not ApiToken.objects.exists()
     made = data("token", "ada", "--scope", "read", "--queue", QUEUE, "--expires", "90d", "--note", "board")
-    assert len(made["token"]) >= 40 and len(made["hash"]) == 64
-    assert data("token", "ada")["token"] != made["token"]
+    assert len(made["token"]) >= 40 and data("token", "ada")["token"] != made["token"]
     stored = ApiToken.objects.order_by("pk")[0]
     assert (stored.digest, stored.scope, stored.queues) == (made["hash"], "read", [QUEUE])
     assert made["token"] not in json.dumps(data("tokens")) + command("tokens")
@@ -373,9 +355,6 @@ def test_every_subcommand_and_option_is_documented() -> None:
     assert [code for code in (0, *ends) if f"\n| {code} |" not in text] == []
 
 
-PAYLOAD = {"email": "zoe@exmaple.org", "card_token": "tok_4242", "tries": [1, {"password": "x"}]}
-
-
 def test_waiting_tasks_move_to_another_queue_unless_their_reference_is_taken_there(settings: Any) -> None:
     free, taken = make_task(reference="A"), make_task(reference="B")
     other = make_task(reference="B", queue="letters")
@@ -390,25 +369,22 @@ def test_waiting_tasks_move_to_another_queue_unless_their_reference_is_taken_the
 
 
 def test_what_a_verb_needs_is_asked_for_and_what_cannot_be_is_refused() -> None:
-    task = make_task(Status.ERROR, payload=PAYLOAD)
+    payload = {"email": "zoe@exmaple.org", "card_token": "tok_4242", "tries": [1, {"password": "x"}]}
+    task = make_task(Status.ERROR, payload=payload)
     for words, said in (
-        (["snooze"], "--for"),
-        (["snooze", "--for", "soon"], "soon"),
-        (["change-priority", "--priority", "99999"], "32767"),
-        (["move", "--to-queue", "nosuch"], "nosuch"),
-        (["edit", "--payload", json.dumps({**PAYLOAD, "card_token": "tok_1"})], "card_token"),
-        (["edit", "--payload", "{"], "JSON"),
+        *((["snooze"], "--for"), (["snooze", "--for", "soon"], "soon"), (["move", "--to-queue", "nosuch"], "nosuch")),
+        *((["change-priority", "--priority", "99999"], "32767"), (["edit", "--payload", "{"], "JSON")),
+        (["edit", "--payload", json.dumps({**payload, "card_token": "tok_1"})], "card_token"),
         (["edit", "--payload", '{"email": "•••"}'], "•••"),
         (["edit", "--payload", "{}", "--id", "987654321"], "one task"),
     ):
         with pytest.raises(CommandError, match=said):
             command(words[0], "--id", task.pk, *words[1:], "--yes")
-    assert Task.objects.get().payload == PAYLOAD and not AuditEntry.objects.exists()
+    assert Task.objects.get().payload == payload and not AuditEntry.objects.exists()
 
 
 def test_groups_stay_in_order_when_their_tasks_are_snoozed_and_moved_and_parked_ones_stay() -> None:
-    first = make_task(group_key="g")
-    second = make_task(group_key="g", parked_by="group")
+    first, second = make_task(group_key="g"), make_task(group_key="g", parked_by="group")
     command("snooze", "--id", first.pk, "--for", "1h", "--yes")
     assert list(Task.objects.due()) == [second], "it takes the place of the first"
     # When it moves away, then the first is the head again, and the second one of its own

@@ -80,23 +80,21 @@ def make_all(user: User, queue: str) -> None:
     bulk.start("reprocess", f"ref:{letter}ref", actor, f"{letter}secret")
 
 
-def client(name: str) -> Client:
-    return logged_in(User.objects.get(username=name))
-
-
 def leaks(answer: Any, foreign: list[str]) -> list[str]:
     text = unescape((b"".join(answer.streaming_content) if answer.streaming else answer.content).decode())
     return [word for word in foreign if word in text + json.dumps(dict(answer.headers))]
 
 
-def other(name: str) -> str:
-    (found,) = [queue for user, queue in TEAMS.items() if user != name]
-    return found
+def two(name: str) -> tuple[Client, str, str]:
+    """Return the browser of a user, the own queue, and that of the other team."""
+    (other,) = [queue for user, queue in TEAMS.items() if user != name]
+    return logged_in(User.objects.get(username=name)), TEAMS[name], other
 
 
 def test_every_page_that_a_team_can_reach_is_about_its_own_queues() -> None:
-    name = "boris"  # the other's queues come first in the order of names, and its own rows in that of ids
-    browser, foreign = client(name), words_of(other(name))
+    # The other's queues come first in the order of names, and its own rows in that of ids.
+    browser, own, other = two("boris")
+    foreign = words_of(other)
     # Rows of both teams by their addresses, as somebody would guess them. A name that is typed would be repeated.
     guessed = [
         f"{ADMIN}{model._meta.model_name}/{admin_quote(str(pk))}/change/"
@@ -110,17 +108,17 @@ def test_every_page_that_a_team_can_reach_is_about_its_own_queues() -> None:
     found = {address: known for address, answer in asked.items() if (known := leaks(answer, foreign))}
     assert found == {}
     assert len(asked) > 40
-    own = page(browser, f"{ADMIN}task/")
-    assert all(word in own for word in words_of(TEAMS[name])[:2])
+    shown = page(browser, f"{ADMIN}task/")
+    assert all(word in shown for word in words_of(own)[:2])
 
 
 def test_no_action_of_a_page_tells_of_the_others_or_changes_what_they_have() -> None:
-    name = "alice"
-    browser, foreign, found = client(name), other(name), {}
+    name, found = "alice", {}
+    browser, own, foreign = two(name)
     BulkOperation.objects.exclude(actor=name).update(state="FINISHED")  # as if they could be put back
     theirs = Task.objects.filter(queue__startswith=foreign).order_by("pk")
     ids, before = list(theirs.values_list("pk", flat=True)), list(theirs.values())
-    searches = [f"fingerprint:{foreign[0] * 40}", "status:ERROR,CREATED", f"-ref:x queue:{TEAMS[name]}"]
+    searches = [f"fingerprint:{foreign[0] * 40}", "status:ERROR,CREATED", f"-ref:x queue:{own}"]
     inputs = {"confirm": "1", "reason": "why", "older_than": "1m", "to": "delete", "for": "1h", "priority": "7",
               "to_queue": foreign, "payload": "{}"}  # fmt: skip
     sent = [("task/", {"again": pk, **answers}) for pk in ids for answers in ({}, inputs)]
@@ -146,13 +144,13 @@ def test_no_action_of_a_page_tells_of_the_others_or_changes_what_they_have() -> 
 
 
 def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
-    name = "boris"
-    browser, foreign, found = client(name), other(name), {}
+    browser, own, foreign = two("boris")
+    found = {}
     keys = {
         "pk": [*Task.objects.values_list("pk", flat=True), *BulkOperation.objects.values_list("pk", flat=True)],
-        "verb": ["reprocess", "delete"], "queue": [TEAMS[name], f"{TEAMS[name]}x"], "poller": ["both"],
-        "command": ["drain"], "fingerprint": [queue[0] * 40 for queue in TEAMS.values()],
-        "schedule": [f"{TEAMS[name][0]}ref-schedule"], "action": ["pause", "run"],
+        "verb": ["reprocess", "delete"], "queue": [own, f"{own}x"], "poller": ["both"], "command": ["drain"],
+        "fingerprint": [queue[0] * 40 for queue in TEAMS.values()], "schedule": [f"{own[0]}ref-schedule"],
+        "action": ["pause", "run"],
     }  # fmt: skip
     for route in ROUTES:
         addresses = [f"/api/{route.path}"]
@@ -177,16 +175,16 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
 
 @pytest.mark.parametrize("name", TEAMS)
 def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
-    browser, foreign, own = client(name), other(name), TEAMS[name]
+    browser, own, foreign = two(name)
     assert browser.get("/api/tasks/count").json()["count"]["number"] == 6
-    assert browser.get("/api/tasks/count", {"q": f"queue:{other(name)}"}).json()["count"]["number"] == 0
+    assert browser.get("/api/tasks/count", {"q": f"queue:{foreign}"}).json()["count"]["number"] == 0
     status = browser.get("/api/status").json()
     assert {row["queue"] for row in status["queues"]} == {own, f"{own}-2", f"{own}-rowless"}
     assert status["pollers"] == 3
     assert sum(sum(point["outcomes"].values()) for point in browser.get("/api/trends").json()["points"]) == 3
     assert len(browser.get("/api/operations").json()["operations"]) == 2
     assert [one["failed"]["7d"] for one in browser.get("/api/failures").json()["failures"]] == [3]
-    seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{other(name)[0]}ref").json()
+    seen = post(browser, "tasks/reprocess/preview", q=f"ref:{own[0]}ref,{foreign[0]}ref").json()
     assert (seen["selected"]["number"], seen["eligible"]["number"]) == (2, 1)
     # A wrong target and a stuck poller name no queue of others.
     for to_queue in ("nope", foreign):

@@ -36,6 +36,13 @@ def done(verb: str, q: str = f"queue:{QUEUE}", alias: str = "default") -> BulkOp
     return operation
 
 
+def put_back(operation: BulkOperation, alias: str = "default") -> BulkOperation:
+    back = bulk.put_back(operation.pk, None, using=alias)
+    run(alias)
+    back.refresh_from_db()
+    return back
+
+
 def rows(alias: str = "default") -> list[dict[str, Any]]:
     return list(Task.objects.using(alias).order_by("pk").values(*COLUMNS))
 
@@ -53,9 +60,7 @@ def test_what_a_bulk_operation_did_is_put_back_as_it_was(settings: Any, alias: s
             operation = done(verb, alias=alias)
             if operation.changed != 3 or rows(alias) == before:
                 wrong.append((verb, operation.changed))
-            back = bulk.put_back(operation.pk, None, using=alias)
-            run(alias)
-            back.refresh_from_db()
+            back = put_back(operation, alias)
             if (back.state, back.changed, back.skipped) != ("FINISHED", 3, 0) or rows(alias) != before:
                 wrong.append((verb, back.state, back.changed, rows(alias)))
     assert wrong == []
@@ -65,9 +70,7 @@ def test_a_task_that_was_cancelled_while_it_ran_waits_again(alias: str) -> None:
     make_task(using=alias)
     before = rows(alias)
     (lease,) = checkout(QUEUE, poller_instance="p:1:x", using=alias)
-    operation = done("cancel", alias=alias)
-    bulk.put_back(operation.pk, None, using=alias)
-    run(alias)
+    put_back(done("cancel", alias=alias), alias)
     with pytest.raises(LeaseLost):
         lease.complete()
     taken = {"start_time", "total_attempt", "lost_leases"}
@@ -80,8 +83,7 @@ def test_a_group_comes_back_in_its_order(alias: str) -> None:
     before = rows(alias)
     operation = done("snooze", f"id:{first.pk}", alias)
     assert rows(alias) != before
-    bulk.put_back(operation.pk, None, using=alias)
-    run(alias)
+    put_back(operation, alias)
     assert [task.pk for task in Task.objects.using(alias).due()] == [first.pk]
 
 
@@ -90,13 +92,10 @@ def test_tasks_that_changed_since_stay_and_are_named() -> None:
     operation = done("reprocess")
     (lease,) = Task.objects.checkout(QUEUE, poller_instance="p:1:x")
     assert lease.id == taken.pk
-    back = bulk.put_back(operation.pk, None)
-    run()
-    back.refresh_from_db()
+    back = put_back(operation)
     assert (back.changed, back.skips) == (1, {"changed since": 1})
     assert [skip.task_ids for skip in back.changes.exclude(skip_reason="")] == [[taken.pk]]
-    statuses = dict(Task.objects.values_list("pk", "status"))
-    assert statuses == {taken.pk: "PROCESSING", left.pk: "ERROR"}
+    assert dict(Task.objects.values_list("pk", "status")) == {taken.pk: "PROCESSING", left.pk: "ERROR"}
 
 
 def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
@@ -111,9 +110,9 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     assert "Put back as it was" in text(op.get(answer.headers["Location"]))
     again = text(op.get(page))
     assert "puts its tasks back already" in again and 'name="put_back"' not in again
-    make_task(Status.ERROR)
-    deleted = done("delete")
-    assert "cannot be undone" in text(op.get(f"{OPERATIONS}{deleted.pk}/change/"))
+    refused("puts its tasks back already", command, "bulk", "put-back", operation.pk, error=CommandError)
+    refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
+    assert "cannot be undone" in text(op.get(f"{OPERATIONS}{done('delete').pk}/change/"))
 
 
 def test_what_was_done_to_one_task_is_put_back_like_a_bulk_operation(op: Client) -> None:
@@ -147,31 +146,11 @@ def test_no_operation_changed_more_than_it_expected(op: Client) -> None:
     assert "1 of 0" not in shown and "<dd>1</dd>" in shown
 
 
-def test_it_is_undone_on_the_command_line_and_by_the_api_by_those_who_may(op: Client) -> None:
-    task = make_task(Status.ERROR)
-    operation = done("reprocess")
-    command("bulk", "put-back", operation.pk, "--reason", "wrong ones")
-    assert Task.objects.get(pk=task.pk).status == "ERROR"
-    refused("puts its tasks back already", command, "bulk", "put-back", operation.pk, error=CommandError)
-    answer = post(op, f"operations/{done('mark_poison').pk}/put_back")
-    assert answer.status_code == 202, answer.json()
-    run()
-    assert Task.objects.get(pk=task.pk).status == "ERROR"
-    refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
-
-
-@pytest.fixture
-def group() -> None:
+def test_a_group_is_named_by_its_error_and_a_task_by_its_reference(op: Client) -> None:
     failure_group(PRINT, error_type="flights.rules.PlaneUnknown", message="N14228 is not known")
-
-
-def test_the_audit_names_tasks_and_errors(op: Client, group: None) -> None:
     post(op, "tasks/reprocess/ids", ids=[make_task(Status.ERROR, reference="AA-1141", fingerprint=PRINT).pk])
     listed = text(op.get(f"{ADMIN}auditentry/"))
     assert "AA-1141" in listed and "PlaneUnknown" in listed
-
-
-def test_a_group_is_named_by_its_error(op: Client, group: None) -> None:
     make_task(Status.ERROR, fingerprint=PRINT)
     asked = text(op.post(f"{TASKS}?q={SEARCH}", {"action": "reprocess", "select_across": "1"}))
     assert "PlaneUnknown: N14228 is not known" in asked
