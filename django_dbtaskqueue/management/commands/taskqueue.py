@@ -14,7 +14,6 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import Output, changes, duration, positive, reading
-from django_dbtaskqueue.management import schedule_and_batch_commands as schedules_batches
 from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.permissions import PAUSE
 from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
@@ -73,13 +72,13 @@ class Command(BaseCommand):
         mask = add("mask", changes.mask, ASKS)
         mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
-        schedule = add("schedules", schedules_batches.run_schedules, REASON, ASKS_NOTHING)
-        schedules_batches.add_schedule_arguments(schedule)
+        schedule = add("schedules", changes.run_schedules, REASON, ASKS_NOTHING)
+        changes.add_schedule_arguments(schedule)
         shards = add("shards", changes.run, REASON, ASKS)
         changes.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
-        batches = add("batches", schedules_batches.run_batches, REASON)
-        schedules_batches.add_batch_arguments(batches)
+        batches = add("batches", changes.run_batches, REASON)
+        changes.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
