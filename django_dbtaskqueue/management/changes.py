@@ -38,7 +38,6 @@ from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_s
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
 from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, tasks_for
 from django_dbtaskqueue.operations.serializers import OPERATION, as_document
-from django_dbtaskqueue.operations.shards import MOVE_SHARD, move_shards, shard_documents
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions, json_of
 
 FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
@@ -341,11 +340,11 @@ def run(output: Output, options: Options) -> int:
     if options["what"] == "show":
         return _shown(output, queue, sources)
     move = ShardMove(queue, options["to"], behind=options["behind"])
-    if not output.ask(f"{MOVE_SHARD.effect} Move?"):
+    if not output.ask(f"{queue_control.MOVE_SHARD.effect} Move?"):
         return 0
-    report = move_shards(move, Actor(), sources=sources, limit=options["limit"], reason=options["reason"])
+    report = queue_control.move_shards(move, Actor(), sources=sources, limit=options["limit"], reason=options["reason"])
     moved = [{"from": source, "to": target, "tasks": count} for (source, target), count in report.moved.items()]
-    lines = [f"{MOVE_SHARD.done % {'number': sum(report.moved.values())}}."]
+    lines = [f"{queue_control.MOVE_SHARD.done % {'number': sum(report.moved.values())}}."]
     lines += [f"{number:,} from {source} to {target}" for (source, target), number in report.moved.items()]
     for reason, names in report.refused.items():
         more = ", …" if len(names) > MAX_IDS_PER_REASON else ""
@@ -354,7 +353,7 @@ def run(output: Output, options: Options) -> int:
 
 
 def _shown(output: Output, queue: str, also: list[str]) -> int:
-    documents = shard_documents(queue, Actor(), also)
+    documents = queue_control.shard_documents(queue, Actor(), also)
     output.data(documents)
     numbers = (*documents[0]["statuses"], "moving")
     rows = [

@@ -13,7 +13,7 @@ from tests.kills import serve
 def move(come_to: Callable[[str], None], source: str | None = None, target: str | None = None) -> None:
     from django_dbtaskqueue.flow.shard_move import ShardMove
     from django_dbtaskqueue.operations.permissions import Actor
-    from django_dbtaskqueue.operations.shards import move_shards
+    from django_dbtaskqueue.operations.queue_control import move_shards
 
     shard_move = ShardMove("spread", target, behind=True, at_step=come_to)
     move_shards(shard_move, Actor(), sources=[source] if source else [])

@@ -15,7 +15,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.flow.shard_move import MOVE_LEDGER, ShardMove
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.operations.permissions import Actor
-from django_dbtaskqueue.operations.shards import move_shards
+from django_dbtaskqueue.operations.queue_control import move_shards
 from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase, _postgres_copy
