@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.db import OperationalError, connections, transaction
 from django.db.models import QuerySet
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.operations.lookup import Location
 
 Rows = QuerySet[Any]  # of any model
+Found = TypeVar("Found")
 MAX_COUNTED_ROWS = 10_000
 SET_TIMEOUT = """\
 WITH before AS MATERIALIZED (SELECT current_setting('statement_timeout') AS t)
@@ -85,6 +86,17 @@ def time_limit(alias: str, within: timedelta) -> Iterator[None]:
         before = cursor.fetchone()[0]
         yield
         cursor.execute("SELECT set_config('statement_timeout', %s, true)", [before])  # the setting outlives a savepoint
+
+
+def in_time(alias: str, within: timedelta, read: Callable[[], Found]) -> Found | None:
+    """Return what ``read`` returns; on PostgreSQL None when a statement of it takes longer."""
+    try:
+        with time_limit(alias, min(within, conf.settings().operations_timeout)):
+            return read()
+    except OperationalError as error:
+        if timed_out(error):
+            return None
+        raise
 
 
 def timed_out(error: OperationalError) -> bool:
@@ -157,13 +169,7 @@ def bounded_count(rows: Rows, bound: int = MAX_COUNTED_ROWS) -> ApproxCount:
 
 def count_within(rows: Rows, limit: timedelta) -> ApproxCount | None:
     """Return the bounded number of rows; on PostgreSQL None when the count takes longer than ``limit``."""
-    try:
-        with time_limit(rows.db, limit):
-            return bounded_count(rows)
-    except OperationalError as error:
-        if timed_out(error):
-            return None
-        raise
+    return in_time(rows.db, limit, lambda: bounded_count(rows))
 
 
 def count_in_time(rows: Rows) -> ApproxCount | None:

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import OperationalError, connections
+from django.db import connections
 from django.db.models import Aggregate, BooleanField, Max, Min, TextField
 from django.db.models.expressions import RawSQL
 
-from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations.bounded_reads import Rows, prefer_indexes, statement_timeout, time_limit, timed_out
+from django_dbtaskqueue.operations.bounded_reads import Rows, in_time, prefer_indexes, statement_timeout
 from django_dbtaskqueue.operations.search import Search, Term
 from django_dbtaskqueue.operations.search.query import id_range, select, within
 from django_dbtaskqueue.operations.search.values import COMPARISONS
@@ -95,12 +95,9 @@ def page_of(
     """
     windows = connections[rows.db].vendor == "postgresql"
     if look_on is None or not windows:
-        try:
-            with time_limit(rows.db, min(patience or WHOLE_SEARCH_TIMEOUT, conf.settings().operations_timeout)):
-                return whole_page(rows, size, before=before, after=after)
-        except OperationalError as error:
-            if not timed_out(error):
-                raise
+        whole = partial(whole_page, rows, size, before=before, after=after)
+        if found := in_time(rows.db, patience or WHOLE_SEARCH_TIMEOUT, whole):
+            return found
     if after is not None:
         return _window_after(rows, among, size, after)
     deadline, read, end = clock.monotonic() + (look_on or timedelta(0)).total_seconds(), 0, before
@@ -119,14 +116,12 @@ def page_of(
 
 def _in_window(rows: Rows, ids: list[int], size: int, before: int | None) -> tuple[Page, int]:
     """Return the page of these ids, and how many of them were read: fewer where long texts make them slow."""
-    while True:
-        try:
-            with time_limit(rows.db, min(WINDOW_TIMEOUT, conf.settings().operations_timeout)):
-                return whole_page(_of_window(rows, ids), size, before=before), len(ids)
-        except OperationalError as error:
-            if not timed_out(error) or len(ids) <= MIN_WINDOW_ROWS:
-                raise
+    while len(ids) > MIN_WINDOW_ROWS:
+        part = partial(whole_page, _of_window(rows, ids), size, before=before)
+        if found := in_time(rows.db, WINDOW_TIMEOUT, part):
+            return found, len(ids)
         ids = ids[: max(len(ids) // 8, MIN_WINDOW_ROWS)]
+    return whole_page(_of_window(rows, ids), size, before=before), len(ids)
 
 
 def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
@@ -152,13 +147,9 @@ def _at(page: Page, among: Rows, place: int, read: int) -> Page:
 
 def sorted_page(rows: Rows, among: Rows, size: int, order: Sequence[Any]) -> Page:
     """Return the first rows in an order that no index has; if that takes long, of the newest ``WINDOW_ROWS``."""
-    try:
-        with time_limit(rows.db, min(SORT_TIMEOUT, conf.settings().operations_timeout)):
-            found = list(rows.order_by(*order)[: size + 1])
-            return Page(found[:size], cut=len(found) > size)
-    except OperationalError as error:
-        if not timed_out(error):
-            raise
+    found = in_time(rows.db, SORT_TIMEOUT, lambda: list(rows.order_by(*order)[: size + 1]))
+    if found is not None:
+        return Page(found[:size], cut=len(found) > size)
     ids = _ids(among.order_by("-pk"))
     found = list(_of_window(rows, ids).order_by(*order)[: size + 1])
     return _at(Page(found[:size], cut=True), among, ids[-1] if ids else 0, len(ids))

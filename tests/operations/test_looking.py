@@ -18,7 +18,7 @@ from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.api import views
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations import bounded_reads, paging
 from django_dbtaskqueue.operations.paging import Page, finds_processing_only, indexed_part, page_of, whole_page
 from django_dbtaskqueue.operations.search import parse
 from django_dbtaskqueue.operations.search.query import id_range, select, within
@@ -30,7 +30,7 @@ NO_TIME = timedelta(milliseconds=1)
 
 def give_up(monkeypatch: pytest.MonkeyPatch, *, window: int, limit: str = "WHOLE_SEARCH_TIMEOUT") -> None:
     """Let no statement end within that time limit, as with a hundred million tasks; a window has so many rows."""
-    real = paging.time_limit
+    real = bounded_reads.time_limit
 
     @contextmanager
     def time_limit(alias: str, within: timedelta) -> Iterator[None]:
@@ -39,7 +39,7 @@ def give_up(monkeypatch: pytest.MonkeyPatch, *, window: int, limit: str = "WHOLE
         with real(alias, within):
             yield
 
-    monkeypatch.setattr(paging, "time_limit", time_limit)
+    monkeypatch.setattr(bounded_reads, "time_limit", time_limit)
     monkeypatch.setattr(paging, limit, NO_TIME)
     monkeypatch.setattr(paging, "WINDOW_ROWS", window)
 
