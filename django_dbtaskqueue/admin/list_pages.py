@@ -25,8 +25,8 @@ from django_dbtaskqueue.admin.frame import LIVE_KEY
 from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
-from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, page_of
 from django_dbtaskqueue.operations.permissions import Verb
+from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, page_of
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

@@ -47,12 +47,10 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, 
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
-from django_dbtaskqueue.operations import paging
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.paging import Page
 from django_dbtaskqueue.operations.permissions import (
     ENQUEUE_COPY,
     Actor,
@@ -63,8 +61,8 @@ from django_dbtaskqueue.operations.permissions import (
     visible_queues,
 )
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, text_of, to_text
-from django_dbtaskqueue.operations.search.query import IdRange, TaskFilter, id_range, within
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, query, text_of, to_text
+from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
@@ -294,13 +292,13 @@ class TaskAdmin(TaskPage):
         """Return one page. A search without an index reads a limited number of rows."""
         search, size = filterset.search, list_pages.PAGE_ROWS
         effort = list_pages.search_effort(request)
-        if not effort and paging.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
+        if not effort and query.finds_processing_only(search) and connections[rows.db].vendor == "postgresql":
             queues = search.queues()
-            return paging.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
-        among = within(self._ids(request, filterset), paging.indexed_part(search, filterset.queryset))
+            return query.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
+        among = within(self._ids(request, filterset), query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
-            return paging.sorted_page(rows, among, size, order.by)
-        return paging.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
+            return query.sorted_page(rows, among, size, order.by)
+        return query.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
 
     def _numbers(self, filterset: Any) -> dict[str, ApproxCount]:
         """Return how many tasks the tabs show; read once for a page."""

@@ -46,7 +46,6 @@ from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_cou
 from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
-from django_dbtaskqueue.operations.paging import LOOK_ON_TIME, Page, look_through
 from django_dbtaskqueue.operations.permissions import (
     VIEW_PAYLOAD,
     Actor,
@@ -78,7 +77,7 @@ from django_dbtaskqueue.operations.queue_stats import (
 )
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
-from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
+from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, tasks_for
 from django_dbtaskqueue.operations.serializers import (
     OPERATION,
     AttemptDocument,

@@ -26,10 +26,9 @@ from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_t
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
-from django_dbtaskqueue.operations.paging import Page, look_through
 from django_dbtaskqueue.operations.queue_stats import Overview, overview, with_limits
 from django_dbtaskqueue.operations.search import parse, to_text
-from django_dbtaskqueue.operations.search.query import TaskFilter, tasks_for
+from django_dbtaskqueue.operations.search.query import Page, TaskFilter, look_through, tasks_for
 
 MAX_TAIL_ROWS = 200  # of one query
 TABLE_MESSAGE_WIDTH = 72  # characters of a message in a line of a table or of ``tail``

@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from django_dbtaskqueue.admin import list_pages
-from django_dbtaskqueue.operations import paging
+from django_dbtaskqueue.operations.search import query
 from tests.factories import QUEUE
 from tests.flow.conftest import alias as alias
 
@@ -25,7 +25,7 @@ def _site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}, "letters": {}}, "API": True}
     # A busy machine may take its time: what is counted or found late would be shown otherwise.
     monkeypatch.setattr(list_pages, "COUNT_TIMEOUT", timedelta(minutes=1))
-    monkeypatch.setattr(paging, "WHOLE_SEARCH_TIMEOUT", timedelta(minutes=1))
+    monkeypatch.setattr(query, "WHOLE_SEARCH_TIMEOUT", timedelta(minutes=1))
 
 
 @pytest.fixture

@@ -18,10 +18,9 @@ from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.api import views
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING
 from django_dbtaskqueue.models import Queue, Task
-from django_dbtaskqueue.operations import bounded_reads, paging
-from django_dbtaskqueue.operations.paging import Page, finds_processing_only, indexed_part, page_of, whole_page
-from django_dbtaskqueue.operations.search import parse
-from django_dbtaskqueue.operations.search.query import id_range, select, within
+from django_dbtaskqueue.operations import bounded_reads
+from django_dbtaskqueue.operations.search import parse, query
+from django_dbtaskqueue.operations.search.query import Page, id_range, page_of, select, whole_page, within
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ADMIN, QUEUES, TASKS, command, data, sql, text
 
@@ -40,8 +39,8 @@ def give_up(monkeypatch: pytest.MonkeyPatch, *, window: int, limit: str = "WHOLE
             yield
 
     monkeypatch.setattr(bounded_reads, "time_limit", time_limit)
-    monkeypatch.setattr(paging, limit, NO_TIME)
-    monkeypatch.setattr(paging, "WINDOW_ROWS", window)
+    monkeypatch.setattr(query, limit, NO_TIME)
+    monkeypatch.setattr(query, "WINDOW_ROWS", window)
 
 
 def tasks(number: int) -> list[int]:
@@ -108,9 +107,9 @@ def test_an_order_that_cannot_be_had_at_this_size_says_what_was_sorted(op: Clien
 
 def test_which_searches_look_at_the_heads_of_the_lines() -> None:
     for search in ("status:PROCESSING", "is:stale queue:claims", "is:held,stale error:Timeout"):
-        assert finds_processing_only(parse(search)), search
+        assert query.finds_processing_only(parse(search)), search
     for search in ("-status:PROCESSING", "status:PROCESSING,CREATED", "is:due", "status:PROCESSING ref:UA-15", ""):
-        assert not finds_processing_only(parse(search)), search
+        assert not query.finds_processing_only(parse(search)), search
 
 
 def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,14 +118,14 @@ def test_what_is_in_hand_is_found_at_the_heads_of_the_lines(monkeypatch: pytest.
     make_task(ERROR)
     tasks(4)
     rows = select("status:PROCESSING", Task.objects.all())
-    look = paging.page_of_processing(rows, (), 50)
+    look = query.page_of_processing(rows, (), 50)
     assert (ids(look), look.first) == ([other, *held[::-1]], 0)
-    assert ids(paging.page_of_processing(rows, (QUEUE,), 50)) == held[::-1]
-    assert ids(paging.page_of_processing(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
+    assert ids(query.page_of_processing(rows, (QUEUE,), 50)) == held[::-1]
+    assert ids(query.page_of_processing(rows, (QUEUE,), 2, before=held[-1])) == held[1::-1]
     # When a line is longer than what is looked at, then the page knows
-    monkeypatch.setattr(paging, "MIN_ROWS_PER_PRIORITY", 3)
-    monkeypatch.setattr(paging, "WINDOW_ROWS", 3)
-    assert paging.page_of_processing(rows, (QUEUE,), 50).first == 3
+    monkeypatch.setattr(query, "MIN_ROWS_PER_PRIORITY", 3)
+    monkeypatch.setattr(query, "WINDOW_ROWS", 3)
+    assert query.page_of_processing(rows, (QUEUE,), 50).first == 3
 
 
 def test_windows_go_through_what_indexes_leave() -> None:
@@ -134,8 +133,8 @@ def test_windows_go_through_what_indexes_leave() -> None:
     failed = make_task(ERROR, process_result="Timeout", reference="UA-1").pk
     make_task(ERROR, queue="letters")
     search = parse(f"status:ERROR queue:{QUEUE} ref:UA-* -tag:x error:nothing attempt:>=3 status:ERROR,CREATED")
-    assert [row.pk for row in indexed_part(search, Task.objects.all())] == [failed]
-    assert indexed_part(parse("error:nothing -queue:letters"), Task.objects.all()).count() == 3
+    assert [row.pk for row in query.indexed_part(search, Task.objects.all())] == [failed]
+    assert query.indexed_part(parse("error:nothing -queue:letters"), Task.objects.all()).count() == 3
 
 
 SEARCHES = ("", "status:PROCESSING", "is:stale", "is:due", "error:Timeout", "attempt:>=3", "payload.a:1", "-queue:x")
