@@ -23,7 +23,6 @@ from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
-from django_dbtaskqueue.conf import peers
 from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf.queue import QueueSettings as QueueSettings
 from django_dbtaskqueue.conf.queue import duration as duration
@@ -195,7 +194,7 @@ class Settings:
     keep_history: timedelta | None = None  # in the history, then deleted
     keep_attempts: timedelta | None = timedelta(days=90)  # records of failed attempts, then deleted
     keep_audit: timedelta | None = timedelta(days=365)  # the audit and finished bulk operations, then deleted
-    bridge: peers.Bridge = field(default_factory=peers.Bridge)  # the systems that tasks are exchanged with
+    bridge: rules.Bridge = field(default_factory=rules.Bridge)  # the systems that tasks are exchanged with
     file: str | os.PathLike[str] | None = None  # TOML, laid over ``queues`` and followed; relative to BASE_DIR
 
     def __post_init__(self) -> None:
@@ -345,7 +344,7 @@ def _from_dict(raw: Any) -> Settings:
         for name, given in queues.items()
     }
     if "bridge" in values:
-        values["bridge"] = peers.bridge_of(values["bridge"])
+        values["bridge"] = rules.bridge_of(values["bridge"])
     for name in ("heartbeat", "operations_timeout", *AGE_SETTINGS):
         if values.get(name):
             values[name] = duration(values[name], where=f'DBTASKQUEUE["{name.upper()}"]')

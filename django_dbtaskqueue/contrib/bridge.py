@@ -34,7 +34,7 @@ from django.views.decorators.csrf import csrf_exempt
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.peers import Peer
+from django_dbtaskqueue.conf.queue import Peer
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions

@@ -23,7 +23,7 @@ from standardwebhooks import Webhook
 
 from django_dbtaskqueue import enqueue, processor
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.peers import bridge_of
+from django_dbtaskqueue.conf.queue import bridge_of
 from django_dbtaskqueue.contrib import bridge
 from django_dbtaskqueue.contrib.bridge import send_to
 from django_dbtaskqueue.models import Task, UsedReference
