@@ -36,8 +36,17 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
-from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
-from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, STATES, UNFINISHED, WAITING
+from django_dbtaskqueue.models.control import (
+    CANCELLED,
+    FAILED,
+    FINISHED,
+    MISSED_HEARTBEATS,
+    RUNNING,
+    STATES,
+    UNFINISHED,
+    WAITING,
+    queue_names_in,
+)
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounds import is_storable

@@ -32,7 +32,7 @@ from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError, Un
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
-from django_dbtaskqueue.models.operations import OPERATE_SCOPE
+from django_dbtaskqueue.models.control import OPERATE_SCOPE
 from django_dbtaskqueue.operations import bounds
 from django_dbtaskqueue.operations.bounds import BadInput, is_storable
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope

@@ -33,8 +33,7 @@ from django_dbtaskqueue.api.routing import (
     up_to,
     verb_field,
 )
-from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.models.operations import STATES
+from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES, STATES
 from django_dbtaskqueue.operations.search import QUALIFIERS
 from django_dbtaskqueue.operations.verbs import ID_VERBS
 

@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.core.states import sources
 from django_dbtaskqueue.db.session import Session, statements_of
 from django_dbtaskqueue.flow.selection import Tasks, as_filterable, delete_steps, with_row_locks
-from django_dbtaskqueue.models.operations import UNFINISHED
+from django_dbtaskqueue.models.control import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")

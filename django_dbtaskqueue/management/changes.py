@@ -27,8 +27,7 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import Options, Output, ago, printable
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, Schedule, TaskHistory
-from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES
-from django_dbtaskqueue.models.operations import FAILED, UNFINISHED
+from django_dbtaskqueue.models.control import FAILED, MISSED_POLICIES, OVERLAP_POLICIES, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control, related_tasks, schedules
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview

@@ -1,25 +1,22 @@
 """The tables. ``tasks``: TASKS, its history and failed attempts; ``control``: queues, schedules, pollers and what is
-counted; ``operations``: what operators did and do; ``workflows``: what waits for what, and batches; ``archive``: what
-the data pipeline keeps."""
+counted, what operators do, and what the data pipeline keeps."""
 
 from django_dbtaskqueue.models.control import (
-    Doctor,
-    FailureGroup,
-    Limit,
-    MinuteCount,
-    Overview,
-    Poller,
-    Queue,
-    Schedule,
-)
-from django_dbtaskqueue.models.operations import (
     ApiToken,
     ArchiveBatch,
     AuditEntry,
     BulkOperation,
+    Doctor,
+    FailureGroup,
     FinishEvent,
+    Limit,
+    MinuteCount,
+    Overview,
     PipelineReport,
+    Poller,
+    Queue,
     SavedSearch,
+    Schedule,
     StreamPosition,
     TaskChange,
 )

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.move import put_back
 from django_dbtaskqueue.flow.selection import base_rows, same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
-from django_dbtaskqueue.models.operations import FINISHED
+from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow

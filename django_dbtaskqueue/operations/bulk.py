@@ -23,7 +23,7 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, TaskChange
-from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
+from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, record_changes, record_skips, restore

@@ -15,7 +15,7 @@ from django.db import OperationalError, transaction
 
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Task, TaskChange
-from django_dbtaskqueue.models.operations import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
+from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, RUNNING, WAITING
 from django_dbtaskqueue.operations import actions, bounded_reads, bulk
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.factories import QUEUE, make_task

@@ -18,7 +18,7 @@ from openapi_spec_validator import validate
 from django_dbtaskqueue.api.urls import ROUTES
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import ApiToken, AuditEntry, BulkOperation, MinuteCount, Poller, Queue
-from django_dbtaskqueue.models.operations import UNFINISHED
+from django_dbtaskqueue.models.control import UNFINISHED
 from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.permissions import PAUSE, Actor, Scope
 from django_dbtaskqueue.operations.queue_control import pause

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import Output, changes, duration, positive, reading
-from django_dbtaskqueue.models.operations import OPERATE_SCOPE, SCOPES
+from django_dbtaskqueue.models.control import OPERATE_SCOPE, SCOPES
 from django_dbtaskqueue.operations.permissions import PAUSE
 from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
 
