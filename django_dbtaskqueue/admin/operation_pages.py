@@ -49,11 +49,10 @@ from django_dbtaskqueue.models.control import (
 )
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk, queue_control
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_cancel, check_may, narrow
 from django_dbtaskqueue.operations.queue_control import POLLER_VERBS, STOPPED_STATE
 from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
-from django_dbtaskqueue.operations.serializers import short_error, with_errors
+from django_dbtaskqueue.operations.serializers import is_storable, short_error, with_errors
 from django_dbtaskqueue.operations.verbs import PUT_BACK, VERBS
 
 WORK_TIME_S = 2.0  # in which a request carries out steps

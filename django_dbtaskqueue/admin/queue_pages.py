@@ -41,7 +41,6 @@ from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import (
     CHANGE_SETTINGS,
     PAUSE,
@@ -54,6 +53,7 @@ from django_dbtaskqueue.operations.permissions import (
 from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue, stats_of_types
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import Page
+from django_dbtaskqueue.operations.serializers import is_storable
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
 if TYPE_CHECKING:

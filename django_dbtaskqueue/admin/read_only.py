@@ -29,8 +29,8 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import is_task_table, model_named
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
+from django_dbtaskqueue.operations.serializers import is_storable
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise

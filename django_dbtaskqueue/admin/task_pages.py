@@ -49,7 +49,6 @@ from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import (
     ENQUEUE_COPY,
@@ -64,7 +63,7 @@ from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, c
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
-from django_dbtaskqueue.operations.serializers import error_of, message_of, short_error
+from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
 
 if TYPE_CHECKING:

@@ -33,10 +33,15 @@ from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.control import OPERATE_SCOPE
-from django_dbtaskqueue.operations import bounds
-from django_dbtaskqueue.operations.bounds import BadInput, is_storable
+from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
-from django_dbtaskqueue.operations.serializers import DocumentEncoder, RowDocument, document_types
+from django_dbtaskqueue.operations.serializers import (
+    BadInput,
+    DocumentEncoder,
+    RowDocument,
+    document_types,
+    is_storable,
+)
 from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
 
 if TYPE_CHECKING:
@@ -83,43 +88,45 @@ class FieldType:
     read: Callable[[str, Any], Any]
 
 
-TEXT_KIND = FieldType({"type": "string", "maxLength": bounds.MAX_INPUT_LENGTH}, bounds.text)
+TEXT_KIND = FieldType({"type": "string", "maxLength": serializers.MAX_INPUT_LENGTH}, serializers.text)
 REASON_KIND = FieldType(
-    {"type": "string", "maxLength": REASON_MAX_LENGTH}, partial(bounds.text, max_length=REASON_MAX_LENGTH)
+    {"type": "string", "maxLength": REASON_MAX_LENGTH}, partial(serializers.text, max_length=REASON_MAX_LENGTH)
 )
-WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": bounds.MAX_WHOLE_NUMBER}, bounds.whole)
-POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(bounds.whole, low=1))
-WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema}, bounds.whole_list)
+WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": serializers.MAX_WHOLE_NUMBER}, serializers.whole)
+POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(serializers.whole, low=1))
+WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema}, serializers.whole_list)
 ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
-    {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(bounds.whole, low=-32768, high=32767)
+    {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(serializers.whole, low=-32768, high=32767)
 )
-LENGTH_KIND = FieldType({"type": "string", "examples": ["30m", "1h30m", "PT30M"]}, bounds.length)
-MOMENT_KIND = FieldType({"type": "string", "format": "date-time"}, bounds.moment)
+LENGTH_KIND = FieldType({"type": "string", "examples": ["30m", "1h30m", "PT30M"]}, serializers.length)
+MOMENT_KIND = FieldType({"type": "string", "format": "date-time"}, serializers.moment)
 
 
 def up_to(most: int) -> FieldType:
     """Return the kind of a number from 1 to ``most``; a larger one counts as ``most``."""
     return FieldType(
-        {**POSITIVE_KIND.schema, "maximum": most}, lambda name, value: min(bounds.whole(name, value, low=1), most)
+        {**POSITIVE_KIND.schema, "maximum": most}, lambda name, value: min(serializers.whole(name, value, low=1), most)
     )
 
 
 def one_of(*words: str) -> FieldType:
     """Return the kind of a few words."""
-    return FieldType({"type": "string", "enum": list(words)}, lambda name, value: bounds.choice(name, value, words))
+    return FieldType(
+        {"type": "string", "enum": list(words)}, lambda name, value: serializers.choice(name, value, words)
+    )
 
 
 def _object(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise BadInput(name, f"must be a JSON object, not {bounds.shown(value)}.")
+        raise BadInput(name, f"must be a JSON object, not {serializers.shown(value)}.")
     return value
 
 
 def _texts(name: str, value: object) -> list[str]:
     if not isinstance(value, list):
-        raise BadInput(name, f"must be a list of texts, not {bounds.shown(value)}.")
-    return [bounds.text(name, one) for one in value]
+        raise BadInput(name, f"must be a list of texts, not {serializers.shown(value)}.")
+    return [serializers.text(name, one) for one in value]
 
 
 OBJECT_KIND = FieldType({"type": "object"}, _object)
@@ -192,7 +199,7 @@ class Route:
         self._check_names(sent, self.query, "parameter")
         found = _read(sent, self.query)
         if self.body or self.method != "GET":
-            sent = bounds.json_object(request.body)
+            sent = serializers.json_object(request.body)
             self._check_names(sent, self.body, "key")
             found |= _read(sent, self.body)
         return found

@@ -43,7 +43,6 @@ from django_dbtaskqueue.operations import bulk, queue_control, related_tasks
 from django_dbtaskqueue.operations import schedules as schedule_control
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
-from django_dbtaskqueue.operations.bounds import BadInput
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
 from django_dbtaskqueue.operations.permissions import (
@@ -81,6 +80,7 @@ from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskF
 from django_dbtaskqueue.operations.serializers import (
     OPERATION,
     AttemptDocument,
+    BadInput,
     Document,
     OperationDocument,
     RowDocument,

@@ -53,7 +53,7 @@ from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow.enqueue import MAX_KEY_LENGTH, enqueue_task
 from django_dbtaskqueue.models import UsedReference
-from django_dbtaskqueue.operations import bounds
+from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.bounded_reads import time_limit
 
 # -- a checked request -------------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def _receive(peer: Peer, source: str, message_id: str, body: bytes) -> dict[str,
     """Store the task of a genuine message, unless it is stored; raise ``Refused`` if it can never be."""
     try:
         sent = _transfer_of(body, _max_bytes(peer))
-    except (bounds.BadInput, PayloadError, UnicodeDecodeError) as error:
+    except (serializers.BadInput, PayloadError, UnicodeDecodeError) as error:
         raise Refused(422, str(error)) from None
     types = peer.queues.get(sent.queue, ())
     if types is not None and (sent.payload_type or "") not in types:
@@ -453,29 +453,29 @@ def _transfer_of(body: bytes, max_bytes: int) -> _Transfer:
     """Read a body; every value is checked, and an unknown one is refused."""
     first, newline, payload = body.partition(b"\n")
     if len(first) > MAX_ENVELOPE_BYTES or len(payload) > max_bytes:
-        raise bounds.BadInput("body", "is too long.")
-    given = bounds.json_object(first)
+        raise serializers.BadInput("body", "is too long.")
+    given = serializers.json_object(first)
     if set(given) != set(ENVELOPE_KEYS):
-        raise bounds.BadInput("body", f"must begin with an object of the keys {', '.join(ENVELOPE_KEYS)}.")
-    bounds.whole("version", given["version"], FORMAT_VERSION, FORMAT_VERSION)
+        raise serializers.BadInput("body", f"must begin with an object of the keys {', '.join(ENVELOPE_KEYS)}.")
+    serializers.whole("version", given["version"], FORMAT_VERSION, FORMAT_VERSION)
     reference, transfer = (_text(given, name, MAX_KEY_LENGTH) for name in ("reference", "transfer"))
     if (reference is None) == (transfer is None):
-        raise bounds.BadInput("transfer", "must be there if there is no reference, and only then.")
+        raise serializers.BadInput("transfer", "must be there if there is no reference, and only then.")
     traceparent = _text(given, "traceparent", 100)
     if traceparent is not None and not TRACEPARENT.fullmatch(traceparent):
-        raise bounds.BadInput("traceparent", "is not a trace context.")
+        raise serializers.BadInput("traceparent", "is not a trace context.")
     text = payload.decode() if newline else None
     if text is not None:
         fault = json_payload.find_fault(json_payload.loads(text), conf.payload_limits())
         if fault is not None:
             raise PayloadError(fault[1], path=fault[0])
     return _Transfer(
-        queue=bounds.text("queue", given["queue"], MAX_KEY_LENGTH),
+        queue=serializers.text("queue", given["queue"], MAX_KEY_LENGTH),
         reference=reference,
         key=f"ref:{reference}" if transfer is None else f"id:{transfer}",
         payload=text,
         payload_type=_text(given, "payload_type", MAX_TYPE_NAME),
-        priority=bounds.whole("priority", given["priority"], -32_768, 32_767),
+        priority=serializers.whole("priority", given["priority"], -32_768, 32_767),
         traceparent=traceparent,
     )
 
@@ -484,6 +484,6 @@ def _text(given: Mapping[str, object], name: str, max_length: int) -> str | None
     value = given[name]
     if value is None:
         return None
-    if not (found := bounds.text(name, value, max_length)):
-        raise bounds.BadInput(name, "must not be empty.")
+    if not (found := serializers.text(name, value, max_length)):
+        raise serializers.BadInput(name, "must not be empty.")
     return found

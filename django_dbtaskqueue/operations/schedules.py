@@ -33,10 +33,9 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, aware,
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, check, check_queue, narrow
 from django_dbtaskqueue.operations.queue_stats import alive
-from django_dbtaskqueue.operations.serializers import Document, RowDocument
+from django_dbtaskqueue.operations.serializers import Document, RowDocument, is_storable
 from django_dbtaskqueue.operations.verbs import with_secrets_of
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.operations.bounds import is_storable
 from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
+from django_dbtaskqueue.operations.serializers import is_storable
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
