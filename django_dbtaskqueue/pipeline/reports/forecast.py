@@ -24,8 +24,8 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import format_duration, number, parse_length, percent
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
+from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
@@ -307,7 +307,7 @@ def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.
     with reports.read(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
         tasks = T.as_of(found, period.until).persist()
         sums = T.hour_parts(tasks).persist()
-        rest = Rows(tasks, None, sums)
+        rest = TaskRows(tasks, None, sums)
         by_hour = kept.part("hours", rest).persist()
         context.progress("reading tasks", 0, 0)
         if by_hour.isEmpty():

@@ -16,8 +16,8 @@ from django_dbtaskqueue.core.durations import number, percent, seconds
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
+from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.reports.parts import ONE_HOUR, KeptDays, Period, Rows
 
 __all__ = ["Report"]
 
@@ -87,7 +87,7 @@ def _computed(
     objectives = context.options["objective"]
     # Three passes read the tasks, with few columns each: reading those again from the lake costs less than caching all.
     sums = T.hour_parts(tasks, objectives).persist()
-    rest = Rows(tasks, attempts, sums)
+    rest = TaskRows(tasks, attempts, sums)
     by_hour = kept.part("hours", rest).persist()
     hours, times = T.hours(by_hour), T.percentiles(kept.part("sketches", rest), by_hour).persist()
     chosen = period.only(hours)
