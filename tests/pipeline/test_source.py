@@ -12,8 +12,7 @@ from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, SCHEMAS, TASKS, arrow_schema, schema_of
-from django_dbtaskqueue.pipeline.source import _conditions, few_tasks, open_snapshot
-from django_dbtaskqueue.pipeline.source.task_reader import Selection, TaskReader
+from django_dbtaskqueue.pipeline.source import Selection, TaskReader, _conditions, few_tasks, open_snapshot
 from tests.pipeline.executors import read
 
 FIRST = 'a"quoted",\n\\.text'

@@ -50,9 +50,16 @@ from django_dbtaskqueue.pipeline.lake.export import (
 )
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
 from django_dbtaskqueue.pipeline.schema import SCHEMAS, TERMINAL_STATUSES
-from django_dbtaskqueue.pipeline.source import stream_tasks, unregister_stream, write_tasks
+from django_dbtaskqueue.pipeline.source import (
+    Condition,
+    Selection,
+    even_slices,
+    open_snapshot,
+    stream_tasks,
+    unregister_stream,
+    write_tasks,
+)
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, only, refuse_unknown_queue, rejected
-from django_dbtaskqueue.pipeline.source.task_reader import Condition, Selection, even_slices, open_snapshot
 from django_dbtaskqueue.pipeline.spark import put
 
 if TYPE_CHECKING:

@@ -45,8 +45,8 @@ from django_dbtaskqueue.pipeline.lake import (
     writing,
 )
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
+from django_dbtaskqueue.pipeline.source import Selection, Slice, read_slice, task_attempt_id
 from django_dbtaskqueue.pipeline.source.staging import load
-from django_dbtaskqueue.pipeline.source.task_reader import Selection, Slice, read_slice, task_attempt_id
 from django_dbtaskqueue.pipeline.spark import Progress, silent
 
 if TYPE_CHECKING:

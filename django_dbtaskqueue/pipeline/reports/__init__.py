@@ -318,9 +318,9 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
 
 # -- what adds up ------------------------------------------------------------------------------------------------------
 
-# What reports are made of adds up: the parts of some tasks and those of others make the parts of all. So the parts of a
-# closed day of the lake are computed once, kept in the lake, and read instead of the tasks. A day is closed when no task
-# of the database finished on it: all its ends lie in its files, and the percentiles of its hours are final.
+# The parts of some tasks and those of others make the parts of all. So the parts of a closed day of the lake are
+# computed once, kept in the lake, and read instead of the tasks. A day is closed when no task of the database finished
+# on it: all its ends lie in its files, and the percentiles of its hours are final.
 
 MAX_CHUNK_BYTES = 256 * 2**20  # of files whose days are summed up at once
 DAY_S = 86_400

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.core.sql.pipeline import EVENT_SCHEMA_SQL, HORIZON_SQL, FinishEventStatements
-from django_dbtaskqueue.pipeline.source.task_reader import PARTITION_IDS, Slice, even_slices, read_slice
+from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Slice, even_slices, read_slice
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from django_dbtaskqueue.pipeline.database import Database, Link
-    from django_dbtaskqueue.pipeline.source.task_reader import Selection
+    from django_dbtaskqueue.pipeline.source import Selection
 
 STREAM_START = 0  # before every transaction
 SERVER_HORIZON_SQL = f"{HORIZON_SQL}, (SELECT system_identifier FROM pg_control_system())"

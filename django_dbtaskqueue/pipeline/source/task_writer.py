@@ -17,9 +17,8 @@ from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.source import staging
+from django_dbtaskqueue.pipeline.source import staging, task_attempt_id
 from django_dbtaskqueue.pipeline.source.files import ROW
-from django_dbtaskqueue.pipeline.source.task_reader import task_attempt_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

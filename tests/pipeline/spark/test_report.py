@@ -17,13 +17,13 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError
 from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.models import Attempt, PipelineReport, TaskHistory
 from django_dbtaskqueue.operations.report_page import html_file
-from django_dbtaskqueue.pipeline import reports
+from django_dbtaskqueue.pipeline import reports, source
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
 from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import few_tasks, task_reader
+from django_dbtaskqueue.pipeline.source import few_tasks
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY, times
 from tests.pipeline.lakes import archive, flip
@@ -135,7 +135,7 @@ def test_few_tasks_and_many_have_the_same_figures(
     archive(pg, folder, limit=6)
     options = {"lake": folder, "store": False, "since": "2026-01-05"}
     few = report(spark, pg, out=str(tmp_path / "few"), **options)
-    monkeypatch.setattr(task_reader, "MAX_FEW_BYTES", 0)
+    monkeypatch.setattr(source, "MAX_FEW_BYTES", 0)
     monkeypatch.setattr(reports, "MAX_FEW_LAKE_ROWS", 0)
     monkeypatch.setattr(reports, "FEW_ROWS_SETTINGS", {})  # Spark's own take minutes for so few rows
     many = report(spark, pg, out=str(tmp_path / "many"), **options)
@@ -158,7 +158,7 @@ def test_an_empty_chunk_of_few_rows_hides_none_after_it(spark: SparkSession) -> 
 def test_what_is_too_large_for_the_driver_is_left_to_spark(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     fill()
     assert few_tasks(database, ["queue_name"], "task").num_rows == 11
-    monkeypatch.setattr(task_reader, "MAX_FEW_BYTES", 20)
+    monkeypatch.setattr(source, "MAX_FEW_BYTES", 20)
     assert few_tasks(database, ["queue_name"], "task") is None
 
 
