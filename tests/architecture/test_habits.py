@@ -213,7 +213,6 @@ MAY_LOAD = {
     "testing": "import_module: its own names, on first use",
     "contrib.spark": "import_module, import_string: constants",
     "contrib.spark.executor": "pickle: between a driver and its own Spark workers",
-    "contrib.spark.work": "pickle: between a driver and its own Spark workers",
     "flow.checkout": "import_string: `strategy`, which a queue's row cannot set",
     "core.sql.enqueue": "eval: a function made of our own columns",
     "flow.placement": "import_string: `router`, which a queue's row cannot set",

@@ -18,7 +18,7 @@ from django.db import OperationalError, connections
 
 from django_dbtaskqueue import enqueue_many, queue, registry
 from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
-from django_dbtaskqueue.contrib.spark.work import perform_rows
+from django_dbtaskqueue.contrib.spark.executor import perform_rows
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Failed, Release
 from django_dbtaskqueue.db import liveness

@@ -30,7 +30,7 @@ ANSWER_SCHEMA = pa.schema(
 )
 ANSWER_DDL = "number long, answers binary, seconds double, refused string"
 Place = tuple[str | None, str]  # the server of a database, where that can be asked, and its name
-WORK_FUNCTION = "django_dbtaskqueue.contrib.spark.work.perform_rows"
+WORK_FUNCTION = "django_dbtaskqueue.contrib.spark.executor.perform_rows"
 
 _serving: list[dict[str, str]] = []  # the environment that Django was set up with in this process
 
