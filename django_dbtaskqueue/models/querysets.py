@@ -39,15 +39,15 @@ class Waiting:
         the table and the history. Inside a transaction it is refused, because the task would not start before its end.
         On PostgreSQL the end of the task wakes the thread. It keeps a thread, and in a processor a slot, all the time.
         """
-        from django_dbtaskqueue.pull import task_end
+        from django_dbtaskqueue.pull import blocking
 
-        return task_end.wait(cast("AbstractTask", self), timeout)
+        return blocking.wait(cast("AbstractTask", self), timeout)
 
     async def await_result(self, timeout: float | timedelta | None = None) -> Any:
         """``wait`` for a coroutine, which keeps no thread."""
-        from django_dbtaskqueue.pull import task_end
+        from django_dbtaskqueue.pull import blocking
 
-        return await task_end.await_result(cast("AbstractTask", self), timeout)
+        return await blocking.await_result(cast("AbstractTask", self), timeout)
 
 
 class TaskQuerySet(models.QuerySet["T"]):

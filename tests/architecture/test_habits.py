@@ -256,7 +256,7 @@ MAY_STOP = {
     "operations.doctor": "its own checks, each of which says its error",
     "operations.housekeeping": "partitions, whose names the package makes",
     "operations.queue_control": "an operator's act: the error is the answer",
-    "pull.queue_admin": "a caller's act: the error is the answer",
+    "pull.handle": "a caller's act: the error is the answer",
     "testing.running": "the blocks of one task",
 }
 

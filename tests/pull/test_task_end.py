@@ -15,7 +15,7 @@ from django_dbtaskqueue import Complete, Poison, enqueue, queue
 from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
-from django_dbtaskqueue.pull import task_end
+from django_dbtaskqueue.pull import blocking
 from tests.conftest import ProcessDatabase
 from tests.flow.conftest import alias as alias
 from tests.poller.processes import runtaskpoller
@@ -35,7 +35,7 @@ def actor() -> Iterator[Actor]:
 @pytest.fixture(autouse=True)
 def _nobody_is_left() -> Iterator[None]:
     yield
-    assert not task_end._waiting
+    assert not blocking._waiting
 
 
 def waited_for(alias: str, actor: Actor, wait: Callable[..., Any] = Task.wait) -> tuple[Task, Future[Any]]:
@@ -113,7 +113,7 @@ def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
 def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Actor, settings: Any) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
     task, future = waited_for(alias, actor)
-    notify.unlisten(task_end._wake)  # as if another process ended the task
+    notify.unlisten(blocking._wake_for_end)  # as if another process ended the task
     end(task, Complete("found"))
     assert future.result(PATIENCE) == "found"
 
@@ -128,7 +128,7 @@ def test_a_locked_row_does_not_hold_the_waiter(actor: Actor) -> None:
 
 
 def test_no_more_wait_than_the_limit(alias: str, actor: Actor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_end, "MAX_WAITERS", 1)
+    monkeypatch.setattr(blocking, "MAX_WAITERS", 1)
     task, future = waited_for(alias, actor)
     with pytest.raises(TaskQueueError, match="1 threads and coroutines of this process wait"):
         task.wait(PATIENCE)
@@ -156,11 +156,11 @@ def test_many_coroutines_wait_on_one_thread(actor: Actor) -> None:
 
 def test_a_notification_that_names_no_task_breaks_no_listener() -> None:
     for name in ("mail", "ended nonsense", "ended ", "ended 1e9", f"ended {'9' * 5000}"):
-        task_end._wake(name)  # what it raised would end the listening of all waiters of this process
+        blocking._wake_for_end(name)  # what it raised would end the listening of all waiters of this process
 
 
 def test_another_process_wakes_the_waiter(monkeypatch: Any, postgres_process_database: ProcessDatabase) -> None:
-    monkeypatch.setattr(task_end, "SAFETY_LOOK_S", 2 * PATIENCE)
+    monkeypatch.setattr(blocking, "SAFETY_LOOK_S", 2 * PATIENCE)
     with runtaskpoller(postgres_process_database, "--queue", "work") as poller:
         poller.until_logged("work")
         assert enqueue("work", payload={"do": "ok", "result": 7}).wait(PATIENCE) == 7
