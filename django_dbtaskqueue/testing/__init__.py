@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.testing.backend_conformance import TaskBackendConformance
-    from django_dbtaskqueue.testing.clock import advance
     from django_dbtaskqueue.testing.kit import (
         TaskQueueKit,
         TaskQueueTestCase,
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
         refute_enqueued,
         run_poller,
     )
-    from django_dbtaskqueue.testing.running import DrainReport, drain, perform
+    from django_dbtaskqueue.testing.running import DrainReport, advance, drain, perform
 
 _MODULE_OF = {"TaskBackendConformance": "backend_conformance", "DrainReport": "running"}  # others: kit
 

@@ -25,8 +25,7 @@ from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
-from django_dbtaskqueue.testing.clock import advance
-from django_dbtaskqueue.testing.running import drain, perform
+from django_dbtaskqueue.testing.running import advance, drain, perform
 
 MAX_LISTED_TASKS = 10
 ASSERTABLE = (*(column.option for column in ENQUEUED if column.option), "delay")

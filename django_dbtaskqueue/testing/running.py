@@ -14,20 +14,23 @@ from datetime import timedelta
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections, transaction
+from django.apps import apps
+from django.db import connections, router, transaction
+from django.db.models import DateTimeField, Model
 
 from django_dbtaskqueue import registry, signals
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
 from django_dbtaskqueue.db.session import Row, Session, aliases_of
-from django_dbtaskqueue.flow import dependencies, observe
+from django_dbtaskqueue.flow import dependencies, observe, placement
 from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, no_handler, run_all, run_all_async
-from django_dbtaskqueue.models import AbstractTask, Attempt, Step, TaskHistory
+from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHistory
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
@@ -35,7 +38,6 @@ from django_dbtaskqueue.poller.held_leases import Counts, Settler
 from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import next_due
-from django_dbtaskqueue.testing.clock import advance, known_queues
 
 MAX_RUNS = 10_000
 CLOCK_TICK = timedelta(milliseconds=1)  # every database can tell two times apart that differ by this much
@@ -379,3 +381,38 @@ def _sheltered() -> Iterator[None]:
                 continue
             if raw.info.transaction_status.name == "INERROR":
                 transaction.set_rollback(True, using=connection.alias)
+
+
+# -- time for tests: the clock stays as it is, and the rows move -------------------------------------------------------
+
+
+def advance(delta: timedelta | str, *, using: str | None = None) -> None:
+    """Let ``delta`` pass for the queue: every time in its tables moves that far into the past.
+
+    Scheduled tasks come nearer, leases and pauses run out; the rest of the project does not notice. ``delta`` is a
+    ``timedelta`` or text such as "15m"; negative is a ``ValueError``. ``using`` None: where any known queue lives.
+    """
+    passed = conf.duration(delta, where="advance(delta)")
+    if passed < timedelta(0):
+        raise ValueError(f"advance({delta!r}): time only goes forward, so delta must not be negative.")
+    everywhere = sorted({router.db_for_write(Task)}.union(*map(aliases_of, known_queues())))
+    for alias in everywhere if using is None else [using]:
+        for model in apps.get_models():
+            if model._meta.app_label == Task._meta.app_label or issubclass(model, AbstractTask):
+                _shift(model, passed, alias)
+
+
+def known_queues() -> list[str]:
+    """Return the queues that have settings, a processor, or a row of those made at runtime."""
+    return sorted({*placement.known_queues(), *registry.queues()})
+
+
+def _shift(model: type[Model], passed: timedelta, alias: str) -> None:
+    session, quote = Session.on(alias), connections[alias].ops.quote_name
+    columns = [
+        quote(field.column) for field in model._meta.local_fields if isinstance(field, DateTimeField) and field.column
+    ]
+    if columns:
+        moved = [f"{column} = {session.sql.dialect.later('%(delta)s', start=column)}" for column in columns]
+        update = f"UPDATE {quote(model._meta.db_table)} SET {', '.join(moved)}"  # noqa: S608 -- names of models
+        session.run(update, {"delta": -passed.total_seconds()})
