@@ -24,10 +24,9 @@ from django_dbtaskqueue.poller.executors import (
     Finish,
     Job,
 )
-from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.process import IsolatedExecutor, ProcessExecutor, can_isolate
-from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+from django_dbtaskqueue.poller.executors.thread import AsyncExecutor, ThreadExecutor
 from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
 
 if TYPE_CHECKING:

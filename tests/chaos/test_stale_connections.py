@@ -25,10 +25,9 @@ from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Finish, Job
-from django_dbtaskqueue.poller.executors.asyncio import AsyncExecutor
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.process import IsolatedExecutor, ProcessExecutor
-from django_dbtaskqueue.poller.executors.thread import ThreadExecutor
+from django_dbtaskqueue.poller.executors.thread import AsyncExecutor, ThreadExecutor
 from tests.chaos.processes import Configure, Start, on, until_all
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default

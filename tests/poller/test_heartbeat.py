@@ -27,7 +27,7 @@ from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.poller import heartbeat, loop
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter
-from django_dbtaskqueue.poller.executors.asyncio import BLOCKED_AFTER_LOOKS, AsyncExecutor
+from django_dbtaskqueue.poller.executors.thread import BLOCKED_AFTER_LOOKS, AsyncExecutor
 from django_dbtaskqueue.poller.queue_state import QueueState
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase
