@@ -305,8 +305,12 @@ def test_nobody_waits_for_the_notifier_s_connection(site: str, monkeypatch: pyte
     monkeypatch.setattr(notify, "NOTIFY_INTERVAL_S", 0)
     recorder, sender, may_connect = WakeupRecorder(site), notify.Notifier(site), threading.Event()
     connections[site].connect()
-    receive = lambda **_: threading.current_thread() is not sender._thread or may_connect.wait(PATIENCE)  # noqa: E731
-    connection_created.connect(receive)
+
+    def connect(**_: Any) -> None:
+        if threading.current_thread() is sender._thread:
+            may_connect.wait(PATIENCE)
+
+    connection_created.connect(connect)
     with closing(recorder.connection):
         for queue in ("letters", "parcels", "claims"):
             sender.notify(queue)
@@ -316,7 +320,7 @@ def test_nobody_waits_for_the_notifier_s_connection(site: str, monkeypatch: pyte
         until(lambda: sender._idle is not None)
         sender.notify("offers")
         assert recorder.hear(1) == ["offers"]
-    connection_created.disconnect(receive)
+    connection_created.disconnect(connect)
     sender.flush(PATIENCE)
 
 
