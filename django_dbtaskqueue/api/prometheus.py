@@ -15,8 +15,7 @@ from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
-from django_dbtaskqueue.api.routing import error, identified, unknown_caller
-from django_dbtaskqueue.api.views import may_view
+from django_dbtaskqueue.api.routing import error, identified, may_view, unknown_caller
 from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import DATABASE_METRICS, Exposition, text_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from datetime import datetime, timedelta
 from functools import partial, wraps
@@ -19,10 +19,11 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.decorators import login_not_required
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import InterfaceError, OperationalError
-from django.db.models import Q
+from django.db.models import Model, Q
 from django.db.models.functions import Now
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
 from django.utils.crypto import constant_time_compare
+from django.utils.translation import gettext as _
 from django.views.decorators.csrf import csrf_exempt, csrf_protect
 
 from django_dbtaskqueue.conf import settings as conf
@@ -34,7 +35,7 @@ from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.control import OPERATE_SCOPE
 from django_dbtaskqueue.operations import serializers
-from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
+from django_dbtaskqueue.operations.permissions import APP, REASON_MAX_LENGTH, Actor, Scope
 from django_dbtaskqueue.operations.serializers import (
     BadInput,
     DocumentEncoder,
@@ -110,11 +111,10 @@ def up_to(most: int) -> FieldType:
     )
 
 
-def one_of(*words: str) -> FieldType:
-    """Return the kind of a few words."""
-    return FieldType(
-        {"type": "string", "enum": list(words)}, lambda name, value: serializers.choice(name, value, words)
-    )
+def one_of(choices: Iterable[tuple[str, object]]) -> FieldType:
+    """Return the kind of a few words, each given with its label."""
+    words = [word for word, _label in choices]
+    return FieldType({"type": "string", "enum": words}, partial(serializers.choice, known=words))
 
 
 def _object(name: str, value: object) -> dict[str, object]:
@@ -180,7 +180,7 @@ class Route:
     query: Sequence[Field] = ()
     body: Sequence[Field] = ()
     status: int = 200
-    needs: str = ""  # in words: which permission
+    needs: str | type[Model] = ""  # which permission: in words, or the model whose rows the caller must be let view
     key: str = ""  # what the view returns is the value of this key; empty: it is the document
 
     @property
@@ -190,6 +190,8 @@ class Route:
 
     def answer(self, call: Call, parts: Mapping[str, object]) -> object:
         """Return the document that answers a call."""
+        if not isinstance(self.needs, str):
+            may_view(call.actor, self.needs)
         found = self.view(call, **parts)
         return {self.key: found} if self.key else found
 
@@ -288,8 +290,8 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
             **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
         },
     }
-    if route.needs:
-        found["description"] = f"Needs {route.needs}."
+    if needs := route.needs if isinstance(route.needs, str) else _permission_to_view(route.needs):
+        found["description"] = f"Needs {needs.removeprefix(f'{APP}.')}."
     if route.method != "GET":
         required = [one.name for one in route.body if one.required]
         body = _closed({one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body}, required)
@@ -448,6 +450,18 @@ def _caught(get_answer: Callable[[], HttpResponse]) -> HttpResponse:
     except (OperationalError, InterfaceError) as failure:
         logger.warning("The JSON API could not reach the database: %s", failure)
         return error(503, "The database does not answer.", **{"Retry-After": "10"})
+
+
+def may_view(actor: Actor, model: type[Model]) -> None:
+    """Check the permission of the model: the table of a queue has its own."""
+    permission = _permission_to_view(model)
+    if actor.user is not None and not actor.user.has_perm(permission):
+        text = _("%(who)s needs the permission %(permission)s.")
+        raise PermissionDenied(text % {"who": actor.name, "permission": permission})
+
+
+def _permission_to_view(model: type[Model]) -> str:
+    return f"{model._meta.app_label}.view_{model._meta.model_name}"
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

@@ -9,81 +9,61 @@ from functools import wraps
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import path, re_path
 
-from django_dbtaskqueue.api import views
-from django_dbtaskqueue.api.routing import (
-    ANY_KIND,
-    LENGTH_KIND,
-    MOMENT_KIND,
-    OBJECT_KIND,
-    POSITIVE_KIND,
-    PRIORITY_KIND,
-    REASON_KIND,
-    TEXT_KIND,
-    TEXTS_KIND,
-    WHOLE_LIST_KIND,
-    Entry,
-    Field,
-    Route,
-    document,
-    entry_of,
-    not_found,
-    one_of,
-    opened,
-    reply,
-    up_to,
-    verb_field,
-)
+from django_dbtaskqueue.api import routing, views
+from django_dbtaskqueue.api.routing import Field, Route
+from django_dbtaskqueue.models import AuditEntry, Batch, BulkOperation, FailureGroup, Poller, Queue, Schedule
 from django_dbtaskqueue.models.control import MISSED_POLICIES, OVERLAP_POLICIES, STATES
 from django_dbtaskqueue.operations.search import QUALIFIERS
 from django_dbtaskqueue.operations.verbs import ID_VERBS
 
 MAX_PAGE_ROWS = 500
-SEARCH = Field("q", TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
-SEARCH_FIELDS = (SEARCH, *(Field(name, TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
+SEARCH = Field("q", routing.TEXT_KIND, "a search, such as status:ERROR queue:claims", "")
+SEARCH_FIELDS = (SEARCH, *(Field(name, routing.TEXT_KIND, one.help, "") for name, one in QUALIFIERS.items()))
 PAGE = (
-    Field("limit", up_to(MAX_PAGE_ROWS), "how many rows", 50),
-    Field("before", POSITIVE_KIND, "only rows with a smaller id: the next page", None),
+    Field("limit", routing.up_to(MAX_PAGE_ROWS), "how many rows", 50),
+    Field("before", routing.POSITIVE_KIND, "only rows with a smaller id: the next page", None),
 )
-QUEUE = Field("queue", TEXT_KIND, "a queue's name", "")
-REASON = Field("reason", REASON_KIND, "why, for the audit", "")
-VERB_FIELDS = tuple(verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
-MAX_TASKS = Field("limit", POSITIVE_KIND, "change or skip at most this many tasks", None)
+QUEUE = Field("queue", routing.TEXT_KIND, "a queue's name", "")
+CONFIRM = Field("confirm", routing.TEXT_KIND, "the queue's name again", "")
+REASON = Field("reason", routing.REASON_KIND, "why, for the audit", "")
+VERB_FIELDS = tuple(routing.verb_field(verb, one) for verb in ID_VERBS.values() for one in verb.inputs)
+MAX_TASKS = Field("limit", routing.POSITIVE_KIND, "change or skip at most this many tasks", None)
 QUEUE_VERB_FIELDS = (
     REASON,
-    Field("for", LENGTH_KIND, "how long to pause", None),
-    Field("until", MOMENT_KIND, "when the pause ends", None),
+    Field("for", routing.LENGTH_KIND, "how long to pause", None),
+    Field("until", routing.MOMENT_KIND, "when the pause ends", None),
 )
 SETTING_FIELDS = (
     REASON,
-    Field("values", OBJECT_KIND, "settings by name", {}),
-    Field("reset", TEXTS_KIND, "settings that become the project's again", ()),
+    Field("values", routing.OBJECT_KIND, "settings by name", {}),
+    Field("reset", routing.TEXTS_KIND, "settings that become the project's again", ()),
 )
 SCHEDULE_BODY = (
     REASON,
-    Field("queue", TEXT_KIND, "the queue of the tasks"),
-    Field("cron", TEXT_KIND, "such as 0 7 * * mon-fri"),
-    Field("timezone", TEXT_KIND, "such as Europe/Madrid"),
-    Field("payload", ANY_KIND, "the payload of the tasks"),
-    Field("payload_type", TEXT_KIND, "its type"),
-    Field("priority", PRIORITY_KIND, "the priority of the tasks"),
-    Field("missed", one_of(*(name for name, _label in MISSED_POLICIES)), "what becomes of missed ticks"),
-    Field("overlap", one_of(*(name for name, _label in OVERLAP_POLICIES)), "while the task before is not finished"),
+    Field("queue", routing.TEXT_KIND, "the queue of the tasks"),
+    Field("cron", routing.TEXT_KIND, "such as 0 7 * * mon-fri"),
+    Field("timezone", routing.TEXT_KIND, "such as Europe/Madrid"),
+    Field("payload", routing.ANY_KIND, "the payload of the tasks"),
+    Field("payload_type", routing.TEXT_KIND, "its type"),
+    Field("priority", routing.PRIORITY_KIND, "the priority of the tasks"),
+    Field("missed", routing.one_of(MISSED_POLICIES), "what becomes of missed ticks"),
+    Field("overlap", routing.one_of(OVERLAP_POLICIES), "while the task before is not finished"),
 )
 AUDIT_FIELDS = (
     QUEUE,
-    Field("actor", TEXT_KIND, "a user's name", ""),
-    Field("verb", TEXT_KIND, "a verb", ""),
+    Field("actor", routing.TEXT_KIND, "a user's name", ""),
+    Field("verb", routing.TEXT_KIND, "a verb", ""),
     *PAGE,
 )
-SINCE = Field("since", LENGTH_KIND, "how far back", timedelta(hours=1))
-STATE = Field("state", one_of(*(name for name, _label in STATES)), "a state", "")
-IDS = Field("ids", WHOLE_LIST_KIND, "ids of up to 1,000 tasks", required=True)
+SINCE = Field("since", routing.LENGTH_KIND, "how far back", timedelta(hours=1))
+STATE = Field("state", routing.one_of(STATES), "a state", "")
+IDS = Field("ids", routing.WHOLE_LIST_KIND, "ids of up to 1,000 tasks", required=True)
 
 ROUTES = (
-    Route("GET", "health", views.health, needs="view_queue"),
-    Route("GET", "status", views.status, query=(QUEUE,), needs="view_queue"),
-    Route("GET", "trends", views.trend, query=(QUEUE, SINCE), needs="view_queue", key="points"),
-    Route("GET", "doctor", views.doctor, needs="view_queue", key="findings"),
+    Route("GET", "health", views.health, needs=Queue),
+    Route("GET", "status", views.status, query=(QUEUE,), needs=Queue),
+    Route("GET", "trends", views.trend, query=(QUEUE, SINCE), needs=Queue, key="points"),
+    Route("GET", "doctor", views.doctor, needs=Queue, key="findings"),
     Route("GET", "tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
     Route("GET", "tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
     Route("GET", "tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
@@ -99,8 +79,8 @@ ROUTES = (
         "POST", "tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS),
         status=202, needs="the verb's permission",
     ),
-    Route("GET", "operations", views.operations, query=(STATE, *PAGE), needs="view_bulkoperation"),
-    Route("GET", "operations/<int:pk>", views.operation, needs="view_bulkoperation"),
+    Route("GET", "operations", views.operations, query=(STATE, *PAGE), needs=BulkOperation),
+    Route("GET", "operations/<int:pk>", views.operation, needs=BulkOperation),
     Route(
         "POST", "operations/<int:pk>/cancel", views.cancel_operation, body=(REASON,),
         needs="the permission of the operation's verb",
@@ -109,22 +89,22 @@ ROUTES = (
         "POST", "operations/<int:pk>/put_back", views.put_back_operation, body=(REASON,), status=202,
         needs="the permission of the operation's verb",
     ),
-    Route("GET", "queues", views.queues, needs="view_queue"),
+    Route("GET", "queues", views.queues, needs=Queue),
     Route(
         "POST", "queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
         needs="change_queue_settings", key="overrides",
     ),
     Route(
         "POST", "queues/<path:queue>/purge", views.purge_queue,
-        body=(Field("confirm", TEXT_KIND, "the queue's name again", ""), REASON), status=202, needs="purge_queue",
+        body=(CONFIRM, REASON), status=202, needs="purge_queue",
     ),
     Route(
         "POST", "queues/<path:queue>/<str:verb>", views.act_on_queue, body=QUEUE_VERB_FIELDS,
         needs="the verb's permission", key="changed",
     ),
-    Route("GET", "queues/<path:queue>", views.queue, needs="view_queue"),
-    Route("GET", "batches", views.batches, needs="view_batch", key="batches"),
-    Route("GET", "schedules", views.schedules, needs="view_schedule", key="schedules"),
+    Route("GET", "queues/<path:queue>", views.queue, needs=Queue),
+    Route("GET", "batches", views.batches, needs=Batch, key="batches"),
+    Route("GET", "schedules", views.schedules, needs=Schedule, key="schedules"),
     Route("POST", "schedules/<path:schedule>/add", views.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
     Route(
         "POST", "schedules/<path:schedule>/edit", views.change_schedule, body=SCHEDULE_BODY,
@@ -134,30 +114,31 @@ ROUTES = (
         "POST", "schedules/<path:schedule>/<str:action>", views.act_on_schedule, body=(REASON,),
         needs="change_schedule; run_schedule for run, delete_schedule for delete",
     ),
-    Route("GET", "schedules/<path:schedule>", views.schedule, needs="view_schedule"),
-    Route("GET", "pollers", views.pollers, needs="view_poller", key="pollers"),
+    Route("GET", "schedules/<path:schedule>", views.schedule, needs=Schedule),
+    Route("GET", "pollers", views.pollers, needs=Poller, key="pollers"),
     Route(
         "POST", "pollers/<path:poller>/<str:command>", views.command_poller, body=(REASON,),
         needs="control_poller on each queue it serves", key="commanded",
     ),
     Route(
-        "GET", "failures", views.failures, query=(QUEUE, PAGE[0]), needs="view_failuregroup", key="failures",
+        "GET", "failures", views.failures, query=(QUEUE, PAGE[0]), needs=FailureGroup, key="failures",
     ),
-    Route("GET", "failures/<str:fingerprint>", views.failure, needs="view_failuregroup"),
-    Route("GET", "audit", views.audit, query=AUDIT_FIELDS, needs="view_auditentry"),
+    Route("GET", "failures/<str:fingerprint>", views.failure, needs=FailureGroup),
+    Route("GET", "audit", views.audit, query=AUDIT_FIELDS, needs=AuditEntry),
 )  # fmt: skip
 
 
-def _view_of(route: Route) -> Entry:
+def _view_of(route: Route) -> routing.Entry:
     """Return the view of a route. A name with a slash may look like another route: that of the right method answers."""
-    entry = entry_of(route)
+    entry = routing.entry_of(route)
 
     @wraps(entry)
     def view(request: HttpRequest, **parts: str) -> HttpResponseBase:
         if request.method != route.method:
             place = re.sub(r"<\w+:(\w+)>", lambda part: str(parts[part[1]]), route.path)
             for other in ROUTES:
-                if other.method == request.method and (found := path(other.path, entry_of(other)).resolve(place)):
+                found = path(other.path, routing.entry_of(other)).resolve(place)
+                if found and other.method == request.method:
                     answer: HttpResponseBase = found.func(request, **found.kwargs)
                     if answer.status_code != 404:
                         return answer
@@ -166,15 +147,15 @@ def _view_of(route: Route) -> Entry:
     return view
 
 
-@opened
+@routing.opened
 def openapi(request: HttpRequest) -> HttpResponse:
     """Answer with the OpenAPI document. It needs no user: it holds no data."""
-    return reply(document(ROUTES, request.path.removesuffix("/openapi.json")))
+    return routing.reply(routing.document(ROUTES, request.path.removesuffix("/openapi.json")))
 
 
 app_name = "dbtaskqueue_api"
 urlpatterns = [
     path("openapi.json", openapi, name="openapi"),
     *(path(route.path, _view_of(route), name=route.name) for route in ROUTES),
-    re_path("", not_found),
+    re_path("", routing.not_found),
 ]

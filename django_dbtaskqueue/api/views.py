@@ -10,14 +10,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, TypedDict, TypeVar
 
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.http import Http404
 from django.utils import timezone
-from django.utils.translation import gettext as _
 
-from django_dbtaskqueue.api.routing import Call
+from django_dbtaskqueue.api.routing import Call, may_view
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -29,7 +28,6 @@ from django_dbtaskqueue.models import (
     AbstractTask,
     Attempt,
     AuditEntry,
-    Batch,
     BulkOperation,
     FailureGroup,
     Poller,
@@ -39,66 +37,25 @@ from django_dbtaskqueue.models import (
 )
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import bulk, queue_control, related_tasks
+from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats, related_tasks, serializers
 from django_dbtaskqueue.operations import schedules as schedule_control
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
-from django_dbtaskqueue.operations.permissions import (
-    VIEW_PAYLOAD,
-    Actor,
-    Verb,
-    all_queues,
-    check,
-    check_queue,
-    check_search,
-    check_there,
-    narrow,
-    sees_operation,
-    visible_names,
-    visible_queues,
-)
-from django_dbtaskqueue.operations.queue_stats import (
-    FailureStats,
-    Health,
-    Overview,
-    Pause,
-    Point,
-    QueueStats,
-    alive,
-    overview,
-    pauses,
-    series,
-    stats_of_groups,
-    stats_of_queue,
-    with_limits,
-)
 from django_dbtaskqueue.operations.schedules import ScheduleDocument, schedule_document
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, of_queue, to_text
 from django_dbtaskqueue.operations.search.query import LOOK_ON_TIME, Page, TaskFilter, look_through, tasks_for
-from django_dbtaskqueue.operations.serializers import (
-    OPERATION,
-    AttemptDocument,
-    BadInput,
-    Document,
-    OperationDocument,
-    RowDocument,
-    TaskSummary,
-    as_document,
-    attempt_of,
-    detail,
-    document_types,
-    summary,
-)
+from django_dbtaskqueue.operations.serializers import OPERATION, BadInput, Document, OperationDocument, RowDocument
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS, TaskVerb, VerbOptions
 
 M = TypeVar("M", bound=Model)
-V = TypeVar("V", bound=Verb)
+V = TypeVar("V", bound=permissions.Verb)
 MAX_ATTEMPTS = 50
 TASK = RowDocument(
     "Task", "A task with its failed attempts. Payloads and results need the permission to see them.", Task, LISTED,
-    {"message": str, "explanation": Explanation, "attempts": list[AttemptDocument]}, (*LONG, "process_result"),
+    {"message": str, "explanation": Explanation, "attempts": list[serializers.AttemptDocument]},
+    (*LONG, "process_result"),
 )  # fmt: skip
 POLLER = RowDocument(
     "Poller", "A poller as it last reported. Alive: it has not stopped, and has not missed three heartbeats.", Poller,
@@ -112,7 +69,7 @@ FAILURE = RowDocument(
     "Failure", "A failure group: attempts that failed, by window, and tasks in ERROR or POISON because of it.",
     FailureGroup,
     ("fingerprint", "queue", "error_type", "frame", "message", "newest", "release", "first_seen", "last_seen"),
-    document_types(FailureStats),
+    serializers.document_types(queue_stats.FailureStats),
 )  # fmt: skip
 AUDIT = RowDocument(
     "AuditEntry", "One act of an operator.", AuditEntry,
@@ -137,7 +94,7 @@ class TaskPage(TypedDict):
     """
 
     query: str
-    tasks: list[TaskSummary]
+    tasks: list[serializers.TaskSummary]
     before: int | None
     looked_at: int | None
     back_to: datetime | None
@@ -168,10 +125,10 @@ def tasks(call: Call) -> TaskPage:
         rows, read = rows + page.rows, read + page.window
         if clock.monotonic() > deadline:
             break
-    seen = {queue: call.actor.may(VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
+    seen = {queue: call.actor.may(permissions.VIEW_PAYLOAD, queue) for queue in {row.queue for row in rows}}
     return {
         "query": to_text(task_filter.search),
-        "tasks": [summary(row, payload=seen[row.queue]) for row in rows],
+        "tasks": [serializers.summary(row, payload=seen[row.queue]) for row in rows],
         "before": page.older,
         "looked_at": read if page.window else None,
         "back_to": page.back_to,
@@ -189,15 +146,15 @@ def task(call: Call, pk: int) -> TaskDocument:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
-    found: AbstractTask | None = narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
+    found: AbstractTask | None = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
     if found is None:
         raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
     attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
-    payload = call.actor.may(VIEW_PAYLOAD, found.queue)
-    return detail(found, payload=payload) | {
+    payload = call.actor.may(permissions.VIEW_PAYLOAD, found.queue)
+    return serializers.detail(found, payload=payload) | {
         "explanation": explain(found),
-        "attempts": [attempt_of(row, payload=payload) for row in newest],
+        "attempts": [serializers.attempt_of(row, payload=payload) for row in newest],
     }
 
 
@@ -205,8 +162,8 @@ def act_on_task_ids(call: Call, verb: str) -> Report:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
     known, queue = _verb(verb, ID_VERBS), call.given["queue"]
     if queue:
-        check(known, call.given["reason"], call.actor)
-        check_there([queue], call.actor)
+        permissions.check(known, call.given["reason"], call.actor)
+        permissions.check_there([queue], call.actor)
     tasks, query = _table(call), to_text(of_queue(queue)) if queue else ""
     request = ActionRequest(known, call.given["reason"], _options(call, known), query)
     return act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
@@ -217,8 +174,8 @@ def preview_search(call: Call, verb: str) -> Preview:
     known = _verb(verb, BULK_VERBS)
     order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
     may_view(call.actor, tasks_for(search).model)
-    check(order.verb, "previewed", call.actor)
-    check_search(search, call.actor)
+    permissions.check(order.verb, "previewed", call.actor)
+    permissions.check_search(search, call.actor)
     return bulk.preview(order.verb, search, options=order.options, actor=call.actor)
 
 
@@ -234,8 +191,7 @@ def act_on_search(call: Call, verb: str) -> OperationDocument:
 
 def operations(call: Call) -> OperationPage:
     """List bulk operations."""
-    may_view(call.actor, BulkOperation)
-    rows = narrow(BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
+    rows = permissions.narrow(BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
@@ -244,7 +200,6 @@ def operations(call: Call) -> OperationPage:
 
 def operation(call: Call, pk: int) -> OperationDocument:
     """Return the progress of a bulk operation."""
-    may_view(call.actor, BulkOperation)
     return OPERATION.of(_operation(call, pk))
 
 
@@ -263,9 +218,9 @@ def put_back_operation(call: Call, pk: int) -> OperationDocument:
 
 def purge_queue(call: Call, queue: str) -> OperationDocument:
     """Start the bulk deletion of every task of a queue."""
-    check_queue(queue, call.actor)
-    check(PURGE, call.given["reason"], call.actor, queue)
-    check_there([queue], call.actor)
+    permissions.check_queue(queue, call.actor)
+    permissions.check(PURGE, call.given["reason"], call.actor, queue)
+    permissions.check_there([queue], call.actor)
     if call.given["confirm"] != queue:
         raise BadInput("confirm", f'must repeat the name, because every task of the queue is deleted: "{queue}".')
     return OPERATION.of(bulk.start("purge", of_queue(queue), call.actor, call.given["reason"]))
@@ -282,12 +237,9 @@ def page(rows: QuerySet[M], call: Call) -> tuple[list[M], int | None]:
     return found[:limit], found[limit - 1].pk if len(found) > limit else None
 
 
-def may_view(actor: Actor, model: type[Model]) -> None:
-    """Check the permission of the model: the table of a queue has its own."""
-    permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
-    if actor.user is not None and not actor.user.has_perm(permission):
-        text = _("%(who)s needs the permission %(permission)s.")
-        raise PermissionDenied(text % {"who": actor.name, "permission": permission})
+def _visible(call: Call, model: type[M]) -> QuerySet[M]:
+    """Return the rows of a model that the caller may view."""
+    return permissions.narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
 
 
 def _searched(call: Call) -> tuple[TaskFilter, TaskQuerySet]:
@@ -295,8 +247,8 @@ def _searched(call: Call) -> tuple[TaskFilter, TaskQuerySet]:
     search = TaskFilter(given, queryset=tasks_for(Search())).checked().search
     tasks = tasks_for(search)
     may_view(call.actor, tasks.model)
-    check_search(search, call.actor)
-    task_filter = TaskFilter(given, queryset=narrow(tasks, call.actor)).checked()
+    permissions.check_search(search, call.actor)
+    task_filter = TaskFilter(given, queryset=permissions.narrow(tasks, call.actor)).checked()
     return task_filter, task_filter.qs
 
 
@@ -313,7 +265,7 @@ def _verb(name: str, verbs: Mapping[str, V]) -> V:
 
 def _operation(call: Call, pk: int) -> BulkOperation:
     found = BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
-    if found is None or not sees_operation(found, call.actor):
+    if found is None or not permissions.sees_operation(found, call.actor):
         raise Http404(f"There is no bulk operation {pk}.")
     return found
 
@@ -334,13 +286,13 @@ class QueuePause(TypedDict):
     """A queue, and its pause if it is paused."""
 
     queue: str
-    paused: Pause | None
+    paused: queue_stats.Pause | None
 
 
 class QueueList(TypedDict):
     """The health of all queues, and each queue that is known."""
 
-    health: Health
+    health: queue_stats.Health
     queues: list[QueuePause]
 
 
@@ -348,7 +300,7 @@ class QueueDetail(QueuePause):
     """One queue: its figures, its pause, and what operators set while it runs."""
 
     overrides: dict[str, object]
-    stats: QueueStats
+    stats: queue_stats.QueueStats
 
 
 class AuditPage(TypedDict):
@@ -358,31 +310,29 @@ class AuditPage(TypedDict):
     before: int | None
 
 
-def health(call: Call) -> Health:
+def health(call: Call) -> queue_stats.Health:
     """Judge all queues: are they on time, served, paused?"""
     return _overview(call).health
 
 
-def status(call: Call) -> Overview:
+def status(call: Call) -> queue_stats.Overview:
     """Return the figures of every queue, or of one."""
     found, name = _overview(call), call.given["queue"]
     if name:
-        check_queue(name, call.actor)
-    return replace(found, queues=with_limits([row for row in found.queues if name in ("", row.queue)]))
+        permissions.check_queue(name, call.actor)
+    return replace(found, queues=queue_stats.with_limits([row for row in found.queues if name in ("", row.queue)]))
 
 
-def trend(call: Call) -> list[Point]:
+def trend(call: Call) -> list[queue_stats.Point]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
-    may_view(call.actor, Queue)
     name = call.given["queue"]
     if name:
-        check_queue(name, call.actor)
-    return series(None, call.given["since"], name or None, among=visible_queues(call.actor))
+        permissions.check_queue(name, call.actor)
+    return queue_stats.series(None, call.given["since"], name or None, among=permissions.visible_queues(call.actor))
 
 
 def doctor(call: Call) -> list[Finding]:
     """Examine queues, pollers, settings and the database."""
-    may_view(call.actor, Queue)
     return [one for one in examine() if all(map(call.actor.sees, one.queues))]
 
 
@@ -392,7 +342,7 @@ def doctor(call: Call) -> list[Finding]:
 def queues(call: Call) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
-    names = sorted({*known_queues(), *paused}) if call.actor.sees_all else visible_queues(call.actor) or []
+    names = sorted({*known_queues(), *paused}) if call.actor.sees_all else permissions.visible_queues(call.actor) or []
     return {
         "health": _overview(call).health,
         "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
@@ -401,15 +351,14 @@ def queues(call: Call) -> QueueList:
 
 def queue(call: Call, queue: str) -> QueueDetail:
     """Return one queue."""
-    may_view(call.actor, Queue)
-    if not call.actor.sees(queue) or queue not in all_queues():
+    if not call.actor.sees(queue) or queue not in permissions.all_queues():
         raise Http404(f"There is no queue {queue}.")
     row = Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
     return {
         "queue": queue,
         "paused": _pauses(call).get(queue),
         "overrides": row.changes if row else {},
-        "stats": with_limits([stats_of_queue(queue)])[0],
+        "stats": queue_stats.with_limits([queue_stats.stats_of_queue(queue)])[0],
     }
 
 
@@ -435,7 +384,6 @@ def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
 
 def batches(call: Call) -> list[related_tasks.BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
-    may_view(call.actor, Batch)
     return related_tasks.batch_documents(related_tasks.listed_batches(call.actor))
 
 
@@ -444,13 +392,11 @@ def batches(call: Call) -> list[related_tasks.BatchDocument]:
 
 def schedules(call: Call) -> list[ScheduleDocument]:
     """Return the schedules, in words and with their next times."""
-    may_view(call.actor, Schedule)
     return [schedule_document(row, call.actor) for row in schedule_control.listed(call.actor)]
 
 
 def schedule(call: Call, schedule: str) -> ScheduleDocument:
     """Return one schedule."""
-    may_view(call.actor, Schedule)
     return schedule_document(_schedule(call, schedule), call.actor)
 
 
@@ -494,14 +440,11 @@ def _fields(call: Call) -> dict[str, object]:
 
 def pollers(call: Call) -> list[PollerDocument]:
     """Return the pollers as they last reported."""
-    may_view(call.actor, Poller)
-    rows = narrow(Poller.objects.using(alias_for("", None, write=False)).all(), call.actor)
-    living = alive(rows.db)
+    rows = _visible(call, Poller)
+    living = queue_stats.alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
-    return [
-        POLLER.of(row, alive=row.instance in living, queues=visible_names(queue_names_in(row.queues), call.actor))
-        for row in found
-    ]
+    names = [permissions.visible_names(queue_names_in(row.queues), call.actor) for row in found]
+    return [POLLER.of(row, alive=row.instance in living, queues=one) for row, one in zip(found, names, strict=True)]
 
 
 def command_poller(call: Call, poller: str, command: str) -> int:
@@ -519,45 +462,42 @@ def command_poller(call: Call, poller: str, command: str) -> int:
 
 def failures(call: Call) -> list[FailureDocument]:
     """Return failure groups."""
-    may_view(call.actor, FailureGroup)
-    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _visible(call, FailureGroup)
     if call.given["queue"]:
         rows = rows.filter(queue=call.given["queue"])
     with statement_timeout(rows.db):
         found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
-        stats = stats_of_groups([row.fingerprint for row in found], rows.db)
+        stats = queue_stats.stats_of_groups([row.fingerprint for row in found], rows.db)
     return [_failure(row, one) for row, one in zip(found, stats, strict=True)]
 
 
 def failure(call: Call, fingerprint: str) -> FailureDocument:
     """Return one failure group."""
-    may_view(call.actor, FailureGroup)
-    rows = narrow(FailureGroup.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _visible(call, FailureGroup)
     row = rows.filter(pk=fingerprint).first()
     if row is None:
         raise Http404(f"There is no failure group {fingerprint}.")
-    (stats,) = stats_of_groups([row.fingerprint], rows.db)
+    (stats,) = queue_stats.stats_of_groups([row.fingerprint], rows.db)
     return _failure(row, stats)
 
 
-def _failure(row: FailureGroup, stats: FailureStats) -> FailureDocument:
-    return FAILURE.of(row, message=masked_text(row.message), newest=masked_text(row.newest), **as_document(stats))
+def _failure(row: FailureGroup, stats: queue_stats.FailureStats) -> FailureDocument:
+    return FAILURE.of(
+        row, message=masked_text(row.message), newest=masked_text(row.newest), **serializers.as_document(stats)
+    )
 
 
 def audit(call: Call) -> AuditPage:
     """Return who did what."""
-    may_view(call.actor, AuditEntry)
-    rows = narrow(AuditEntry.objects.using(alias_for("", None, write=False)).all(), call.actor)
+    rows = _visible(call, AuditEntry)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
     return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}
 
 
-def _overview(call: Call) -> Overview:
-    may_view(call.actor, Queue)
-    return overview(only=visible_queues(call.actor))
+def _overview(call: Call) -> queue_stats.Overview:
+    return queue_stats.overview(only=permissions.visible_queues(call.actor))
 
 
-def _pauses(call: Call) -> dict[str, Pause]:
-    may_view(call.actor, Queue)
-    return pauses(narrow(Queue.objects.using(alias_for("", None, write=False)).all(), call.actor))
+def _pauses(call: Call) -> dict[str, queue_stats.Pause]:
+    return queue_stats.pauses(_visible(call, Queue))
