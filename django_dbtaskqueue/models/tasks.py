@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
+from django.db.models.lookups import Exact, IsNull
 from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.durations import READABLE_TIMES
@@ -26,6 +27,8 @@ FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
 # What a row may hold, so that each poller can read it and count on from it.
 READ_TIMES = ("create_time", "next_process_time", "ready_time", "expire_time")
 MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
+# The same as that it has a ready time, but the condition of the index of groups (``core.sql.groups``).
+IS_READY = Q(IsNull(Coalesce("parked_by", "final_status"), True))
 MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 2**62, 10**9
 
 
@@ -138,18 +141,15 @@ class AbstractTask(Waiting, TaskColumns):
         indexes: ClassVar = [
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
             _index("rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
-            # The heads of groups, and the tasks behind them. No row meets the second half of either condition, which
-            # core.sql.groups explains.
+            # The heads of groups, and the tasks behind them; core.sql.groups says why by these conditions.
             models.Index(
                 fields=["queue", "group_key"],
-                condition=Q(group_key__isnull=False)
-                & (Q(ready_time__isnull=False) | Q(parked_by__isnull=True, final_status__isnull=True)),
+                condition=IS_READY & Q(group_key__isnull=False),
                 name="%(app_label)s_%(class)s_lead",
             ),
             models.Index(
                 fields=["queue", "group_key", "priority", "id"],
-                condition=Q(parked_by="group")
-                | Q(parked_by__isnull=True, ready_time__isnull=True, final_status__isnull=True),
+                condition=Q(Exact(Coalesce("parked_by", models.Value("")), "group")),
                 name="%(app_label)s_%(class)s_next",
             ),
             _index("park", "queue", "payload_type", parked_by__isnull=False),

@@ -27,6 +27,7 @@ from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
 from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
+from django_dbtaskqueue.models.tasks import IS_READY
 from django_dbtaskqueue.operations.bounded_reads import ReadyPosition, limit_use, ready_position, statement_timeout
 from django_dbtaskqueue.operations.related_tasks import suspension, waits_for
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
@@ -283,7 +284,7 @@ def _behind_head(case: _Case) -> Explanation | None:
     task = case.task
     if task.parked_by != GROUP:
         return None
-    rows = type(task)._base_manager.using(case.alias).filter(queue=task.queue, ready_time__isnull=False)
+    rows = type(task)._base_manager.using(case.alias).filter(IS_READY, queue=task.queue)
     head = rows.filter(group_key=task.group_key).values_list("pk", "status").first()
     facts: dict[str, object] = {"group": task.group_key}
     if head is None:

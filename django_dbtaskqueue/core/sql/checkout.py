@@ -340,10 +340,10 @@ class LeaseStatements(Group):
     def to_prepare(self) -> str:
         """Queues, and whether each has tasks that were parked without a processor, and ready tasks with a group."""
         # By LIMIT: an EXISTS for each queue the planner could hash, and read all ready tasks.
-        found = f"(SELECT 1 FROM {self.tables.task} WHERE queue_name = q.q AND"
+        found = f"(SELECT 1 FROM {self.tables.task} AS t WHERE queue_name = q.q AND"
         return (
             f"SELECT q.q, {found} {self.dialect.begins('parked_by', NO_HANDLER)} LIMIT 1) IS NOT NULL,"
-            f" {found} group_key IS NOT NULL AND ready_time IS NOT NULL LIMIT 1) IS NOT NULL"
+            f" {found} group_key IS NOT NULL AND {HEAD} LIMIT 1) IS NOT NULL"
             f" FROM {self.dialect.texts('queues', 'q')}"
         )
 

@@ -7,12 +7,12 @@ from functools import cached_property
 from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, GROUP, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). No row
-# meets the second half of either: with it the condition does not imply that of the ready order, or of the index of all
-# parked tasks. After the first tasks with a group, the table's statistics say for a while that there are none. All
-# indexes that begin with the queue then cost the planner the same, and the other two hold all tasks of a queue.
-HEAD = "(t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)"
-BEHIND = f"(t.parked_by = '{GROUP}' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)"
+# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). Neither
+# implies another index's condition, as a whole or in part. After the first tasks with a group, the table's statistics
+# say for a while that there are none. All indexes that begin with the queue then cost the planner the same, and those
+# of ready and of parked tasks hold all tasks of a queue.
+HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
+BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
 
 
 def locked(queue: str, group: str) -> str:
@@ -47,14 +47,14 @@ class GroupStatements(Group):
             f"t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {wait}, t.priority"
         )
         parked = (
-            f"SELECT p.id FROM {self.tables.task} AS p WHERE p.queue_name = %(queue_name)s AND p.group_key = g.g"
-            f" AND p.parked_by = '{GROUP}' AND p.next_process_time"
+            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g"
+            f" AND {BEHIND} AND t.next_process_time"
         )
-        due = f"({parked} <= {now} ORDER BY p.priority, p.id LIMIT 1)"
-        later = f"({parked} > {now} ORDER BY p.next_process_time, p.priority, p.id LIMIT 1)"
+        due = f"({parked} <= {now} ORDER BY t.priority, t.id LIMIT 1)"
+        later = f"({parked} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT 1)"
         return (
             f"SELECT {columns} FROM {groups} JOIN {self.tables.task} AS t ON t.queue_name = %(queue_name)s"
-            " AND t.group_key = g.g AND t.ready_time IS NOT NULL"
+            f" AND t.group_key = g.g AND {HEAD}"
             f" UNION ALL SELECT {columns} FROM {self.tables.task} AS t"
             f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
         )
@@ -119,8 +119,8 @@ class GroupStatements(Group):
     def groups_over(self) -> str:
         """The groups of a queue with more than ``number`` ready tasks."""
         return (
-            f"SELECT group_key FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND group_key IS NOT NULL"
-            " AND ready_time IS NOT NULL GROUP BY group_key HAVING count(*) > %(number)s"
+            f"SELECT group_key FROM {self.tables.task} AS t WHERE queue_name = %(queue_name)s"
+            f" AND group_key IS NOT NULL AND {HEAD} GROUP BY group_key HAVING count(*) > %(number)s"
         )
 
     @statement

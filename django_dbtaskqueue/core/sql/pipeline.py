@@ -18,7 +18,7 @@ from zlib import crc32
 from django_dbtaskqueue.core.columns import TIMING
 from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, READY_COLUMNS
-from django_dbtaskqueue.core.sql.groups import locked
+from django_dbtaskqueue.core.sql.groups import BEHIND, HEAD, locked
 from django_dbtaskqueue.core.states import sql_sources
 
 STAGING_PREFIX = "dbtaskqueue_stg_"
@@ -143,7 +143,7 @@ class StagingStatements(Group):
             "SELECT m.id, m.ready FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS ready,"
             f" t.status AS s, row_number() OVER (PARTITION BY t.queue_name, t.group_key ORDER BY {rank}) AS place"
             f" FROM {self.tables.task} AS t JOIN ({self._groups(table)}) AS g"
-            f" ON t.queue_name = g.q AND t.group_key = g.k WHERE t.ready_time IS NOT NULL OR t.parked_by = '{GROUP}'"
+            f" ON t.queue_name = g.q AND t.group_key = g.k WHERE {HEAD} OR {BEHIND}"
             ") AS m WHERE m.place = 1 AND NOT m.ready OR m.place > 1 AND m.ready AND m.s <> 'PROCESSING'"
         )
 

@@ -573,7 +573,7 @@ WITH ready AS MATERIALIZED (
     FROM "dbtaskqueue_task" AS t
     WHERE queue_name = %(queue_name)s
     AND group_key = %(group)s
-    AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+    AND coalesce(t.parked_by, t.final_status) IS NULL
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
     AND attempt < max_attempts
@@ -613,29 +613,29 @@ FROM unnest(%(groups)s::text[]) AS g(g)
 JOIN "dbtaskqueue_task" AS t
 ON t.queue_name = %(queue_name)s
 AND t.group_key = g.g
-AND t.ready_time IS NOT NULL
+AND coalesce(t.parked_by, t.final_status) IS NULL
 UNION ALL
 SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
     greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
 FROM "dbtaskqueue_task" AS t
 WHERE t.id IN (
     SELECT coalesce((
-        SELECT p.id
-        FROM "dbtaskqueue_task" AS p
-        WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.g
-        AND p.parked_by = 'group'
-        AND p.next_process_time <= statement_timestamp()
-        ORDER BY p.priority, p.id
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND coalesce(t.parked_by, '') = 'group'
+        AND t.next_process_time <= statement_timestamp()
+        ORDER BY t.priority, t.id
         LIMIT 1
     ), (
-        SELECT p.id
-        FROM "dbtaskqueue_task" AS p
-        WHERE p.queue_name = %(queue_name)s
-        AND p.group_key = g.g
-        AND p.parked_by = 'group'
-        AND p.next_process_time > statement_timestamp()
-        ORDER BY p.next_process_time, p.priority, p.id
+        SELECT t.id
+        FROM "dbtaskqueue_task" AS t
+        WHERE t.queue_name = %(queue_name)s
+        AND t.group_key = g.g
+        AND coalesce(t.parked_by, '') = 'group'
+        AND t.next_process_time > statement_timestamp()
+        ORDER BY t.next_process_time, t.priority, t.id
         LIMIT 1
     ))
     FROM unnest(%(groups)s::text[]) AS g(g)
@@ -643,10 +643,10 @@ WHERE t.id IN (
 
 -- Statements.groups_over
 SELECT group_key
-FROM "dbtaskqueue_task"
+FROM "dbtaskqueue_task" AS t
 WHERE queue_name = %(queue_name)s
 AND group_key IS NOT NULL
-AND ready_time IS NOT NULL
+AND coalesce(t.parked_by, t.final_status) IS NULL
 GROUP BY group_key
 HAVING count(*) > %(number)s;
 
@@ -836,7 +836,7 @@ WITH w AS (
                 FROM "dbtaskqueue_task" AS t
                 WHERE t.queue_name = %(queue_name)s
                 AND t.group_key = u.group_key
-                AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+                AND coalesce(t.parked_by, t.final_status) IS NULL
                 LIMIT %(number)s::int
             ) AS h
         ) <= %(number)s::int AS enters
@@ -1639,14 +1639,14 @@ WITH g AS MATERIALIZED (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
-        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
+        AND coalesce(t.parked_by, '') = 'group'
     )
     AND (
         SELECT 1
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
+        AND coalesce(t.parked_by, '') = 'group'
         LIMIT 1
     ) = 1
 ), heads AS MATERIALIZED (
@@ -1659,7 +1659,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL) OFFSET 0
+        AND coalesce(t.parked_by, t.final_status) IS NULL OFFSET 0
     ) AS t
 ), room AS MATERIALIZED (
     SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
@@ -1677,7 +1677,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
+        AND coalesce(t.parked_by, '') = 'group'
         AND t.next_process_time <= statement_timestamp()
         ORDER BY t.priority, t.id
         LIMIT greatest(g.places, 0)
@@ -1697,7 +1697,7 @@ WITH g AS MATERIALIZED (
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
-        AND (t.parked_by = 'group' OR t.parked_by IS NULL AND t.ready_time IS NULL AND t.final_status IS NULL)
+        AND coalesce(t.parked_by, '') = 'group'
         AND t.next_process_time > statement_timestamp()
         ORDER BY t.next_process_time, t.priority, t.id
         LIMIT greatest(g.free, 0)
@@ -2027,16 +2027,16 @@ FOR NO KEY UPDATE OF t;
 -- Statements.to_prepare
 SELECT q.q, (
     SELECT 1
-    FROM "dbtaskqueue_task"
+    FROM "dbtaskqueue_task" AS t
     WHERE queue_name = q.q
     AND parked_by::text LIKE 'no handler%%'
     LIMIT 1
 ) IS NOT NULL, (
     SELECT 1
-    FROM "dbtaskqueue_task"
+    FROM "dbtaskqueue_task" AS t
     WHERE queue_name = q.q
     AND group_key IS NOT NULL
-    AND ready_time IS NOT NULL
+    AND coalesce(t.parked_by, t.final_status) IS NULL
     LIMIT 1
 ) IS NOT NULL
 FROM unnest(%(queues)s::text[]) AS q(q);
@@ -2711,7 +2711,7 @@ FROM (
     ) AS g
     ON t.queue_name = g.q
     AND t.group_key = g.k
-    WHERE t.ready_time IS NOT NULL OR t.parked_by = 'group'
+    WHERE coalesce(t.parked_by, t.final_status) IS NULL OR coalesce(t.parked_by, '') = 'group'
 ) AS m
 WHERE m.place = 1
 AND NOT m.ready OR m.place > 1
@@ -3371,7 +3371,7 @@ WITH w AS (
                 FROM "dbtaskqueue_task" AS t
                 WHERE t.queue_name = %(queue_name)s
                 AND t.group_key = u.group_key
-                AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+                AND coalesce(t.parked_by, t.final_status) IS NULL
                 LIMIT %(number)s::int
             ) AS h
         ) <= %(number)s::int AS enters
@@ -4045,7 +4045,7 @@ WITH ready AS MATERIALIZED (
     FROM "dbtaskqueue_task" AS t
     WHERE queue_name = %(queue_name)s
     AND group_key = %(group)s
-    AND (t.ready_time IS NOT NULL OR t.parked_by IS NULL AND t.final_status IS NULL)
+    AND coalesce(t.parked_by, t.final_status) IS NULL
     AND ready_time <= statement_timestamp()
     AND next_process_time <= statement_timestamp()
     AND attempt < max_attempts
