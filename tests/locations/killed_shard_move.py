@@ -15,8 +15,7 @@ def move(come_to: Callable[[str], None], source: str | None = None, target: str 
     from django_dbtaskqueue.operations.permissions import Actor
     from django_dbtaskqueue.operations.queue_control import move_shards
 
-    shard_move = ShardMove("spread", target, behind=True, at_step=come_to)
-    move_shards(shard_move, Actor(), sources=[source] if source else [])
+    move_shards(ShardMove("spread", target, behind=True, at_step=come_to), Actor(), sources=[source] if source else [])
 
 
 if __name__ == "__main__":

@@ -5,8 +5,6 @@ import os
 from example_project.database import database_from_url
 from tests.settings import *  # noqa: F403 -- settings are made to be imported whole
 
-DATABASES = {
-    "default": database_from_url(os.environ["DATABASE_URL"]),
-    "second": database_from_url(os.environ["SECOND_URL"]),
-}
+URLS = {"default": "DATABASE_URL", "second": "SECOND_URL"}
+DATABASES = {alias: database_from_url(os.environ[name]) for alias, name in URLS.items()}
 DBTASKQUEUE = {"QUEUES": {"spread": {"shards": ["default", "second"]}}}

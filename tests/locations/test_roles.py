@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Tables
 from django_dbtaskqueue.core.sql.pipeline import FinishEventStatements
 from django_dbtaskqueue.models import FinishEvent, Task
+from tests.operations.site import sql
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "reference" / "roles.sql"
 ROLES = ("producer", "poller", "archiver", "reader")
@@ -22,9 +22,7 @@ STATEMENTS = {
     "change status": "UPDATE dbtaskqueue_task SET status = status",
     "replace payload": "UPDATE dbtaskqueue_task SET payload = '1'",
     "delete": "DELETE FROM dbtaskqueue_task",
-    "record attempt": (
-        "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, 'q', 1, 1)"
-    ),
+    "add attempt": "INSERT INTO dbtaskqueue_attempt (task_id, queue_name, attempt, total_attempt) VALUES (1, '', 1, 1)",
     "delete history": "DELETE FROM dbtaskqueue_taskhistory",
     "count deletion": "INSERT INTO dbtaskqueue_minutecount (kind, queue_name, count) VALUES ('deletion', 'q', 1)",
     "count call": "INSERT INTO dbtaskqueue_minutecount (kind, queue_name, count) VALUES ('call', 'q', 1)",
@@ -55,16 +53,15 @@ STATEMENTS = {
     "drop table": "DROP TABLE dbtaskqueue_task CASCADE",
 }
 ALLOWED = {
-    "producer": {
-        "enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue", "count call",
-    },
+    "producer": {"enqueue", "read payload", "replace payload", "see queues", "lock a queue", "make a queue",
+                 "count call"},
     "poller": {
-        "read payload", "change status", "replace payload", "delete", "record attempt", "count deletion", "count call",
+        "read payload", "change status", "replace payload", "delete", "add attempt", "count deletion", "count call",
         "heartbeat", "see queues", "make a queue", "command a poller", "read error texts", "read tracebacks",
         "see failure groups", "take a tick", "see schedules", "read a schedule's payload",
     },
     "archiver": {
-        "read payload", "change status", "replace payload", "delete", "record attempt", "delete history",
+        "read payload", "change status", "replace payload", "delete", "add attempt", "delete history",
         "count deletion", "count call", "read tracebacks",
     },
     "reader": {"see overview", "see queues", "see failure groups", "see schedules"},
@@ -74,21 +71,17 @@ ALLOWED = {
 @pytest.fixture
 def roles(db: None) -> Iterator[None]:
     """Run the script in the test's transaction, which takes the roles back, too."""
-    with connection.cursor() as cursor:
-        for _again in range(2):
-            cursor.execute(SCRIPT.read_text())
-        cursor.execute("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER USER")  # the audit of other tests
-        cursor.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
-        for role in ROLES:
-            cursor.execute(f"GRANT USAGE ON SCHEMA public TO dbtaskqueue_{role}")
+    for _again in range(2):
+        sql(SCRIPT.read_text())
+    sql("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER USER")  # the audit of other tests
+    sql("REVOKE CREATE ON SCHEMA public FROM PUBLIC")
+    sql(f"GRANT USAGE ON SCHEMA public TO {', '.join(f'dbtaskqueue_{role}' for role in ROLES)}")
     yield
-    with connection.cursor() as cursor:
-        cursor.execute("RESET ROLE")
+    sql("RESET ROLE")
 
 
 def become(role: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET LOCAL ROLE dbtaskqueue_{role}")
+    sql(f"SET LOCAL ROLE dbtaskqueue_{role}")
 
 
 def test_a_producer_enqueues_replaces_and_counts_the_capacity_through_the_api(roles: None, settings: Any) -> None:
@@ -116,9 +109,7 @@ def test_a_poller_writes_the_events_of_a_stream(roles: None) -> None:
     """Without any right to write them: the trigger has those of the owner."""
     task = enqueue("work", "a")
     events = FinishEventStatements(Tables('"dbtaskqueue_task"'), DIALECTS["postgresql"])
-    with connection.cursor() as cursor:
-        for text in events.create_trigger("public", "dbtaskqueue.task"):
-            cursor.execute(text)
+    sql("; ".join(events.create_trigger("public", "dbtaskqueue.task")))
     become("poller")
     Task.objects.checkout("work", poller_instance="p")[0].complete("done")
     assert list(FinishEvent.objects.values_list("location", "task_id")) == [("dbtaskqueue.task", task.pk)]

@@ -10,6 +10,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing import run_poller
 from tests.conftest import ProcessDatabase
 from tests.locations.schema_backend.base import DatabaseWrapper
+from tests.operations.site import sql
 
 TENANTS = ("acme", "umbrella")
 
@@ -17,20 +18,16 @@ TENANTS = ("acme", "umbrella")
 @pytest.fixture(autouse=True)
 def _tenants(postgres_process_database: ProcessDatabase, taskqueue_registry: None) -> Iterator[None]:
     registry.register("mail", lambda task: None)
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
-        tables = [name for (name,) in cursor.fetchall()]
-        for tenant in TENANTS:
-            cursor.execute(f"CREATE SCHEMA {tenant}")
-            for table in tables:
-                cursor.execute(f"CREATE TABLE {tenant}.{table} (LIKE public.{table} INCLUDING ALL)")
+    tables = sql("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+    for tenant in TENANTS:
+        sql(f"CREATE SCHEMA {tenant}")
+        for (table,) in tables:
+            sql(f"CREATE TABLE {tenant}.{table} (LIKE public.{table} INCLUDING ALL)")
     connections.settings["default"]["ENGINE"] = "tests.locations.schema_backend"
     new_connection("public")
     yield
     new_connection("public")
-    for tenant in TENANTS:
-        with connection.cursor() as cursor:
-            cursor.execute(f"DROP SCHEMA {tenant} CASCADE")
+    sql(f"DROP SCHEMA {', '.join(TENANTS)} CASCADE")
 
 
 def new_connection(schema: str) -> None:

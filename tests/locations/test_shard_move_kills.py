@@ -3,13 +3,12 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from queue import Queue
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connections
+from django.db import OperationalError
 
 from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.flow.shard_move import MOVE_LEDGER, ShardMove
@@ -20,6 +19,7 @@ from django_dbtaskqueue.testing import run_poller
 from example_project.database import database_from_url
 from tests.conftest import ProcessDatabase, _postgres_copy
 from tests.kills import KILLED, killing
+from tests.operations.site import sql
 from tests.patience import PATIENCE
 from tests.settings import SERVER_URL
 from tests.support import actors, alias_beside, backend_pid, until_blocked
@@ -28,9 +28,7 @@ SHARDS = ("default", "second")
 
 
 @pytest.fixture
-def second(
-    postgres_process_database: ProcessDatabase, _postgres_template: str, settings: Any, taskqueue_registry: None
-) -> Iterator[str]:
+def second(postgres_process_database: Any, _postgres_template: str, settings: Any, taskqueue_registry: None) -> Any:
     """Another migrated database, as the alias ``second``, on which the queue ``spread`` has its second shard."""
     settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": SHARDS}}}
     with _postgres_copy(SERVER_URL, _postgres_template) as copy, alias_beside("second", **database_from_url(copy.url)):
@@ -89,16 +87,14 @@ SLOW_COMMIT = """
 CREATE FUNCTION test_wait() RETURNS trigger LANGUAGE plpgsql
 AS 'BEGIN PERFORM pg_advisory_xact_lock(42); RETURN NULL; END';
 CREATE CONSTRAINT TRIGGER test_wait AFTER INSERT ON dbtaskqueue_task DEFERRABLE INITIALLY DEFERRED
-FOR EACH ROW EXECUTE FUNCTION test_wait();
+FOR EACH ROW EXECUTE FUNCTION test_wait()
 """
 
 
 @pytest.mark.parametrize("kind", [{"reference": "r"}, {}, {"group": "g"}], ids=["referenced", "plain", "grouped"])
 def test_a_move_that_died_while_its_target_committed_doubles_no_task(second: str, kind: Any) -> None:
     enqueue("spread", using="default", **kind)
-    here, there = connections["default"].cursor(), connections["second"].cursor()
-    there.execute(SLOW_COMMIT)
-    there.execute("SELECT pg_advisory_lock(42)")
+    sql(f"{SLOW_COMMIT}; SELECT pg_advisory_lock(42)", alias="second")
     sessions = Queue[int]()
 
     def move(_: int) -> Any:
@@ -108,13 +104,11 @@ def test_a_move_that_died_while_its_target_committed_doubles_no_task(second: str
     with actors(2) as [first, again]:
         dead = first.do(move, 1)
         until_blocked(sessions.get(timeout=PATIENCE))
-        here.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE state = 'idle in transaction' AND datname = current_database()"
-        )
+        idle = "state = 'idle in transaction' AND datname = current_database()"
+        sql(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {idle}")
         moved = again.do(move, 2)
         until_blocked(sessions.get(timeout=PATIENCE))
-        there.execute("SELECT pg_advisory_unlock(42)")
+        sql("SELECT pg_advisory_unlock(42)", alias="second")
         assert moved.result(PATIENCE) == {("default", "second"): 1}
         with pytest.raises(OperationalError):
             dead.result(PATIENCE)

@@ -1,38 +1,47 @@
-"""A queue spread over two databases: PostgreSQL and SQLite, for the flow does not care."""
+"""A queue spread over two databases, PostgreSQL and SQLite: where its tasks go, and ``taskqueue shards move``."""
 
-from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.management import CommandError
 from django.db import connections, transaction
 from django.db.utils import DatabaseError
 
-from django_dbtaskqueue import enqueue, enqueue_many
+from django_dbtaskqueue import batch, enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.exceptions import EnqueueError
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Attempt, AuditEntry, Task, UsedReference
+from django_dbtaskqueue.testing import run_poller
+from tests.factories import make_task
+from tests.operations.site import data, refused
 from tests.support import alias_beside
 
 SHARDS = ("default", "sqlite")
-pytestmark = pytest.mark.django_db(databases=SHARDS)
+pytestmark = pytest.mark.django_db(databases=SHARDS, transaction=True)
 
 
 def spread(settings: Any, *shards: str, **options: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"spread": {"shards": shards or SHARDS, **options}}}
 
 
-def by_shard() -> dict[str, set[str | None]]:
-    return {alias: set(Task.objects.using(alias).values_list("reference", flat=True)) for alias in SHARDS}
+@pytest.fixture(autouse=True)
+def _one_shard(settings: Any, taskqueue_registry: None) -> None:
+    spread(settings, "default")
+
+
+def references() -> dict[str, list[str | None]]:
+    return {alias: sorted(Task.objects.using(alias).values_list("reference", flat=True), key=str) for alias in SHARDS}
 
 
 def test_a_reference_always_goes_to_the_same_shard(settings: Any) -> None:
     spread(settings)
     names = [f"r{number}" for number in range(20)]
     enqueue_many("spread", ({"reference": name} for name in names))
-    found = by_shard()
+    found = references()
     for name in names:
         enqueue("spread", name, on_duplicate="ignore")
-    assert by_shard() == found
-    assert found["default"] | found["sqlite"] == set(names) and not found["default"] & found["sqlite"]
+    assert references() == found
+    assert sorted(found["default"] + found["sqlite"]) == sorted(names)
     assert all(len(references) >= 4 for references in found.values())
 
 
@@ -40,29 +49,117 @@ def test_a_router_decides_by_payload(settings: Any) -> None:
     spread(settings, router=lambda _reference, payload, shards: shards[payload["shard"]])
     enqueue("spread", "a", {"shard": 0})
     enqueue_many("spread", [("b", {"shard": 1})])
-    assert by_shard() == {"default": {"a"}, "sqlite": {"b"}}
+    assert references() == {"default": ["a"], "sqlite": ["b"]}
     spread(settings, router=lambda *_: "moon")
     with pytest.raises(EnqueueError, match=r"'moon'.*default, sqlite"):
         enqueue("spread", "c")
 
 
-@pytest.fixture
-def down(settings: Any) -> Iterator[str]:
-    """A shard nobody answers on: a PostgreSQL address with no server."""
-    with alias_beside("down", PORT="1", HOST="127.0.0.1") as alias:
-        yield alias
-
-
-def test_a_producer_fails_over_to_the_next_shard(settings: Any, down: str, caplog: pytest.LogCaptureFixture) -> None:
-    spread(settings, down, "sqlite", router=lambda *_: down)
-    assert enqueue("spread", "a")._state.db == "sqlite"
+def test_a_producer_fails_over_to_the_next_shard(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with alias_beside("down", PORT="1", HOST="127.0.0.1"):  # nobody answers there
+        spread(settings, "down", "sqlite", router=lambda *_: "down")
+        assert enqueue("spread", "a")._state.db == "sqlite"
     assert "Shard down is down" in caplog.text
 
 
-@pytest.mark.django_db(databases=SHARDS, transaction=True)
 def test_inside_a_transaction_on_the_shard_there_is_no_fail_over(settings: Any) -> None:
     spread(settings, router=lambda *_: "default")
     with pytest.raises(DatabaseError), transaction.atomic():
         connections["default"].connection.close()  # as when the server goes away in the middle of a transaction
         enqueue("spread", "a")
     assert not Task.objects.using("sqlite").exists()
+
+
+# -- taskqueue shards move: waiting tasks change their database once, wherever the command is killed -------------------
+
+
+def move(*arguments: str) -> Any:
+    return data("shards", "move", "spread", *arguments, "--yes")
+
+
+def drained() -> list[str]:
+    seen: list[str] = []
+    registry.register("spread", lambda task: seen.append(task.reference))
+    with run_poller("spread", threads=1):
+        return seen
+
+
+def test_after_a_change_of_the_shards_each_task_is_where_an_enqueue_puts_it(settings: Any) -> None:
+    enqueue_many("spread", ({"reference": f"r{n}", "payload": {"n": n, "x": 0.1}} for n in range(30)))
+    spread(settings)
+    [moved] = move()["moved"]
+    found = references()
+    assert len(found["sqlite"]) == moved["tasks"] >= 5
+    for number in range(30):
+        assert enqueue("spread", f"r{number}", on_duplicate="ignore").enqueue_note
+    assert references() == found
+    assert Task.objects.using("sqlite").values_list("payload", flat=True)[0]["x"] == 0.1
+    assert sorted(drained()) == sorted(f"r{number}" for number in range(30))
+    changed = {alias: AuditEntry.objects.using(alias).get(verb="move_shard").changed for alias in SHARDS}
+    assert changed == dict.fromkeys(SHARDS, moved["tasks"])
+    assert move() == {"moved": [], "refused": {}}
+
+
+def test_tasks_keep_their_attempts_and_times(settings: Any) -> None:
+    task = make_task(queue="spread", reference="r", attempt=2, total_attempt=3, ready_time=timedelta(hours=1), tag="t")
+    Attempt.objects.create(task_id=task.pk, queue="spread", attempt=1, total_attempt=2, message="lost")
+    spread(settings)
+    move("--to", "sqlite")
+    there = Task.objects.using("sqlite").get()
+    for name in ("reference", "attempt", "total_attempt", "max_attempts", "tag", "status", "payload"):
+        assert getattr(there, name) == getattr(task, name), name
+    assert abs(there.next_process_time - task.next_process_time) < timedelta(milliseconds=1)
+    assert there.ready_time == there.next_process_time
+    assert Attempt.objects.using("sqlite").get().task_id == there.pk and not Attempt.objects.exists()
+
+
+def test_the_order_of_a_group_is_kept(settings: Any) -> None:
+    enqueue_many("spread", ({"reference": f"g{n}", "group": "g"} for n in range(6)))
+    spread(settings)
+    assert ["--to" in reason for reason in move()["refused"]] == [True]
+    move("--to", "sqlite")
+    enqueue("spread", "late", group="g", using="default")
+    [reason] = move("--to", "sqlite")["refused"]
+    assert "--behind" in reason
+    move("--to", "sqlite", "--behind")
+    assert drained() == [*(f"g{number}" for number in range(6)), "late"]
+
+
+def test_references_that_stay_taken_move_with_their_tasks(settings: Any) -> None:
+    spread(settings, "default", unique_over="history")
+    enqueue("spread", "r")
+    spread(settings, unique_over="history")
+    move("--to", "sqlite")
+    assert not UsedReference.objects.exists()
+    assert UsedReference.objects.using("sqlite").get().reference == "r"
+
+
+def test_what_cannot_move_is_named_and_stays(settings: Any) -> None:
+    refused("No poller of spread looks at database sqlite", move, "--to", "sqlite", error=CommandError)
+    refused("no alias 'moon'", move, "--from", "moon", error=CommandError)
+    first = enqueue("spread", "first")
+    enqueue("spread", "child", after=first)
+    with batch("all"):
+        enqueue("spread", "member")
+    running = make_task("PROCESSING", queue="spread", reference="running", group_key="g")
+    enqueue("spread", "in its group", group="g")
+    spread(settings)
+    for alias in SHARDS:
+        enqueue("spread", "twice", using=alias)
+    stay = [one for names in move("--to", "sqlite")["refused"].values() for one in names]
+    assert len(stay) == 5 and f"default/{first.pk}" in stay
+    here = ["child", "first", "in its group", "member", "running", "twice"]
+    assert references() == {"default": here, "sqlite": ["twice"]}
+    assert Task.objects.get(reference="twice").ready_time is not None
+    assert Task.objects.get(pk=running.pk).status == "PROCESSING"
+
+
+def test_a_database_that_is_no_shard_any_more_is_emptied(settings: Any) -> None:
+    spread(settings)
+    enqueue_many("spread", ({"reference": f"r{n}"} for n in range(10)))
+    enqueue("spread", using="sqlite")
+    spread(settings, "default")
+    shown = data("shards", "show", "spread", "--from", "sqlite", "--yes")
+    assert [(one["database"], one["is_shard"]) for one in shown] == [("default", True), ("sqlite", False)]
+    move("--from", "sqlite")
+    assert (references()["sqlite"], len(references()["default"])) == ([], 11)

@@ -1,23 +1,31 @@
-"""Queues with a table of their own, under any name; and temporary queues."""
+"""Queues with a table of their own: the flow, its columns, its pages under any name; and temporary queues."""
 
-from datetime import timedelta
+import json
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
+from django.contrib import admin
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
-from django.db import connection
+from django.test import Client
 
-from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, registry
+from django_dbtaskqueue import DuplicateTask, LeaseLost, enqueue, enqueue_many, queue, registry
+from django_dbtaskqueue.admin import TaskAdmin, register
+from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.db.session import model_named
+from django_dbtaskqueue.flow.placement import OwnValueEncoder
 from django_dbtaskqueue.models import Attempt, Step, Task, TaskHistory, TemporaryTask
+from django_dbtaskqueue.operations import lookup
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy
+from django_dbtaskqueue.operations.queue_stats import overview
 from django_dbtaskqueue.testing import run_poller
 from tests.flow.conftest import alias as alias
+from tests.operations.site import command, page, sql
+from tests.operations.test_admin import confirm, post
 from tests.testapp.models import Parcel
 
-LEASE = timedelta(seconds=60)
 LOCATION = "testapp.parcel"
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
@@ -27,7 +35,8 @@ def own_table(settings: Any, taskqueue_registry: None) -> None:
     """The queue ``parcels`` lives in ``Parcel``; ``fleeting`` is temporary."""
     own = {"model": "testapp.Parcel"}
     queues = {"parcels": own, "archived": {**own, "keep": "history"}, "fleeting": {"temporary": True}, "usual": {}}
-    settings.DBTASKQUEUE = {"QUEUES": queues}
+    settings.DBTASKQUEUE = {"QUEUES": queues, "API": True}
+    settings.ROOT_URLCONF = "tests.operations.site"
 
 
 def parcels(alias: str) -> Any:
@@ -38,9 +47,9 @@ def test_the_whole_road_in_a_table_of_ones_own(alias: str) -> None:
     task = enqueue("archived", "p1", {"to": "Berlin"}, using=alias)
     assert isinstance(task, Parcel) and (task.reference, task.weight) == ("p1", 1)
     assert not Task.objects.using(alias).exists()
-    first = parcels(alias).checkout("archived", poller_instance="a", lease=LEASE)[0]
+    first = parcels(alias).checkout("archived", poller_instance="a")[0]
     first.fail("dropped", delay=timedelta(0))
-    second = parcels(alias).checkout("archived", poller_instance="b", lease=LEASE)[0]
+    second = parcels(alias).checkout("archived", poller_instance="b")[0]
     with pytest.raises(LeaseLost):
         first.complete()
     second.complete("delivered")
@@ -72,22 +81,20 @@ def test_housekeeping_of_one_table_leaves_the_steps_of_another(alias: str) -> No
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_one_poller_serves_queues_of_several_tables(alias: str) -> None:
-    seen: list[str | None] = []
-    for queue in ("parcels", "fleeting", "usual"):
-        registry.register(queue, lambda task: seen.append(task.queue))
-        enqueue(queue, "r", using=alias)
-    with run_poller("parcels", "fleeting", "usual", using=alias):
+    tables = {"parcels": Parcel, "fleeting": TemporaryTask, "usual": Task}
+    for name in tables:
+        registry.register(name, lambda task: task.queue)
+        enqueue(name, "r", using=alias)
+    with run_poller(*tables, using=alias):
         pass
-    assert sorted(map(str, seen)) == ["fleeting", "parcels", "usual"]
-    assert parcels(alias).get().status == "COMPLETED"
-    assert TemporaryTask.objects.using(alias).get().status == "COMPLETED"
+    ended = {queue: model._default_manager.using(alias).get() for queue, model in tables.items()}
+    assert {queue: (task.status, task.result) for queue, task in ended.items()} == {q: ("COMPLETED", q) for q in tables}
 
 
 def test_a_temporary_queue_is_unlogged_and_an_ordinary_one_is_not() -> None:
     enqueue("fleeting", "r")
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT relname, relpersistence FROM pg_class WHERE relname ~ '^dbtaskqueue_(temporary)?task$'")
-        assert dict(cursor.fetchall()) == {"dbtaskqueue_task": "p", "dbtaskqueue_temporarytask": "u"}
+    found = sql("SELECT relname, relpersistence FROM pg_class WHERE relname ~ '^dbtaskqueue_(temporary)?task$'")
+    assert dict(found) == {"dbtaskqueue_task": "p", "dbtaskqueue_temporarytask": "u"}
 
 
 def test_a_table_that_is_none_is_refused_at_start(settings: Any) -> None:
@@ -102,3 +109,76 @@ def test_names_that_would_need_quoting_are_an_error_and_never_stripped(monkeypat
     with pytest.raises(ImproperlyConfigured, match="cannot be a table's or column's name"):
         model_named("testapp.Parcel")
     model_named.cache_clear()
+
+
+def test_an_own_table_has_its_pages_without_a_line_of_the_project(admin_client: Client) -> None:
+    task, table = enqueue("parcels", "p1", {"to": "Berlin"}, columns={"weight": 7}), "/admin/testapp/parcel/"
+    assert f"{table}?q=queue%3Aparcels" in page(admin_client, "/admin/dbtaskqueue/overview/")
+    assert f"{table}{task.pk}/change/" in page(admin_client, table, q="queue:parcels")
+    shown = page(admin_client, f"{table}{task.pk}/change/")
+    assert "p1" in shown and "weight" in shown and ">7<" in shown
+    assert post(admin_client, "cancel", [task], url=table).status_code == 200, "it asks"
+    confirm(admin_client, "cancel", [task], url=table)
+    assert Parcel.objects.get().status == "POISON"
+
+
+def test_a_page_of_the_projects_own_stays() -> None:
+    class ParcelAdmin(TaskAdmin):
+        """The project's own."""
+
+    site = admin.AdminSite()
+    site.register(Parcel, ParcelAdmin)
+    register(site)
+    assert type(site.get_model_admin(Parcel)) is ParcelAdmin
+
+
+def test_values_of_own_columns_are_stored_with_the_task(alias: str) -> None:
+    task = enqueue("parcels", "p1", columns={"weight": 3}, using=alias)
+    assert isinstance(task, Parcel) and task.weight == 3
+    stored = parcels(alias)
+    assert stored.get(pk=task.pk).weight == 3
+    assert enqueue("parcels", "p2", using=alias) and stored.get(reference="p2").weight == 1
+    enqueue("parcels", "p1", columns={"weight": 4}, on_duplicate="replace", using=alias)
+    with pytest.raises(DuplicateTask):
+        enqueue("parcels", "p1", columns={"weight": 5}, using=alias)
+    assert stored.get(pk=task.pk).weight == 4
+
+
+def test_many_tasks_with_and_without_own_values(alias: str) -> None:
+    items = [{"reference": f"p{n}", "columns": {"weight": n}} if n % 2 else {"reference": f"p{n}"} for n in range(6)]
+    assert enqueue_many("parcels", items, using=alias).enqueued == 6
+    weights = dict(parcels(alias).values_list("reference", "weight"))
+    assert weights == {"p0": 1, "p1": 1, "p2": 1, "p3": 3, "p4": 1, "p5": 5}
+    changed = [{"reference": "p3", "columns": {"weight": 9}}]
+    again = enqueue_many("parcels", changed, on_duplicate="replace", using=alias)
+    assert (again.enqueued, again.replaced) == (0, 1)
+    assert parcels(alias).get(reference="p3").weight == 9
+
+
+def test_a_time_in_an_own_column_keeps_its_microseconds() -> None:
+    for value in (datetime(2026, 1, 31, 5, 0, 0, 123456, tzinfo=UTC), time(5, 0, 0, 123456)):
+        assert json.loads(json.dumps(value, cls=OwnValueEncoder)) == value.isoformat()
+
+
+def test_what_is_no_own_column_is_refused() -> None:
+    wrong: list[tuple[str, Any, str]] = [
+        ("parcels", {"wieght": 1}, r"Did you mean 'weight'\?"),
+        ("parcels", {"status": "COMPLETED"}, "no own field 'status'"),
+        ("parcels", {"weight": "heavy"}, "weight='heavy' cannot be stored"),
+        *(("parcels", ["weight"], "must be a mapping"), ("usual", {"weight": 1}, "the setting model")),
+    ]
+    for name, columns, words in wrong:
+        with pytest.raises(EnqueueError, match=words):
+            enqueue(name, columns=columns)
+    assert not Parcel.objects.exists()
+
+
+def test_a_queue_made_at_runtime_is_in_every_list(admin_client: Client) -> None:
+    queue("fresh").create(lease=timedelta(minutes=2))
+    assert lookup.count_by_status()["fresh"]["CREATED"] == 0
+    assert "fresh" in [row.queue for row in overview().queues]
+    assert "fresh" in command("status")
+    assert "fresh" in [one["queue"] for one in admin_client.get("/api/queues").json()["queues"]]
+    assert admin_client.get("/api/queues/fresh").status_code == 200
+    for name in ("overview", "queue", "task"):
+        assert "fresh" in page(admin_client, f"/admin/dbtaskqueue/{name}/"), name
