@@ -27,8 +27,8 @@ from django_dbtaskqueue.operations import bulk
 from tests.factories import QUEUE
 from tests.support import PATIENCE, actors
 
-urlpatterns = [path("admin/", admin.site.urls), path("api/", include("django_dbtaskqueue.api.urls"))]
-urlpatterns.append(path("metrics", metrics))
+api = path("api/", include("django_dbtaskqueue.api.urls"))
+urlpatterns = [path("admin/", admin.site.urls), api, path("metrics", metrics)]
 ADMIN = "/admin/dbtaskqueue/"
 TASKS, QUEUES, POLLERS, OVERVIEW = (f"{ADMIN}{name}/" for name in ("task", "queue", "poller", "overview"))
 LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')

@@ -332,8 +332,7 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
 def test_more_than_a_thousand_ticked_tasks_are_refused(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actions, "MAX_TASKS_PER_ACTION", 2)
     tasks = [make_task(Status.ERROR) for _ in range(3)]
-    shown = text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
-    assert "takes up to 2 ids at once, not 3" in shown
+    assert "takes up to 2 ids at once, not 3" in text_of(op.get(confirm(op, "mark_poison", tasks).headers["Location"]))
     assert set(statuses().values()) == {"ERROR"}
 
 
@@ -369,8 +368,7 @@ def test_pause_with_reason_and_end_then_resume(op: Client) -> None:
     assert "2 queues are selected." in text_of(post(op, "pause", both, url=QUEUES))
     assert not Queue.objects.exists()
     tomorrow = (timezone.now() + timedelta(days=1)).replace(second=0, microsecond=0)
-    until = f"{tomorrow:%Y-%m-%dT%H:%M}"
-    response = confirm(op, "pause", both, url=QUEUES, reason="maintenance", until=until)
+    response = confirm(op, "pause", both, url=QUEUES, reason="maintenance", until=f"{tomorrow:%Y-%m-%dT%H:%M}")
     assert messages_of(response) == ["2 queues paused."]
     row = Queue.objects.get(name=QUEUE)
     assert (row.paused_reason, row.paused_by, row.paused_until) == ("maintenance", "admin", tomorrow)
@@ -449,10 +447,8 @@ def test_the_admin_works_on_a_site_of_ones_own(op: Client, settings: Any) -> Non
     settings.ROOT_URLCONF = __name__
     task, tasks = make_task(Status.ERROR), "/ops/dbtaskqueue/task/"
     shown = text_of(op.get(tasks)) + text_of(op.get(f"{tasks}{task.pk}/change/"))
-    question = text_of(post(op, "reprocess", [task], url=tasks, origin="page"))
-    assert "/admin/dbtaskqueue" not in shown + question
-    response = confirm(op, "reprocess", [task], url=tasks, origin="page")
-    assert response.headers["Location"] == f"{tasks}{task.pk}/change/"
+    assert "/admin/dbtaskqueue" not in shown + text_of(post(op, "reprocess", [task], url=tasks, origin="page"))
+    assert confirm(op, "reprocess", [task], url=tasks, origin="page").headers["Location"] == f"{tasks}{task.pk}/change/"
     assert statuses() == {task.pk: "CREATED"}
 
 

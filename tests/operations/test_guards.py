@@ -95,7 +95,7 @@ def made(sent: Callable[[], str]) -> dict[str, Any]:
     Attempt.objects.update(message=SAID, traceback=SAID)
     failed = Task.objects.get(pk=tasks["fails"].pk)
     failure_group(str(failed.fingerprint), message=SAID)
-    return {"pk": failed.pk, "fingerprint": failed.fingerprint, "bulk": order.pk, "batch": Batch.objects.get().pk}
+    return {"pk": failed.pk, "print": failed.fingerprint, "bulk": order.pk, "batch": Batch.objects.get().pk}
 
 
 def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -108,8 +108,7 @@ def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for pk in tasks:
         yield f"API {pk}", browser.get(f"/api/tasks/{pk}").content.decode()
         yield f"show {pk}", command("show", pk, "--json") + command("show", pk)
-    values = {"int:pk": made["bulk"], "path:queue": QUEUE, "path:schedule": "nightly",
-              "str:fingerprint": made["fingerprint"]}  # fmt: skip
+    values = {"int:pk": made["bulk"], "path:queue": QUEUE, "path:schedule": "nightly", "str:fingerprint": made["print"]}
     for route in ROUTES:
         if route.method == "GET" and "poller>" not in route.path and route.path != "tasks/<int:pk>":
             where = re.sub("<(.*?)>", lambda part: str(values[part[1]]), route.path)
@@ -124,24 +123,18 @@ def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
                     yield line, command(*words, *flags)
 
 
-def plain(found: tuple[str, str]) -> tuple[str, str]:
-    return found[0], unescape(found[1])
-
-
 def test_a_secret_is_shown_by_no_road(made: dict[str, Any], sent: Callable[[], str]) -> None:
     browser = logged_in(User.objects.get(username="ada"))
-    shown = [("logs and hooks", sent()), *answers(browser, made), ("log", str([*LogEntry.objects.values()]))]
-    wrong = {where: text[text.index(SECRET) - 90 :][:110] for where, text in map(plain, shown) if SECRET in text}
-    assert wrong == {}
-    assert sum(MASKED in text for _where, text in map(plain, shown)) > 20
-    assert len(shown) > 100
-
-
-def refuse(attempt: int, error: BaseException | None) -> None:
-    raise ValueError(SAID)
+    roads = [("logs and hooks", sent()), *answers(browser, made), ("log", str([*LogEntry.objects.values()]))]
+    shown = [(where, unescape(text)) for where, text in roads]
+    assert {where: text[text.index(SECRET) - 90 :][:110] for where, text in shown if SECRET in text} == {}
+    assert sum(MASKED in text for _where, text in shown) > 20 and len(shown) > 100
 
 
 def test_a_traceback_is_logged_without_its_secrets(taskqueue_registry: None, caplog: Any) -> None:
+    def refuse(attempt: int, error: BaseException | None) -> None:
+        raise ValueError(SAID)
+
     processor(QUEUE, max_attempts=2, retry=refuse)(process)
     enqueue(QUEUE, "fails")
     drain(QUEUE)

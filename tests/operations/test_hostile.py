@@ -6,16 +6,24 @@ seed.
 
 import json
 import re
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError
 from django.test import Client
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.admin import ADMIN_CLASSES
 from django_dbtaskqueue.api.urls import ROUTES
+from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS
+from django_dbtaskqueue.core.exceptions import QueueFull
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, SavedSearch, Task
 from django_dbtaskqueue.operations import bulk
@@ -24,7 +32,7 @@ from django_dbtaskqueue.operations.search import QUALIFIERS, parse
 from django_dbtaskqueue.operations.verbs import TASK_VERBS
 from tests.conftest import ProcessDatabase
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN, TASKS, failure_group, post, refused, text
+from tests.operations.site import ADMIN, QUEUES, TASKS, command, failure_group, post, refused, text
 
 SOAK = [pytest.param(number, 1000, marks=pytest.mark.soak) for number in range(1, 21)]
 LISTS = [f"{ADMIN}{model._meta.model_name}/" for model in ADMIN_CLASSES]
@@ -44,15 +52,13 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(VALUES, inner, max_size=3),
     max_leaves=5,
 )
-FIELDS = (
-    "q limit before after whole _live name instance task_id fingerprint actor verb state kind error_type p o e _facets"
-    " _popup _changelist_filters nonsense since"
-)
+FIELDS = """
+    q limit before after whole _live name instance task_id fingerprint actor verb state kind error_type p o e _facets
+    _popup _changelist_filters nonsense since"""
 NAMES = st.sampled_from([*QUALIFIERS, *FIELDS.split()])
-ANSWERS = (
-    "action _selected_action select_across confirm recount reason until older_than days to origin again save_view"
-    " forget_view view_name view_shared set value queue purge typed operation cancel index"
-)
+ANSWERS = """
+    action _selected_action select_across confirm recount reason until older_than days to origin again save_view
+    forget_view view_name view_shared set value queue purge typed operation cancel index"""
 POSTED = st.sampled_from(ANSWERS.split())
 ACTIONS = st.sampled_from([*TASK_VERBS, "pause", "resume", "start", "drain", "stop", "explode"]) | VALUES
 
@@ -141,14 +147,10 @@ def test_a_search_has_a_limit_that_is_said(browser: Client) -> None:
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("queues/parcels/pause", {"until": "9999-12-31T23:59:59-12:00"}, "until"),
-    ("queues/parcels/pause", {"until": "1969-01-01"}, "until"),
+    *(("queues/parcels/pause", {"until": end}, "until") for end in ("9999-12-31T23:59:59-12:00", "1969-01-01")),
     ("queues/parcels/pause", {"for": "999999999999999d"}, "for"),
-    ("queues/parcels/pause", {"reason": "a\0b"}, "reason"),
-    ("queues/parcels/pause", {"reason": "\ud800"}, "reason"),
-    ("tasks/reprocess/search", {"q": "status:ERROR", "limit": 10**30}, "limit"),
-    ("tasks/reprocess/search", {"q": "status:ERROR", "limit": 0}, "limit"),
-    ("tasks/reprocess/search", {"q": "status:ERROR", "limit": -4}, "limit"),
+    *(("queues/parcels/pause", {"reason": reason}, "reason") for reason in ("a\0b", "\ud800")),
+    *(("tasks/reprocess/search", {"q": "status:ERROR", "limit": limit}, "limit") for limit in (10**30, 0, -4)),
     ("tasks/housekeep/search", {"q": "status:ERROR", "older_than": "10000000d"}, "older_than"),
     ("tasks/delete/ids", {"ids": [1], "queue": "a\0", "reason": "why"}, "queue"),
     ("tasks/reprocess/ids", {}, "ids"),
@@ -186,3 +188,45 @@ def test_the_audit_names_the_account_of_the_process_and_not_what_the_environment
     for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
         monkeypatch.setenv(name, "ceo")
     assert Actor().name != "ceo"
+
+
+# -- each setting that operators change, down every road: it works, or is refused by its name --------------------------
+
+NUMBERS: list[Any] = [10**400, float("nan"), float("inf"), 2**63, -1, "9" * 5000, f"{'9' * 400}/s"]
+NAMED = [name for name in QUEUE_KEYS if name not in FIXED_SETTINGS]
+SETTINGS = [*product(NAMED, [*NUMBERS, "", True, "geometric:1s,x1e999", [[]]])]
+
+
+@pytest.mark.slow
+def test_a_setting_in_a_row_that_sql_wrote_is_applied_or_refused() -> None:
+    for name, value in SETTINGS:
+        try:
+            conf.overlay(conf.QueueSettings(), {name: value})
+        except ImproperlyConfigured as error:
+            assert name in str(error)
+
+
+@pytest.mark.slow
+def test_a_setting_by_a_page_the_api_and_the_command_line(op: Client) -> None:
+    op.raise_request_exception = False
+    wrong = []
+    for name, value in SETTINGS:
+        answer = post(op, f"queues/{QUEUE}/settings", values={name: value}, reason="why")
+        if answer.status_code not in (200, 400) or (answer.status_code == 400 and name not in answer.json()["error"]):
+            wrong.append(("API", name, value, answer.content))
+        text = str(value).encode("utf-8", "replace").decode()
+        form = {"queue": QUEUE, "set": name, "value": text, "confirm": "yes", "reason": "why"}
+        if (code := op.post(QUEUES, form).status_code) not in (200, 302):
+            wrong.append(("page", name, value, code))
+        for use in (partial(command, "set", QUEUE, f"{name}={text}"), partial(enqueue, QUEUE)):
+            try:
+                use()
+            except QueueFull:
+                pass
+            except Exception as error:
+                if not isinstance(error, CommandError) or name not in str(error):
+                    wrong.append((use, name, value, repr(error)))
+        if op.get(f"{QUEUES}{QUEUE}/change/").status_code != 200:
+            wrong.append(("then", name, value, "the queue's page"))
+        Queue.objects.all().delete()
+    assert not wrong, "\n".join(f"{one!r:.300}" for one in wrong)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import CHANGE, DELETION, LogEntry
 from django.contrib.auth.models import AnonymousUser, Permission, User
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.test import Client
 from django.utils import timezone
 
@@ -28,7 +28,7 @@ from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
-from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, work
+from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, refused, work
 from tests.support import minute_counts, taken_back
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
@@ -476,3 +476,10 @@ def test_pages_offer_each_verb_to_those_who_may() -> None:
             wrong += [] if offered == {name} else [(name, address, offered)]
         user.delete()
     assert wrong == []
+
+
+def test_a_rule_that_is_none_is_named(settings: Any, admin_user: Any) -> None:
+    for path in ["nowhere.rule", f"{__name__}.GIVEN"]:
+        settings.DBTASKQUEUE = {"CAN_OPERATE": path}
+        assert can_operate(admin_user, VERBS["pause"]), "no queue, nothing to ask"
+        refused("CAN_OPERATE", can_operate, admin_user, VERBS["pause"], "claims", error=ImproperlyConfigured)

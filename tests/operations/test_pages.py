@@ -215,8 +215,7 @@ def test_a_task_can_be_enqueued_again_as_new_by_who_sees_what_is_enqueued(op: Cl
     assert Task.objects.get(pk=task.pk).status == "COMPLETED"
     assert AuditEntry.objects.get().reason == "lost by the printer"
     for held in (["add_task"], ["view_payload"], ["add_task", "view_payload"]):
-        client = staff("view_task", *held, name="-".join(held))
-        answer = client.post(TASKS, {"again": task.pk, "confirm": "yes"})
+        answer = staff("view_task", *held, name="-".join(held)).post(TASKS, {"again": task.pk, "confirm": "yes"})
         assert (answer.status_code, Task.objects.count()) == ((302, 3) if len(held) == 2 else (403, 2))
 
 
@@ -233,8 +232,7 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
     assert (entry.reason, entry.details) == ("slow partner", {"before": {}, "after": {"lease": "PT5M"}})
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": ""})
     for name, value in (("lease", "soon"), ("batch_size", "0"), ("database", "other"), ("x", "1")):
-        response = op.post(QUEUES, {"queue": QUEUE, "set": name, "value": value}, follow=True)
-        assert 'class="error"' in text(response)
+        assert 'class="error"' in text(op.post(QUEUES, {"queue": QUEUE, "set": name, "value": value}, follow=True))
     assert Queue.objects.get(name=QUEUE).overrides == {}
     assert 'name="set"' not in text(staff("view_queue", "pause_queue", "change_queue").get(page))
 

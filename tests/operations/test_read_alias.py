@@ -17,36 +17,27 @@ from django_dbtaskqueue.db.standby import STANDBY_RETRY_S
 from django_dbtaskqueue.models import Task
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.operations import site
-from tests.operations.site import ADMIN, post, text
+from tests.operations.site import ADMIN, logged_in, post, text
+from tests.support import alias_beside
 
 NAMES = "task overview queue poller failuregroup auditentry batch schedule bulkoperation taskhistory doctor"
 PAGES = [f"{ADMIN}{name}/" for name in NAMES.split()]
-API = "/api/"
 OURS = re.compile(r"\b(?:FROM|INTO|UPDATE) \W*dbtaskqueue_\w+", re.IGNORECASE)
 
 
 @contextmanager
-def alias_of(name: str, settings: Any, **changed: object) -> Iterator[None]:
-    """Another alias of the database ``default``, or of one like it."""
-    connections.settings[name] = {**connections["default"].settings_dict, **changed}
-    settings.DBTASKQUEUE = {"READ_ALIAS": name, "API": True, "QUEUES": {"parcels": {}}}
+def replica(settings: Any, **changed: object) -> Iterator[None]:
+    """The alias ``replica`` of the database ``default``, or of one like it, is read from."""
+    settings.DBTASKQUEUE = {"READ_ALIAS": "replica", "API": True, "QUEUES": {"parcels": {}}}
     standby._failed_until.clear()
-    try:
+    with alias_beside("replica", **changed):
         yield
-    finally:
-        connections[name].close()
-        del connections[name], connections.settings[name]
-        standby._failed_until.clear()
+    standby._failed_until.clear()
 
 
 @pytest.fixture
 def client(postgres_process_database: ProcessDatabase) -> Client:
-    return logged_in()
-
-
-def logged_in() -> Client:
-    return site.logged_in(User.objects.create_superuser("ada"))
+    return logged_in(User.objects.create_superuser("ada"))
 
 
 @contextmanager
@@ -64,14 +55,14 @@ def asked() -> Iterator[Counter[str]]:
 
 def test_pages_and_answers_read_from_the_other_alias_and_actions_do_not(client: Client, settings: Any) -> None:
     task = make_task("ERROR")
-    with alias_of("replica", settings):
+    with replica(settings):
         for address in [*PAGES, f"{ADMIN}task/{task.pk}/change/", f"{ADMIN}queue/parcels/change/"]:
             with asked() as statements:
                 assert "Read from database replica." in text(client.get(address)), address
             assert statements["default"] == 0 < statements["replica"], address
         for path in ("tasks", "tasks/count", "queues", f"tasks/{task.pk}"):
             with asked() as statements:
-                answer = client.get(f"{API}{path}")
+                answer = client.get(f"/api/{path}")
             assert (answer.status_code, answer["X-Read-From"]) == (200, "Read from database replica.")
             assert statements["default"] == 0 < statements["replica"], path
         with asked() as statements:
@@ -87,11 +78,10 @@ def test_without_the_standby_pages_are_read_from_the_primary_and_say_so(
     client: Client, settings: Any, changed: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     make_task("ERROR")
-    with alias_of("replica", settings, **changed):
+    with replica(settings, **changed):
         for _ in range(2):
-            page = text(client.get(f"{ADMIN}task/"))
-            assert "Standby replica does not answer: read from the primary." in page
-        assert client.get(f"{API}tasks").json()["tasks"]
+            assert "Standby replica does not answer: read from the primary." in text(client.get(f"{ADMIN}task/"))
+        assert client.get("/api/tasks").json()["tasks"]
     assert caplog.text.count(f"reading from the primary for {STANDBY_RETRY_S:.0f} s") == 1
 
 

@@ -158,22 +158,15 @@ def test_what_a_row_of_celery_becomes(celery: None) -> None:
     daily = {"minute": "0", "hour": "3"}
     arguments = {"args": '["Ada", 2]', "kwargs": '{"copy": true}', "priority": 4, "expire_seconds": 60}
     for name, facts in {
-        "plain": {},
-        "with arguments": arguments,
-        "off": {"kwargs": '{"to": "Ada"}', "enabled": False},
-        "elsewhere": {"task": "shop.send"},
-        "nowhere": {"task": "shop.forgotten"},
-        "ends": {"expires": START},
-        "begins": {"start_time": datetime(9000, 1, 1, tzinfo=UTC)},
-        "once": {"one_off": True},
+        "plain": {}, "with arguments": arguments, "off": {"kwargs": '{"to": "Ada"}', "enabled": False},
+        "elsewhere": {"task": "shop.send"}, "nowhere": {"task": "shop.forgotten"}, "ends": {"expires": START},
+        "begins": {"start_time": datetime(9000, 1, 1, tzinfo=UTC)}, "once": {"one_off": True},
         "celery.backend_cleanup": {"task": "celery.backend_cleanup"},
-    }.items():
+    }.items():  # fmt: skip
         crontab(name, daily, **facts)
     crontab("both days", {**daily, "day_of_week": "1", "day_of_month": "13"})
-    sunrise = make("SolarSchedule", event="sunrise", latitude=1, longitude=1)
-    make("PeriodicTask", name="sun", task=TASK, solar=sunrise)
-    clocked = make("ClockedSchedule", clocked_time=START)
-    make("PeriodicTask", name="clock", task=TASK, clocked=clocked, one_off=True)
+    make("PeriodicTask", name="sun", task=TASK, solar=make("SolarSchedule", event="sunrise", latitude=1, longitude=1))
+    make("PeriodicTask", name="clock", task=TASK, clocked=make("ClockedSchedule", clocked_time=START), one_off=True)
     options = "--queue-of", "shop.send=letters"
     dry = imported("django-celery-beat", *options, "--dry-run", code=1)
     assert not Schedule.objects.exists() and not AuditEntry.objects.exists()

@@ -44,8 +44,7 @@ PATHS = st.builds("{}.{}".format, st.sampled_from(LONG), st.from_regex(r"\w[\w/-
 
 
 def terms_of(name: str, kind: str) -> st.SearchStrategy[Term]:
-    matches = st.lists(MATCHES[kind], min_size=1, max_size=3).map(tuple)
-    return st.builds(Term, st.just(name), matches, st.booleans())
+    return st.builds(Term, st.just(name), st.lists(MATCHES[kind], min_size=1, max_size=3).map(tuple), st.booleans())
 
 
 TERMS = st.one_of(

@@ -341,8 +341,7 @@ def test_a_token_is_shown_once_and_only_its_hash_is_stored() -> None:
 
 
 def test_every_subcommand_and_option_is_documented() -> None:
-    page = COMMANDS.read_text().split("\n## taskqueue\n", 1)[1].split("\n## ", 1)[0]
-    text = FROM_CODE["fill"](page)
+    text = FROM_CODE["fill"](COMMANDS.read_text().split("\n## taskqueue\n", 1)[1].split("\n## ", 1)[0])
     parser = taskqueue.Command().create_parser("manage.py", "taskqueue")
     (commands,) = [action for action in parser._actions if isinstance(action, _SubParsersAction)]
     assert [name for name in commands.choices if f"`{name}" not in text] == []
@@ -392,5 +391,4 @@ def test_groups_stay_in_order_when_their_tasks_are_snoozed_and_moved_and_parked_
     assert list(Task.objects.due()) == [second]
     assert "1 task due now" in command("run-now", "--id", first.pk, "--yes")
     assert set(Task.objects.due()) == {first, second}
-    task = make_task(parked_by="no handler for payload type Refund")
-    assert "parked" in command("run-now", "--id", task.pk, "--yes")
+    assert "parked" in command("run-now", "--id", make_task(parked_by="no handler for payload type Refund").pk, "--yes")

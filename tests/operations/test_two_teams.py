@@ -96,17 +96,13 @@ def test_every_page_that_a_team_can_reach_is_about_its_own_queues() -> None:
     browser, own, other = two("boris")
     foreign = words_of(other)
     # Rows of both teams by their addresses, as somebody would guess them. A name that is typed would be repeated.
-    guessed = [
-        f"{ADMIN}{model._meta.model_name}/{admin_quote(str(pk))}/change/"
-        for model in ADMIN_CLASSES
-        for pk in model._default_manager.values_list("pk", flat=True)
-        if not any(word in str(pk) for word in foreign)
-    ]
+    keys = [(one, str(pk)) for one in ADMIN_CLASSES for pk in one._default_manager.values_list("pk", flat=True)]
+    own_or_both = [(model, pk) for model, pk in keys if not any(word in pk for word in foreign)]
+    guessed = [f"{ADMIN}{model._meta.model_name}/{admin_quote(pk)}/change/" for model, pk in own_or_both]
     guessed += [f"{ADMIN}task/{query}" for query in ("?whole=1", "?q=error:error", "?q=-ref:x", "?_live=1")]
     asked = dict(crawled(browser, *guessed))
     assert {answer.status_code for answer in asked.values()} <= {200, 302, 404}
-    found = {address: known for address, answer in asked.items() if (known := leaks(answer, foreign))}
-    assert found == {}
+    assert {address: known for address, answer in asked.items() if (known := leaks(answer, foreign))} == {}
     assert len(asked) > 40
     shown = page(browser, f"{ADMIN}task/")
     assert all(word in shown for word in words_of(own)[:2])
@@ -193,15 +189,13 @@ def test_a_team_counts_moves_and_stops_only_its_own(name: str) -> None:
     served = [{"queue": f"{queue}-rowless", "idle_seconds": 3600} for queue in TEAMS.values()]
     Poller.objects.filter(instance="both").update(queues=served, slots=9, heartbeat_time=timezone.now())
     Task.objects.filter(queue__endswith="-rowless").update(ready_time=timezone.now() - timedelta(hours=1))
-    said = browser.get("/api/doctor").json()["findings"]
-    (stuck,) = [one["words"] for one in said if one["id"] == "poller.stuck"]
+    (stuck,) = [one["words"] for one in browser.get("/api/doctor").json()["findings"] if one["id"] == "poller.stuck"]
     assert f"took nothing from {own}-rowless " in stuck
     # It stops neither the others' work nor their pollers.
     theirs = BulkOperation.objects.filter(query__contains=f"ref:{foreign[0]}ref").order_by("pk")
     for operation in theirs:
         assert post(browser, f"operations/{operation.pk}/cancel").status_code == 404
-        sent = {"operation": operation.pk, "cancel": "1"}
-        assert browser.post(f"{ADMIN}bulkoperation/", sent).status_code == 404
+        assert browser.post(f"{ADMIN}bulkoperation/", {"operation": operation.pk, "cancel": "1"}).status_code == 404
     for poller, code in ((f"{foreign[0]}ref-poller-0", 404), ("both", 403)):
         assert post(browser, f"pollers/{poller}/stop").status_code == code
         browser.post(f"{ADMIN}poller/", {"action": "stop", "_selected_action": poller, "confirm": "1"})

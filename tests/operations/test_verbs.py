@@ -1,8 +1,8 @@
 """The operator's verbs: what they skip and say, and how long a pause holds. What they change: test_matrix."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -53,9 +53,7 @@ def test_housekeep_counts_and_takes_only_tasks_of_the_age() -> None:
 
 def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
     for verb, options, words in (
-        ("reprocess", VerbOptions(), "not in ERROR"),
-        ("unpoison", VerbOptions(), "not in POISON"),
-        ("housekeep", NOW, "not finished"),
+        *(("reprocess", NOW, "not in ERROR"), ("unpoison", NOW, "not in POISON"), ("housekeep", NOW, "not finished")),
         ("housekeep", VerbOptions(timedelta(days=1)), "not finished, or finished less than 1 day ago"),
         ("housekeep", VerbOptions(), "not finished, or finished less than 14 days ago"),
     ):
@@ -67,11 +65,8 @@ def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
 
 def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
     make_task()
-    assert Task.objects.due().count() == 1
-    assert pause([QUEUE], by="ada", reason="maintenance") == 1
-    assert taken() == 0
-    assert resume([QUEUE]) == 1
-    assert taken() == 1
+    assert (pause([QUEUE], by="ada", reason="maintenance"), taken()) == (1, 0)
+    assert (resume([QUEUE]), taken()) == (1, 1)
 
 
 def test_a_pause_ends_by_itself() -> None:
@@ -127,17 +122,14 @@ def ada() -> Actor:
 
 def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     failed, done = make_task(Status.ERROR, reference="A"), make_task(Status.COMPLETED)
+    why = "in COMPLETED, not in ERROR"
     report = act(Task.objects.all(), ActionRequest(REPROCESS, "fixed", query="status:ERROR"), ada)
-    assert (report.changed, report.skips) == (1, {"in COMPLETED, not in ERROR": [done.pk]})
+    assert (report.changed, report.skips) == (1, {why: [done.pk]})
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
     assert (entry.query, entry.reason, entry.changed, entry.skipped) == ("status:ERROR", "fixed", 1, 1)
-    assert entry.details == {
-        "task_ids": [failed.pk],
-        "tasks": [{"id": failed.pk, "reference": "A"}],
-        "skips": {"in COMPLETED, not in ERROR": 1},
-        "skipped_ids": {"in COMPLETED, not in ERROR": [done.pk]},
-    }
+    changed = {"task_ids": [failed.pk], "tasks": [{"id": failed.pk, "reference": "A"}]}
+    assert entry.details == {**changed, "skips": {why: 1}, "skipped_ids": {why: [done.pk]}}
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
     assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Reprocess (fixed)")
@@ -166,27 +158,19 @@ def test_a_pause_of_several_queues_is_asked_for_each_before_any(settings: Any, a
 def test_a_verb_of_queues_has_its_command_its_route_and_its_button(op: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(QUEUE_VERBS, "wake", replace(RESUME, name="wake", label="Wake up"))
     form = {"action": "wake", "_selected_action": QUEUE, "confirm": "yes", "reason": "why"}
-    roads: list[Callable[[], object]] = [
-        lambda: command("wake", QUEUE),
-        lambda: post(op, f"queues/{QUEUE}/wake"),
-        lambda: op.post(QUEUES, form),
-    ]
-    for use in roads:
+    by_page, by_api = partial(op.post, QUEUES, form), partial(post, op, f"queues/{QUEUE}/wake")
+    for use in (partial(command, "wake", QUEUE), by_page, by_api):
         pause([QUEUE], by="ada")
         assert "Wake up" in page(op, QUEUES)
         use()
         assert not Queue.objects.filter(IN_EFFECT).exists()
-    assert list(AuditEntry.objects.values_list("verb", flat=True)) == ["wake"] * len(roads)
+    assert list(AuditEntry.objects.values_list("verb", flat=True)) == ["wake"] * 3
 
 
 def test_a_pause_ends_later_and_at_a_time_that_can_be_read_again() -> None:
-    for end, words in (
-        ("1999-01-01T00:00:00+00:00", "would end before it begins"),
-        *(
-            (end, "too long: it ends in the year 2200")
-            for end in ("9999-12-31T23:59:59-12:00", "2201-01-01T00:00+00:00")
-        ),
-    ):
+    late = "too long: it ends in the year 2200"
+    ends = {"9999-12-31T23:59:59-12:00": late, "2201-01-01T00:00+00:00": late, "1999-01-01T00:00+00:00": "before it"}
+    for end, words in ends.items():
         refused(words, pause, [QUEUE], by="ada", until=datetime.fromisoformat(end))
     with pytest.raises(DatabaseError), transaction.atomic():
         Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))
