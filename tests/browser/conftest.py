@@ -14,6 +14,7 @@ import pytest
 from django.contrib.auth.models import User
 
 from django_dbtaskqueue.contrib.embedded import free_port
+from tests.browser.pictures import PROGRAMS
 from tests.browser.policy import REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
 from tests.forks import Fork
@@ -22,7 +23,6 @@ from tests.pgbouncer import answers
 from tests.support import until
 
 PATIENCE_MS = 1000 * PATIENCE  # the browser waits for anything
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WATCH = """
 window.violations = [];
 document.addEventListener("securitypolicyviolation", (event) => {
@@ -69,7 +69,11 @@ def site(
             stack.callback(fork.kill)
             return fork
 
-        yield Site(chromium, _served(run), run, flag)
+        port = free_port()
+        server = run("runserver", "--noreload", "--insecure", f"127.0.0.1:{port}")
+        until(lambda: server.code is not None or answers(port))
+        assert server.code is None, server.log
+        yield Site(chromium, f"http://127.0.0.1:{port}", run, flag)
 
 
 class Site:
@@ -114,12 +118,3 @@ def expect(locator: Any) -> Any:
     found = import_module("playwright.sync_api").expect
     found.set_options(timeout=PATIENCE_MS)
     return found(locator)
-
-
-def _served(run: Callable[..., Fork]) -> str:
-    port = free_port()
-    address = f"127.0.0.1:{port}"
-    server = run("runserver", "--noreload", "--insecure", address)
-    until(lambda: server.code is not None or answers(port))
-    assert server.code is None, server.log
-    return f"http://{address}"

@@ -91,9 +91,8 @@ def test_without_scripts_everything_can_still_be_done(site: Site) -> None:
 
 def cancel(page: Any, which: str) -> None:
     page.check(which)
-    page.click(".dbtq-more summary")
-    page.click("button[value=cancel]")
-    page.click("button[name=confirm]")
+    for button in (".dbtq-more summary", "button[value=cancel]", "button[name=confirm]"):
+        page.click(button)
 
 
 def press(page: Any, *keys: str) -> None:
