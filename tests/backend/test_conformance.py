@@ -21,10 +21,8 @@ class BackendCase(TaskBackendConformance, TransactionTestCase):
     def setUp(self) -> None:
         self.addCleanup(registry.restore, registry.snapshot())
         self.addCleanup(signals.unregister, finished_listener)
-        tasks = {
-            "default": {"BACKEND": BACKEND, "QUEUES": ["default", "two"]},
-            "lite": {"BACKEND": BACKEND, "QUEUES": ["lite"]},
-        }
+        queues = {"default": ["default", "two"], "lite": ["lite"]}
+        tasks = {name: {"BACKEND": BACKEND, "QUEUES": names} for name, names in queues.items()}
         lite = {"database": "sqlite", "keep": "history"}
         self.enterContext(override_settings(TASKS=tasks, DBTASKQUEUE={"QUEUES": {"lite": lite}}))
         super().setUp()

@@ -13,14 +13,8 @@ import pytest
 from django.db.models import Field
 
 from django_dbtaskqueue import enqueue, enqueue_many
-from django_dbtaskqueue.core.columns import (
-    HISTORY_COLUMNS,
-    TASK_COLUMNS,
-    EnqueueManyOptions,
-    EnqueueOptions,
-    InsertOptions,
-    TaskOptions,
-)
+from django_dbtaskqueue.core import columns
+from django_dbtaskqueue.core.columns import TASK_COLUMNS, TaskOptions
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.testing.kit import ASSERTABLE, Wanted
 from tests.architecture.source import PACKAGE, REPOSITORY
@@ -39,16 +33,16 @@ def declared(fields: list[Field]) -> set[tuple[str, str, str]]:
 def test_the_models_and_the_table_of_columns_agree() -> None:
     own = {"id", "location", "task_id", "moved_time"}
     moved = [field for field in TaskHistory._meta.concrete_fields if field.name not in own]
-    for fields, columns in ((Task._meta.concrete_fields, TASK_COLUMNS), (moved, HISTORY_COLUMNS)):
-        assert declared(fields) == {(column.name, column.db, column.type) for column in columns}
+    for fields, table in ((Task._meta.concrete_fields, TASK_COLUMNS), (moved, columns.HISTORY_COLUMNS)):
+        assert declared(fields) == {(column.name, column.db, column.type) for column in table}
 
 
 def test_the_functions_take_every_option_and_assertions_know_it() -> None:
-    said = {*TaskOptions.__annotations__, *InsertOptions.__annotations__}
+    said = {*TaskOptions.__annotations__, *columns.InsertOptions.__annotations__}
     assert {"queue", *said} == set(inspect.signature(enqueue).parameters)
     assert {column.option for column in TASK_COLUMNS if column.option} <= set(TaskOptions.__annotations__)
     assert set(Wanted.__annotations__) == set(ASSERTABLE)
-    for function, options in ((enqueue, EnqueueOptions), (enqueue_many, EnqueueManyOptions)):
+    for function, options in ((enqueue, columns.EnqueueOptions), (enqueue_many, columns.EnqueueManyOptions)):
         parameters = inspect.signature(function).parameters.values()
         assert {one.name for one in parameters if one.kind is one.KEYWORD_ONLY} == set(options.__annotations__)
 
@@ -73,6 +67,8 @@ EDITS = (
 )  # fmt: skip
 # Run with the changed package, on SQLite.
 SCRIPT = """
+import importlib.util
+
 import django
 from django.conf import settings
 
@@ -90,15 +86,13 @@ from django.core.management import call_command
 call_command("migrate", run_syncdb=True, verbosity=0)
 from django_dbtaskqueue import Reenqueue, enqueue, enqueue_many, processor
 from django_dbtaskqueue.admin import TaskAdmin
-from django_dbtaskqueue.admin.task_pages import TaskAdmin
 from django_dbtaskqueue.flow.enqueue import enqueue_copy
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import assert_enqueued, drain
 
-made = enqueue("parcels", "a", {"n": 1}, region="east")
-assert made.region == "east"
+assert enqueue("parcels", "a", {"n": 1}, region="east").region == "east"
 assert Task.objects.get(reference="a").region == "east"
 enqueue("parcels", "a", {"n": 1}, region="west", on_duplicate="replace")
 enqueue_many("parcels", [{"reference": "b", "region": "north"}])
@@ -120,11 +114,7 @@ from django_dbtaskqueue.core.sql.dialects import POSTGRESQL, Tables
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 
 assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL).create("s")
-try:
-    import pyspark
-except ImportError:
-    pass
-else:
+if importlib.util.find_spec("pyspark"):
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
     from django_dbtaskqueue.pipeline.source.task_writer import ACCEPTED

@@ -27,12 +27,12 @@ def _all(**values: Any) -> Variants:
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
+OF_STAGING = ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "new", "staged", "twice")
+OF_ARCHIVE = ("frozen", "lock", "remove", "remove_locked")
 # Of each statement that takes arguments: those it is shown with.
 VARIANTS: dict[str, Variants] = {
-    "Statements.insert": [
-        *_all(timed=FLAG, referenced=FLAG, bare=[False]),
-        *_all(timed=[False], referenced=[True], bare=[True]),
-    ],
+    "Statements.insert": _all(timed=FLAG, referenced=FLAG, bare=[False])
+    + _all(timed=[False], referenced=[True], bare=[True]),
     "Statements.insert_uniform": _all(referenced=[True], ordered=FLAG, ids=FLAG)
     + _all(referenced=[False], ordered=[False], ids=[False]),
     "Statements.copy_uniform": _all(names=[("queue_name", "payload", "reference_number", "id")]),
@@ -48,14 +48,8 @@ VARIANTS: dict[str, Variants] = {
     "StatsStatements.first_tasks": _all(max_rows=[100], max_all=[1000]),
     "StatsStatements.open_failures": _all(max_rows=[1000]),
     "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
-    **{
-        f"StagingStatements.{name}": _all(table=[TABLE])
-        for name in ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "new", "staged", "twice")
-    },
-    **{
-        f"ArchiveStatements.{name}": _all(source=["task", "history"])
-        for name in ("frozen", "lock", "remove", "remove_locked")
-    },
+    **{f"StagingStatements.{name}": _all(table=[TABLE]) for name in OF_STAGING},
+    **{f"ArchiveStatements.{name}": _all(source=["task", "history"]) for name in OF_ARCHIVE},
     "FinishEventStatements.drop_trigger": _all(schema=["public"]),
     "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
@@ -113,12 +107,10 @@ def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
 
 
 def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
-    yield from _texts("series_sql", stats.series_sql(dialect))
-    yield "durations_sql", stats.durations_sql(dialect)
-    yield "ended_sql", stats.ended_sql(dialect)
-    yield "crowded_sql", stats.crowded_sql(dialect)
-    yield "pipeline.OPEN_BATCHES", pipeline.OPEN_BATCHES
-    yield "pipeline.CREATE_BATCH", pipeline.CREATE_BATCH
+    for made in (stats.series_sql, stats.durations_sql, stats.ended_sql, stats.crowded_sql):
+        yield from _texts(made.__name__, made(dialect))
+    for name in ("OPEN_BATCHES", "CREATE_BATCH"):
+        yield f"pipeline.{name}", getattr(pipeline, name)
     if dialect.vendor == "postgresql":
         yield "pipeline.HORIZON_SQL", pipeline.HORIZON_SQL
         yield "pipeline.window", pipeline.window(1000, 2000, finished=True)

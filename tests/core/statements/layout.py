@@ -15,37 +15,25 @@ CLAUSES = {
 def laid_out(sql: str) -> str:
     """Return ``sql`` with one clause per line, subqueries indented."""
     tokens = [" " if token.isspace() else token for token in TOKEN.findall(" ".join(sql.split()))]
-    lines: list[tuple[int, str]] = [(0, "")]
+    lines: list[tuple[int, list[str]]] = [(0, [])]  # how deep each line stands, and its tokens
     blocks = [True]  # of each open parenthesis and CASE: whether its clauses stand on lines of their own
-    between = False
-
-    def new_line() -> None:
-        if lines[-1][1].strip():
-            lines.append((sum(blocks) - 1, ""))
-        else:
-            lines[-1] = (sum(blocks) - 1, "")
-
-    previous = ""
+    between, previous = False, ""
     for place, token in enumerate(tokens):
         following = next((one for one in tokens[place + 1 :] if one != " "), "")
+        joined = f"{previous} {token}" in ("CROSS JOIN", "LOCKED ON") or (between and token == "AND")
+        closes = token in (")", "END") and blocks.pop()
+        if closes or (token in CLAUSES and blocks[-1] and not joined):
+            lines.append((sum(blocks) - 1, []))
+        lines[-1][1].append(token)
         if token in ("(", "CASE"):
-            lines[-1] = (lines[-1][0], lines[-1][1] + token)
             blocks.append(token == "(" and following in STATEMENT)
             if blocks[-1]:
-                new_line()
-        elif token in (")", "END"):
-            if blocks.pop():
-                new_line()
-            lines[-1] = (lines[-1][0], lines[-1][1] + token)
-        else:
-            joined = f"{previous} {token}" in ("CROSS JOIN", "LOCKED ON")
-            if token in CLAUSES and blocks[-1] and not joined and not (between and token == "AND"):
-                new_line()
-            if token in ("BETWEEN", "AND"):
-                between = token == "BETWEEN"
-            lines[-1] = (lines[-1][0], lines[-1][1] + token)
+                lines.append((sum(blocks) - 1, []))
+        elif token in ("BETWEEN", "AND"):
+            between = token == "BETWEEN"
         previous = previous if token == " " else token
-    return "\n".join(_wrapped(depth, text.strip()) for depth, text in lines if text.strip())
+    texts = [(depth, "".join(parts).strip()) for depth, parts in lines]
+    return "\n".join(_wrapped(depth, text) for depth, text in texts if text)
 
 
 def _wrapped(depth: int, text: str) -> str:
