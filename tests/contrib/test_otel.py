@@ -47,14 +47,13 @@ class Site:
 
     def shown(self) -> str:
         """Return all that was received, as text."""
-        spans = [span.to_json() for span in self._spans.get_finished_spans()]
-        return f"{spans} {self._reader.get_metrics_data()}"
+        return f"{[span.to_json() for span in self._spans.get_finished_spans()]} {self._reader.get_metrics_data()}"
 
     def metric(self, name: str) -> Any:
         data: Any = self._reader.get_metrics_data()
         found = [one for part in data.resource_metrics for scope in part.scope_metrics for one in scope.metrics]
-        (metric,) = (one for one in found if one.name == name)
-        return list(metric.data.data_points)
+        (points,) = (one.data.data_points for one in found if one.name == name)
+        return points
 
 
 @pytest.fixture
@@ -64,10 +63,6 @@ def site(settings: Any, taskqueue_registry: None) -> Iterator[Site]:
     instrument(found.traces, found.meters)
     yield found
     uninstrument()
-
-
-def ids(span: ReadableSpan) -> tuple[int, int]:
-    return span.context.trace_id, span.context.span_id
 
 
 def parent(span: ReadableSpan) -> int | None:
@@ -93,23 +88,22 @@ def test_one_trace_from_a_view_through_a_failing_attempt_to_the_retry(site: Site
     assert parent(producer) == view.context.span_id
     for attempt, work in zip(attempts, works, strict=True):
         assert (parent(attempt), parent(work)) == (producer.context.span_id, attempt.context.span_id)
-        assert [(link.context.trace_id, link.context.span_id) for link in attempt.links] == [ids(producer)]
+        (link,) = attempt.links
+        assert (link.context.trace_id, link.context.span_id) == (view.context.trace_id, producer.context.span_id)
     first, second = attempts
     assert [one.attributes["dbtaskqueue.task.attempt"] for one in attempts if one.attributes] == [1, 2]
-    outcomes = [[dict(event.attributes or {}) for event in one.events] for one in attempts]
-    assert outcomes == [[{"dbtaskqueue.outcome": "failed"}], [{"dbtaskqueue.outcome": "completed"}]]
-    assert first.status.status_code == StatusCode.ERROR and second.status.status_code == StatusCode.UNSET
+    outcomes = [dict(event.attributes or {}) for one in attempts for event in one.events]
+    assert outcomes == [{"dbtaskqueue.outcome": outcome} for outcome in ("failed", "completed")]
+    assert (first.status.status_code, second.status.status_code) == (StatusCode.ERROR, StatusCode.UNSET)
     assert "was refused" in str(first.status.description) and "hunter2" not in str(first.status.description)
     assert first.attributes is not None and first.attributes["error.type"] == "ConnectionError"
     assert producer.name == f"enqueue {QUEUE}" and first.name == f"process {QUEUE}"
     for span, name, kind in ((producer, "enqueue", "send"), (first, "process", "process")):
         expected = {
-            conventions.MESSAGING_SYSTEM: "dbtaskqueue",
-            conventions.MESSAGING_DESTINATION_NAME: QUEUE,
-            conventions.MESSAGING_OPERATION_NAME: name,
-            conventions.MESSAGING_OPERATION_TYPE: kind,
+            conventions.MESSAGING_SYSTEM: "dbtaskqueue", conventions.MESSAGING_DESTINATION_NAME: QUEUE,
+            conventions.MESSAGING_OPERATION_NAME: name, conventions.MESSAGING_OPERATION_TYPE: kind,
             conventions.MESSAGING_MESSAGE_ID: str(task.pk),
-        }
+        }  # fmt: skip
         assert expected.items() <= dict(span.attributes or {}).items()
 
 
@@ -123,8 +117,7 @@ def test_metrics_by_the_messaging_conventions(site: Site) -> None:
     drain(QUEUE)
     assert sum(point.value for point in site.metric(messaging_metrics.MESSAGING_CLIENT_SENT_MESSAGES)) == 3
     operations = site.metric(messaging_metrics.MESSAGING_CLIENT_OPERATION_DURATION)
-    by_error = {point.attributes.get("error.type"): point.count for point in operations}
-    assert by_error == {None: 2, "DuplicateTask": 1}
+    assert {point.attributes.get("error.type"): point.count for point in operations} == {None: 2, "DuplicateTask": 1}
     (consumed,) = site.metric(messaging_metrics.MESSAGING_CLIENT_CONSUMED_MESSAGES)
     (processed,) = site.metric(messaging_metrics.MESSAGING_PROCESS_DURATION)
     assert consumed.value == processed.count == 3

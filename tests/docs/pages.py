@@ -51,8 +51,7 @@ class Block:
 
 def shown(page: Path) -> str:
     """Return the text of a page as the site shows it."""
-    text: str = FROM_CODE["fill"](page.read_text())
-    return text
+    return str(FROM_CODE["fill"](page.read_text()))
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -155,11 +154,12 @@ class Reader(Typist):
         parser.optionxform = str  # type: ignore[assignment,method-assign]
         parser.read_string(block.text)
         assert parser.sections()
-        for section in parser.sections():
-            for name, value in parser[section].items():
-                assert value, f"[{section}] {name} is empty"
-                if name == "ExecStart":
-                    accept_options(shlex.split(value))
+        for name, value in [item for section in parser.sections() for item in parser[section].items()]:
+            assert value, f"{name} is empty"
+            if name == "ExecStart":  # its options are those of our parser
+                words = shlex.split(value)
+                options = words[words.index("runtaskpoller") + 1 :]
+                Command().create_parser("manage.py", "runtaskpoller").parse_args(options)
 
     def type_toml(self, block: Block) -> None:
         """Parse, and put it in force as a settings file."""
@@ -176,8 +176,7 @@ class Reader(Typist):
         if program == "pip":
             return self.pip(rest)
         if program == "export":
-            name, _, value = rest[0].partition("=")
-            self.exported[name] = value
+            self.exported |= [rest[0].split("=", 1)]
             return ""
         if program == "django-admin":
             return self.run([sys.executable, "-m", "django", *rest])
@@ -223,14 +222,5 @@ class Reader(Typist):
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    for line in text.replace("\\\n", " ").splitlines():
-        for part in line.split(" && "):
-            words = shlex.split(part, comments=True)
-            if words:
-                yield words
-
-
-def accept_options(words: list[str]) -> None:
-    """Parse the options of a runtaskpoller command line with its own parser."""
-    at = words.index("runtaskpoller")
-    Command().create_parser("manage.py", "runtaskpoller").parse_args(words[at + 1 :])
+    parts = re.split("\n| && ", text.replace("\\\n", " "))
+    yield from filter(None, (shlex.split(part, comments=True) for part in parts))

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.urls import include, path
 from packaging.requirements import Requirement
 
 from django_dbtaskqueue.db import notify
 from tests.conftest import ProcessDatabase
-from tests.docs.pages import FENCE, PROJECT, REPOSITORY, Block, Reader, blocks
+from tests.docs.pages import FENCE, PROJECT, REPOSITORY, Reader, blocks
 
+urlpatterns = [path("taskqueue/api/", include("django_dbtaskqueue.api.urls"))]  # as the page of the JSON API says
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 SOURCE_URL = PROJECT["urls"]["Source"]
 FILE_URL = re.compile(rf"{re.escape(SOURCE_URL)}/(?:blob|raw|tree)/main/(\S+)")
@@ -38,7 +40,7 @@ def reader(
     monkeypatch.syspath_prepend(folder)  # a file that a block names can be imported
     if page.name == "http-api.md":
         settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "API": True}
-        settings.ROOT_URLCONF = "tests.docs.api_urls"
+        settings.ROOT_URLCONF = __name__
     if SPARK.search(page.read_text()):
         request.getfixturevalue("spark")  # what the page asks for is then the session that runs
     yield Reader(page, folder, postgres_process_database, settings)
@@ -58,8 +60,8 @@ def test_links_and_the_addresses_of_the_project_lead_somewhere() -> None:
             if ours := FILE_URL.fullmatch(target):
                 there = (REPOSITORY / ours[1]).exists()
             else:  # on the page of a package index, a path leads nowhere
-                path = page.name != "README.md" and (page.parent / target).exists()
-                there = path or target.startswith(("http:", "https:", "mailto:"))
+                near = page.name != "README.md" and (page.parent / target).exists()
+                there = near or target.startswith(("http:", "https:", "mailto:"))
             wrong += [] if there else [f"{page.name} links to {target}"]
     assert not wrong
     for url in PROJECT["urls"].values():
@@ -111,9 +113,3 @@ def test_the_pipeline_s_tutorial_needs_only_what_it_installs_and_sets_nothing_in
     packages = {name.partition(".")[0] for name in imported} - set(sys.stdlib_module_names)
     extra = {Requirement(one).name for one in PROJECT["optional-dependencies"]["spark"]}
     assert packages <= extra | {"django", "django_dbtaskqueue"}
-
-
-def test_blocks_are_found_with_their_titles_and_lines(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text('# A\n```python title="a/b.py"\nx = 1\n```\n\ntext\n\n```bash\npytest\n```\n')
-    assert list(blocks(page)) == [Block("python", "a/b.py", "x = 1\n", 3), Block("bash", None, "pytest\n", 9)]

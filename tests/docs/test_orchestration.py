@@ -72,8 +72,7 @@ def test_dagster_runs_the_night(postgres_process_database: ProcessDatabase, tmp_
     programs = environment_of(tmp_path / "venv", "dagster>=1.12")
     env = night(postgres_process_database, tmp_path) | {"DAGSTER_HOME": str(tmp_path)}
     command = (programs / "dagster", "asset", "materialize", "--select", "*", "-f")
-    done = run(*command, FILES / "orchestrate/dagster_tasks.py", cwd=tmp_path, **env)
-    assert_archived_and_reported(tmp_path, done)
+    assert_archived_and_reported(tmp_path, run(*command, FILES / "orchestrate/dagster_tasks.py", cwd=tmp_path, **env))
 
 
 def test_declarative_pipelines_read_and_write_tasks(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
@@ -82,12 +81,8 @@ def test_declarative_pipelines_read_and_write_tasks(postgres_process_database: P
     shutil.copytree(FILES / "spark-pipeline", folder)
     spec = folder / "spark-pipeline.yaml"
     spec.write_text(spec.read_text().replace("/srv/pipelines/tasks", str(tmp_path / "storage")))
-    env = {
-        "DATABASE_URL": postgres_process_database.url,
-        "JAVA_HOME": str(find_java(scratch())),
-        "PYSPARK_PYTHON": str(programs / "python"),
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-    }
+    env = {"DATABASE_URL": postgres_process_database.url, "JAVA_HOME": str(find_java(scratch()))}
+    env |= {"PYSPARK_PYTHON": str(programs / "python"), "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     for number in range(2):  # the second run goes on where the first one stopped
         make_task(status="COMPLETED", queue="claims")
         make_task(status="POISON", queue="claims")

@@ -37,8 +37,7 @@ def page(name: str) -> str:
 def table(text: str, heading: str) -> list[list[str]]:
     """Return the rows of the first table after a heading, without its head."""
     after = f"\n{text}".split(f"\n{heading}\n", 1)[1]
-    rows = [[cell.strip() for cell in found[1].split("|")] for found in ROW.finditer(after.split("\n## ", 1)[0])]
-    return rows[2:]
+    return [[cell.strip() for cell in found[1].split("|")] for found in ROW.finditer(after.split("\n## ", 1)[0])][2:]
 
 
 def test_each_table_from_the_code_has_words_in_each_row() -> None:
@@ -77,14 +76,11 @@ def test_the_page_of_reasons_has_each_code() -> None:
 
 
 def log_lines() -> Iterator[str]:
-    for module in MODULES:
-        for node in module.nodes if "logg" in module.text else ():
-            called = node.func if isinstance(node, ast.Call) else None
-            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            if name in ("info", "warning", "error", "exception", "log") and isinstance(node, ast.Call) and node.args:
-                message = node.args[0]
-                if isinstance(message, ast.Constant) and isinstance(message.value, str):
-                    yield re.sub(r"%(?:\.\d+)?[srgfd]", "…", message.value)
+    calls = [node for one in MODULES if "logg" in one.text for node in one.nodes if isinstance(node, ast.Call)]
+    for call in calls:
+        said = call.args and re.search(r"\b(info|warning|error|exception|log)$", ast.unparse(call.func))
+        if said and isinstance(call.args[0], ast.Constant):
+            yield re.sub(r"%(?:\.\d+)?[srgfd]", "…", str(call.args[0].value))
 
 
 def test_explained_log_lines_exist() -> None:
@@ -131,20 +127,14 @@ EXPORTED = {one.name + end for one in (*DATABASE_METRICS, *POLLER_METRICS) for e
 LABELS = {label for one in (*DATABASE_METRICS, *POLLER_METRICS) for label in one.labels} | {"le"}
 
 
-def expressions() -> list[str]:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
-    return [target["expr"] for one in panels for target in one["targets"]] + [rule["expr"] for rule in rules]
-
-
 def test_the_table_of_log_fields_is_the_code_s() -> None:
-    assert [row[0] for row in table(page("howto/observability.md"), "## Log lines")] == [
-        f"`{name}`" for name in logs.LOG_FIELDS
-    ]
+    assert [row[0].strip("`") for row in table(page("howto/observability.md"), "## Log lines")] == [*logs.LOG_FIELDS]
 
 
 def test_the_dashboard_and_the_alerts_ask_for_what_is_exported() -> None:
-    asked = expressions()
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for one in panels for target in one["targets"]] + [rule["expr"] for rule in rules]
     assert len(asked) > 15
     for text in asked:
         assert set(NAME.findall(text)) <= EXPORTED, text
@@ -158,8 +148,7 @@ def test_every_alert_says_what_to_do() -> None:
     (group,) = yaml.safe_load(ALERTS.read_text())["groups"]
     for rule in group["rules"]:
         assert set(rule) == {"alert", "expr", "for", "labels", "annotations"}
-        assert rule["labels"]["severity"] in ("page", "ticket")
-        assert set(rule["annotations"]) == {"summary", "action"}
+        assert rule["labels"]["severity"] in ("page", "ticket") and set(rule["annotations"]) == {"summary", "action"}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -172,10 +161,8 @@ def test_grafana_s_library_reads_the_dashboard_without_a_loss() -> None:
     models = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="the extra test is not installed")
     encoder = pytest.importorskip("grafana_foundation_sdk.cog.encoder")
     written = json.loads(DASHBOARD.read_text())
-    read = json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(written)))
-    assert lost(written, read) == []
-    ids = [one["id"] for one in written["panels"]]
-    assert len(set(ids)) == len(ids)
+    assert lost(written, json.loads(encoder.JSONEncoder().encode(models.Dashboard.from_json(written)))) == []
+    assert len({one["id"] for one in written["panels"]}) == len(written["panels"])
 
 
 def lost(written: object, read: object, place: str = "") -> list[str]:
@@ -191,7 +178,6 @@ def lost(written: object, read: object, place: str = "") -> list[str]:
 # -- what a contributor reads: threats name their tests, files exist, the hosted CI tries what is promised -------------
 
 COMMUNITY = REPOSITORY / ".github"
-VERSION = re.compile(r":: (\d+\.\d+)$")
 
 
 def test_each_threat_names_a_test_that_exists_or_says_that_there_is_none() -> None:
@@ -228,13 +214,11 @@ def test_the_guide_names_files_that_exist_and_explains_every_architecture_test()
 def test_hosted_ci_tries_every_version_that_is_promised() -> None:
     jobs = yaml.safe_load((COMMUNITY / "workflows/ci.yml").read_text())["jobs"]
     matrix = jobs["pairs"]["strategy"]["matrix"]
-    promised: dict[str, set[str]] = {"Python": set(), "Django": set()}
-    for classifier in PROJECT["classifiers"]:
-        if found := VERSION.search(classifier):
-            promised["Django" if "Django" in classifier else "Python"].add(found[1])
+    said = "\n".join(PROJECT["classifiers"])
+    promised = {kind: {*re.findall(rf"{kind} :: (\d+\.\d+)$", said, re.M)} for kind in ("Python", "Django")}
     assert set(matrix["python"]) == promised["Python"]
-    assert {pair["django"] for pair in matrix["include"] if "django" in pair} == promised["Django"]
-    assert {pair["python"] for pair in matrix["include"] if "python" in pair} == promised["Python"]
+    for kind, versions in promised.items():
+        assert {pair[kind.lower()] for pair in matrix["include"] if kind.lower() in pair} == versions
     assert jobs["all"]["steps"][-1]["run"] == "bash .ci/run"
     lines = " ".join(step.get("run", "") for step in jobs["pairs"]["steps"])
     assert set(re.findall(r"\.\[(.+?)\]", lines)) <= set(PROJECT["optional-dependencies"])

@@ -115,17 +115,14 @@ def facts(**changes: Any) -> Facts:
 
 def test_decisions() -> None:
     for changes, award in [
-        ({"arrival_delay": timedelta(minutes=-20)}, Award(Decision.NOT_LATE)),
-        ({"arrival_delay": timedelta(minutes=179)}, Award(Decision.NOT_LATE)),
+        *(({"arrival_delay": timedelta(minutes=late)}, Award(Decision.NOT_LATE)) for late in (-20, 179)),
         ({"arrival_delay": timedelta(minutes=180)}, Award(Decision.PAID, 250)),
         ({"distance_miles": MILES_1500_KM}, Award(Decision.PAID, 250)),
-        ({"distance_miles": MILES_1500_KM + 1}, Award(Decision.PAID, 400)),
-        ({"distance_miles": MILES_3500_KM}, Award(Decision.PAID, 400)),
+        *(({"distance_miles": miles}, Award(Decision.PAID, 400)) for miles in (MILES_1500_KM + 1, MILES_3500_KM)),
         ({"distance_miles": MILES_3500_KM + 1}, Award(Decision.PAID, 600)),
         ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=239)}, Award(Decision.PAID, 300)),
         ({"distance_miles": 2475, "arrival_delay": timedelta(minutes=240)}, Award(Decision.PAID, 600)),
-        ({"seats": 29}, Award(Decision.EXEMPT)),
-        ({"seats": 30}, Award(Decision.PAID, 250)),
+        *(({"seats": 29}, Award(Decision.EXEMPT)), ({"seats": 30}, Award(Decision.PAID, 250))),
         ({"departure_delay": None, "arrival_delay": None}, Award(Decision.PAID, 250)),
         ({"departure_delay": None, "arrival_delay": None, "distance_miles": 2475}, Award(Decision.PAID, 600)),
         ({"departure_delay": None, "arrival_delay": None, "seats": 10}, Award(Decision.EXEMPT)),
