@@ -12,11 +12,12 @@ from django_dbtaskqueue import enqueue, processor, registry, testing
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import QueueSettings, typed
 from django_dbtaskqueue.models import Queue
+from tests.flow.conftest import alias as alias
 
 
 def test_a_bad_setting_is_named(settings: Any) -> None:
     for given, words in [
-        ([], "DBTASKQUEUE must be a dict, not list"),
+        *(([], "DBTASKQUEUE must be a dict, not list"), ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict')),
         ({"QUEUS": {}}, "DBTASKQUEUE has no key 'QUEUS'. Did you mean 'QUEUES'?"),
         ({"THREADS": 0}, "DBTASKQUEUE['THREADS']=0 is not valid: a whole number of at least 1"),
         ({"HEARTBEAT": 5}, 'DBTASKQUEUE["HEARTBEAT"]: 5 is not a duration. Write'),
@@ -28,7 +29,6 @@ def test_a_bad_setting_is_named(settings: Any) -> None:
         ({"API": "yes"}, "DBTASKQUEUE['API']='yes' is not valid: True or False"),
         ({"API_TOKENS": {"ada": 1}}, "is not valid: a dict of user name to the hash"),
         ({"CAN_OPERATE": 1}, "DBTASKQUEUE['CAN_OPERATE']=1 is not valid: the dotted path of"),
-        ({"QUEUES": ["a"]}, 'DBTASKQUEUE["QUEUES"] must be a dict'),
         ({"QUEUES": {"a b": {}}}, "'a b' cannot be a queue's name"),
         ({"QUEUES": {"a": {"lase": "1m"}}}, "['a'] has no setting 'lase'. Did you mean 'lease'?"),
         ({"QUEUES": {"a": {"lease": 60}}}, "DBTASKQUEUE[\"QUEUES\"]['a']['lease']: 60 is not a duration"),
@@ -106,16 +106,11 @@ def test_what_a_queue_can_be_set_to() -> None:
 
 def test_a_row_names_no_code_and_no_place() -> None:
     """The documented role of a producer may write the row, so what it says must not be imported or called."""
+    router = {"router": "doctest.run_docstring_examples"}
     for override in [
-        {"strategy": "os.abort"},
-        {"strategy": "tests.conformance.driver.Plain"},
-        {"router": "doctest.run_docstring_examples"},
-        {"router": "doctest.run_docstring_examples", "shards": ["default"]},
-        {"shards": ["default", "sqlite"]},
-        {"database": "sqlite"},
-        {"model": "auth.User"},
-        {"temporary": True},
-        {"batch_size": 7, "router": "os.system"},
+        *({"strategy": "os.abort"}, {"strategy": "tests.conformance.driver.Plain"}, router, {"model": "auth.User"}),
+        *({**router, "shards": ["default"]}, {"shards": ["default", "sqlite"]}, {"database": "sqlite"}),
+        *({"temporary": True}, {"batch_size": 7, "router": "os.system"}),
     ]:
         with pytest.raises(ImproperlyConfigured, match=r"Queue\.overrides: .* cannot stand in a queue's row"):
             conf.overlay(conf.QueueSettings(), override)
@@ -123,19 +118,17 @@ def test_a_row_names_no_code_and_no_place() -> None:
 
 
 @pytest.mark.django_db(databases=["default", "sqlite"])
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
-def test_what_a_row_names_is_not_called_by_enqueue(
-    alias: str, settings: Any, tmp_path: Path, monkeypatch: Any, caplog: Any
-) -> None:
+def test_what_a_row_names_is_not_called_by_enqueue(alias: str, settings: Any, tmp_path: Path, caplog: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {}}}
     called = tmp_path / "called"
     program = f"open({str(called)!r}, 'w').close()\ndef route(*_): return 'default'\n"
     (tmp_path / "hostile_router.py").write_text(program)
-    monkeypatch.syspath_prepend(tmp_path)
     overrides = {"router": "hostile_router.route", "strategy": "hostile_router.route", "shards": [alias]}
     Queue.objects.using(alias).create(name="letters", overrides=overrides)
-    enqueue("letters", using=alias)
-    assert testing.drain("letters", using=alias).parked == 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        enqueue("letters", using=alias)
+        assert testing.drain("letters", using=alias).parked == 1
     assert not called.exists()
     assert "Overrides of queue letters are not applied" in caplog.text
 

@@ -60,9 +60,8 @@ def test_a_process_that_no_fixture_knows_yet_is_killed(folder: Path, run: str) -
     # Given a Ctrl-C that comes just after a test has started a process
     command = [sys.executable, "-c", "import time; time.sleep(1000)", "manage.py"]
     test = folder / "test_interrupted.py"
-    test.write_text(
-        f"import subprocess\ndef test_it():\n    subprocess.Popen({command!r})\n    raise KeyboardInterrupt\n"
-    )
+    body = f"    subprocess.Popen({command!r})\n    raise KeyboardInterrupt\n"
+    test.write_text(f"import subprocess\ndef test_it():\n{body}")
     bare = ("-c", os.devnull, "-p", "no:cacheprovider", "--disable-plugin-autoload")  # plugins take seconds to load
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "tests.suites", *bare, test],

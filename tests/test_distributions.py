@@ -70,18 +70,15 @@ def test_the_page_of_the_index_has_working_links(wheel: zipfile.ZipFile) -> None
     metadata: Message = email.message_from_bytes(wheel.read(name))
     assert metadata["Version"] == PROJECT["version"]
     urls = dict(value.split(", ", 1) for value in metadata.get_all("Project-URL", []))
-    assert urls == PROJECT["urls"]
-    assert {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
+    assert urls == PROJECT["urls"] and {"Documentation", "Source", "Issues", "Changelog"} <= set(urls)
     text = metadata.get_payload()
-    assert PROJECT["urls"]["Source"] in text
-    assert RELATIVE_LINK.findall(text) == []
+    assert PROJECT["urls"]["Source"] in text and RELATIVE_LINK.findall(text) == []
 
 
 def test_the_wheel_has_the_package_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == {f"{PACKAGE}/{name}" for name in files_of(REPOSITORY / PACKAGE)}
-    stray = [name for name in map(PurePosixPath, names) if name.suffix not in SUFFIXES and name.name not in NAMES]
-    assert stray == []
+    assert [name for name in map(PurePosixPath, names) if name.suffix not in SUFFIXES and name.name not in NAMES] == []
     assert not [name for name in names if re.search(r"(^|/)(tests?|conftest\.py)(/|$)", name)]
 
 

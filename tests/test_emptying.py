@@ -8,11 +8,12 @@ from django.db import connections
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.models import TaskHistory
 from tests.emptying import STAY, empty
+from tests.flow.conftest import alias as alias
+from tests.operations.site import sql
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
 
-@pytest.mark.parametrize("alias", ["default", "sqlite"])
 def test_nothing_stays_but_content_types_and_permissions(alias: str) -> None:
     known = {table: count(alias, table) for table in STAY}
     enqueue("work", using=alias)
@@ -21,15 +22,11 @@ def test_nothing_stays_but_content_types_and_permissions(alias: str) -> None:
     group = Group.objects.using(alias).create(name="operators")
     group.permissions.add(Permission.objects.using(alias).first())
     user.groups.add(group)
-
     empty(connections[alias])
-
     tables = connections[alias].introspection.django_table_names(only_existing=True, include_views=False)
     assert {table: found for table in tables if (found := count(alias, table))} == known
     assert ContentType.objects.using(alias).exists()
 
 
 def count(alias: str, table: str) -> int:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f'SELECT count(*) FROM "{table}"')
-        return int(cursor.fetchone()[0])
+    return int(sql(f'SELECT count(*) FROM "{table}"', alias=alias)[0][0])

@@ -22,16 +22,23 @@ from tests.conftest import ProcessDatabase
 from tests.factories import HOLDER, make_task
 from tests.flow.conftest import alias as alias
 from tests.flow.test_many_groups import nodes_of
+from tests.operations.site import sql
 from tests.patience import PATIENCE
 from tests.support import ended
 
 both = pytest.mark.django_db(databases=["default", "sqlite"])
 
 
-def insert(alias: str, sql: str, *params: Any) -> Task:
+AS_IN_THE_SEED = """
+INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result, create_time,
+    poller_instance, next_process_time, last_update_time)
+VALUES ('parcels', 'ref-1', 'CREATED', 0, %s, NULL, CURRENT_TIMESTAMP, NULL, %s, CURRENT_TIMESTAMP)
+"""
+
+
+def insert(alias: str, statement: str, *params: Any) -> Task:
     """Run an INSERT as other programs write it, without the models; return the row."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql, params)
+    sql(statement, params, alias)
     return Task.objects.using(alias).latest("id")
 
 
@@ -45,14 +52,7 @@ def test_a_queue_s_name_is_all_an_insert_needs_and_the_seed_s_columns_are_a_task
         assert abs(time - now) < timedelta(seconds=PATIENCE)
     (lease,) = tasks.checkout("parcels", poller_instance="p")
     lease.complete()
-    task = insert(
-        alias,
-        "INSERT INTO dbtaskqueue_task (queue_name, reference_number, status, attempt, payload, process_result,"
-        " create_time, poller_instance, next_process_time, last_update_time) VALUES"
-        " ('parcels', 'ref-1', 'CREATED', 0, %s, NULL, CURRENT_TIMESTAMP, NULL, %s, CURRENT_TIMESTAMP)",
-        '{"a": 1}',
-        now + timedelta(hours=1),
-    )
+    task = insert(alias, AS_IN_THE_SEED, '{"a": 1}', now + timedelta(hours=1))
     assert (task.reference, task.payload) == ("ref-1", {"a": 1})
     assert tasks.checkout("parcels", poller_instance="p") == []
     tasks.update(next_process_time=Now())
@@ -142,8 +142,7 @@ def test_migrations_say_what_the_models_say_and_go_back_and_forward(process_data
     call_command("migrate", "dbtaskqueue", "zero", verbosity=0)
     assert schema() == {}
     call_command("migrate", "dbtaskqueue", verbosity=0)
-    assert schema() == before
-    assert "dbtaskqueue_task" in before
+    assert schema() == before and "dbtaskqueue_task" in before
 
 
 def schema() -> dict[str, set[str]]:
@@ -154,12 +153,8 @@ def schema() -> dict[str, set[str]]:
 
 def updates() -> tuple[int, int]:
     """Return how many updates of the task table this connection has not reported yet, and how many were HOT."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)"
-            " FROM (SELECT 'dbtaskqueue_task'::regclass::oid AS t) AS x"
-        )
-        made, hot = cursor.fetchone()
+    numbers = "pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)"
+    ((made, hot),) = sql(f"SELECT {numbers} FROM (SELECT 'dbtaskqueue_task'::regclass::oid AS t) AS x")
     return made, hot
 
 
@@ -196,11 +191,8 @@ FROM (
     FROM (SELECT i, i % 100 AS k FROM generate_series(1, 200000) AS i) AS s
 ) AS rows
 """
-LINE = {
-    "queue_name": "parcels", "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5, "limit": 500,
-    "tags": [],
-}  # fmt: skip
-TAKE = {"lease": 60.0, "min_lease": 0.0, "poller_instance": HOLDER}
+LINE = {"queue_name": "parcels", "priorities": [0, 1, 2, 3, 4], "times": ["-infinity"] * 5, "ids": [0] * 5}
+TAKE = {"lease": 60.0, "min_lease": 0.0, "poller_instance": HOLDER, "limit": 500, "tags": []}
 LEASES = [{"task_id": 100 * number + 61, "token": 1} for number in range(1, 501)]
 RESULTS = json.dumps([{**lease, "result_text": "x", "result_value": "x"} for lease in LEASES])
 ZEROS = dict.fromkeys(("attempts_added", "reenqueues_added", "deaths"), 0)
@@ -210,10 +202,8 @@ FENCED = {"rows": json.dumps(LEASES)}
 PLACE = {"location": "dbtaskqueue.task"}
 ONE = {"id": 161, "total_attempt": 1}
 BY_LINE, BY_KEY = {"dbtaskqueue_task_rdy"}, {"dbtaskqueue_task_pkey"}
-ARRAYS = {
-    name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}"
-    for name, key in (("ids", "task_id"), ("tokens", "token"))
-}
+KEYS = {"ids": "task_id", "tokens": "token"}
+ARRAYS = {name: f"{{{','.join(str(lease[key]) for lease in LEASES)}}}" for name, key in KEYS.items()}
 LINES = {
     "queues": ["nothing", "parcels"], "limits": [500, 500], "firsts": [1, 2], "lasts": [1, 6],
     "priorities": [0, 0, 1, 2, 3, 4], "times": ["-infinity"] * 6, "ids": [0] * 6,
@@ -245,8 +235,8 @@ def undone(session: Session) -> Iterator[None]:
         raise ZeroDivisionError
 
 
-def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
-    session.run(sql, params)
+def prepared_plan(session: Session, statement: str, params: dict[str, Any]) -> Any:
+    session.run(statement, params)
     names: list[str] = []
 
     def number(match: re.Match[str]) -> str:
@@ -254,7 +244,7 @@ def prepared_plan(session: Session, sql: str, params: dict[str, Any]) -> Any:
             names.append(match[1])
         return f"${names.index(match[1]) + 1}"
 
-    text = re.sub(r"%\((\w+)\)s", number, sql).replace("%%", "%")
+    text = re.sub(r"%\((\w+)\)s", number, statement).replace("%%", "%")
     raw = session.connection.connection
     ask = "SELECT name, generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = %s"
     ((name, generic, custom),) = raw.execute(ask, [text]).fetchall()
@@ -294,28 +284,26 @@ def test_every_statement_of_the_hot_path_goes_by_an_index(postgres_process_datab
     grows faster than it is analysed, and a burst reaches a poller that has had nothing to do.
     """
     early = Session.open("default")
-    with connection.cursor() as cursor:
-        # Given the statistics of a small table, for which the statements were planned, then
-        cursor.execute("ALTER TABLE dbtaskqueue_task SET (autovacuum_enabled = false)")
-        cursor.execute(MIXED.replace("200000", "20"))
-        cursor.execute("VACUUM ANALYZE dbtaskqueue_task")
-        for name, (params, _) in PLANS.items():  # not undone: at a rollback the driver forgets what it prepared
-            early.run(getattr(early.sql, name), {**LINE, **TAKE, **params})
-        cursor.execute("DELETE FROM dbtaskqueue_task")
-        cursor.execute(MIXED)
-        assert faults_of_statements(undo=False, session=early) == {}
-        # Given those of an empty table
-        cursor.execute("DELETE FROM pg_statistic WHERE starelid = 'dbtaskqueue_task'::regclass")
-        cursor.execute("UPDATE pg_class SET relpages = 0, reltuples = 0 WHERE relname LIKE 'dbtaskqueue_task%'")
-        assert faults_of_statements() == {}
-        # Given those of the table as it is
-        cursor.execute("ANALYZE dbtaskqueue_task")
-        assert faults_of_statements() == {}
-        # The search for faults finds some.
-        whole = "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s"
-        session = Session.open("default")
-        assert faults(prepared_plan(session, whole, {"attempt": 1}), BY_LINE) == ["Seq Scan", "uses no index"]
-        session.close()
+    # Given the statistics of a small table, for which the statements were planned, then
+    sql("ALTER TABLE dbtaskqueue_task SET (autovacuum_enabled = false)")
+    sql(MIXED.replace("200000", "20"))
+    sql("VACUUM ANALYZE dbtaskqueue_task")
+    for name, (params, _) in PLANS.items():  # not undone: at a rollback the driver forgets what it prepared
+        early.run(getattr(early.sql, name), {**LINE, **TAKE, **params})
+    sql(f"DELETE FROM dbtaskqueue_task; {MIXED}")
+    assert faults_of_statements(undo=False, session=early) == {}
+    # Given those of an empty table
+    sql("DELETE FROM pg_statistic WHERE starelid = 'dbtaskqueue_task'::regclass")
+    sql("UPDATE pg_class SET relpages = 0, reltuples = 0 WHERE relname LIKE 'dbtaskqueue_task%'")
+    assert faults_of_statements() == {}
+    # Given those of the table as it is
+    sql("ANALYZE dbtaskqueue_task")
+    assert faults_of_statements() == {}
+    # The search for faults finds some.
+    whole = "SELECT count(*) FROM dbtaskqueue_task WHERE attempt = %(attempt)s"
+    session = Session.open("default")
+    assert faults(prepared_plan(session, whole, {"attempt": 1}), BY_LINE) == ["Seq Scan", "uses no index"]
+    session.close()
 
 
 @both

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from django_dbtaskqueue.core import json as payload
 from django_dbtaskqueue.core.exceptions import PayloadError
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
-from tests.test_codecs import typed
+from tests.test_codecs import refusal, typed
 
 Colour = enum.StrEnum("Colour", {"RED": "red"})
 Level = enum.IntEnum("Level", {"HIGH": 2})
@@ -86,8 +86,7 @@ def test_a_float_is_written_so_that_jsonb_cannot_make_it_an_integer(number: floa
             text = payload.dumps(wrapped)
             digits = json.loads(text, parse_float=str)  # what stands outside strings
             for written in (digits[0], digits[1]["a"][0]):
-                assert "e+" not in written
-                assert "." in written or "e-" in written
+                assert "e+" not in written and ("." in written or "e-" in written)
             assert typed(payload.loads(text)) == typed(wrapped)
 
 
@@ -100,30 +99,23 @@ def test_subclasses_and_tuples_are_written_as_their_json_base(reader: str) -> No
 def test_depth_counts_containers_up_to_the_limit(reader: str) -> None:
     assert payload.dumps(nested(100)) == "[" * 100 + "]" * 100
     assert payload.dumps({"brackets": "[" * 300}) == '{"brackets":"' + "[" * 300 + '"}'
-    with pytest.raises(PayloadError) as caught:
-        payload.dumps(nested(101))
-    assert caught.value.path == "[0]" * 100
-    assert "deeper than 100" in caught.value.reason
+    assert refusal(payload.dumps, nested(101)).path == "[0]" * 100
     assert payload.dumps(nested(5), limits=Limits(depth=5))
-    with pytest.raises(PayloadError, match="deeper than 5"):
-        payload.dumps(nested(6), limits=Limits(depth=5))
+    assert "deeper than 5" in refusal(payload.dumps, nested(6), limits=Limits(depth=5)).reason
 
 
 def test_depth_far_beyond_any_recursion_limit_is_a_payload_error(reader: str) -> None:
-    with pytest.raises(PayloadError, match="deeper than 100"):
-        payload.dumps(nested(50_000))
+    assert "deeper than 100" in refusal(payload.dumps, nested(50_000)).reason
 
 
 def test_size_counts_bytes_of_utf8_up_to_the_limit(reader: str) -> None:
     limits = Limits(size=12)
     assert payload.dumps("x" * 10, limits=limits) and payload.dumps("é" * 5, limits=limits)
     for text, size in (("x" * 11, 13), ("é" * 6, 14)):
-        with pytest.raises(PayloadError, match=f"takes {size} bytes as JSON and 12 are allowed") as caught:
-            payload.dumps(text, limits=limits)
-        assert caught.value.path == ""
+        error = refusal(payload.dumps, text, limits=limits)
+        assert (error.path, f"takes {size} bytes as JSON and 12 are allowed" in error.reason) == ("", True)
     assert len(payload.dumps("x" * (DEFAULT_LIMITS.size - 2))) == 1024 * 1024
-    with pytest.raises(PayloadError, match="1,048,577 bytes"):
-        payload.dumps("x" * (DEFAULT_LIMITS.size - 1))
+    assert "1,048,577 bytes" in refusal(payload.dumps, "x" * (DEFAULT_LIMITS.size - 1)).reason
     for wrong in ({"depth": 0}, {"depth": 501}, {"size": 0}):
         with pytest.raises(ValueError, match="depth of 1 to 500"):
             Limits(**wrong)
@@ -160,18 +152,16 @@ WRAPS: list[tuple[Any, str]] = [
 
 def test_what_no_database_holds_is_refused_with_its_path(reader: str) -> None:
     for (value, reason), (wrap, path) in product(REFUSED, WRAPS):
-        with pytest.raises(PayloadError) as caught:
-            payload.dumps(wrap(value))
-        assert (caught.value.path, reason in caught.value.reason) == (path, True), caught.value
-        assert payload.find_fault(wrap(value)) == (path, caught.value.reason)
+        error = refusal(payload.dumps, wrap(value))
+        assert (error.path, reason in error.reason) == (path, True), error
+        assert payload.find_fault(wrap(value)) == (path, error.reason)
 
 
 def test_a_circular_value_is_refused_where_it_closes(reader: str) -> None:
     value: dict[str, Any] = {"name": "x", "children": [{}]}
     value["children"][0]["parent"] = value
-    with pytest.raises(PayloadError, match="circular") as caught:
-        payload.dumps(value)
-    assert caught.value.path == "children[0].parent"
+    error = refusal(payload.dumps, value)
+    assert (error.path, "circular" in error.reason) == ("children[0].parent", True)
     shared = {"a": 1}
     assert payload.dumps([shared, shared]) == '[{"a":1},{"a":1}]'
 
@@ -180,19 +170,15 @@ def test_a_long_integer_is_refused_also_where_this_process_could_read_it(reader:
     limit = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(0)
     try:
-        with pytest.raises(PayloadError, match="4,300 digits"):
-            payload.dumps({"n": 10**4300})
+        assert "4,300 digits" in refusal(payload.dumps, {"n": 10**4300}).reason
         assert payload.dumps({"n": [10**4299, "x"]})
     finally:
         sys.set_int_max_str_digits(limit)
 
 
 def test_a_long_value_and_a_broken_repr_do_not_spoil_the_message() -> None:
-    with pytest.raises(PayloadError, match="<Broken whose repr\\(\\) fails>"):
-        payload.dumps([Broken()])
-    with pytest.raises(PayloadError) as caught:
-        payload.dumps({b"x" * 10_000: 1})
-    assert len(str(caught.value)) < 300
+    assert "<Broken whose repr() fails>" in str(refusal(payload.dumps, [Broken()]))
+    assert len(str(refusal(payload.dumps, {b"x" * 10_000: 1}))) < 300
 
 
 ODD_TEXT = st.text(st.characters(codec=None, exclude_categories=()), max_size=8)  # NUL and lone surrogates too
@@ -257,8 +243,7 @@ def test_what_is_not_json_is_a_payload_error(reader: str) -> None:
         *("", "{", "nul", "NaN", "[Infinity]", "-Infinity", "1e400", "1 2", "[" * 200_000),
         *('"\\ud800"', '["\\uDFFF"]', b"\xff", '"\ud800"'),
     ]:
-        with pytest.raises(PayloadError, match="not JSON"):
-            payload.loads(text)
+        assert "not JSON" in str(refusal(payload.loads, text))
 
 
 @given(ODD_TEXT, st.integers(0, 40))
@@ -289,8 +274,7 @@ def test_what_is_kept_of_a_result_says_whose_value_it_is() -> None:
     loop: list[Any] = []
     loop.append(loop)
     for wrong in (Broken(), loop, "x" * 2_000_000, base64.b64encode(b"x")):
-        with pytest.raises(PayloadError, match="The result cannot be stored: "):
-            payload.kept("The result", wrong)
+        assert str(refusal(payload.kept, "The result", wrong)).startswith("The result cannot be stored: ")
     assert payload.kept("The result", {"ok": 1}) == '{"ok":1}' and payload.kept("The result", None) is None
 
 

@@ -2,7 +2,7 @@
 
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 import pytest
@@ -67,16 +67,11 @@ def test_what_can_be_a_processor(function: Any, is_async: bool) -> None:
     assert Writer.made == before + (function is Writer)
 
 
-@pytest.mark.parametrize(
-    ("registered", "taken"),
-    [
-        ([], []),
-        ([None], [None]),
-        ([Letter], [None, "Letter"]),
-        ([Letter, Parcel], ["Letter", "Parcel"]),
-        ([None, Letter], [None, "Letter"]),
-    ],
-)
+TAKEN = [([], []), ([None], [None]), ([Letter, Parcel], ["Letter", "Parcel"])]
+TAKEN += [(registered, [None, "Letter"]) for registered in ([Letter], [None, Letter])]
+
+
+@pytest.mark.parametrize(("registered", "taken"), TAKEN)
 def test_who_takes_a_row(registered: list[type | None], taken: list[str | None]) -> None:
     for payload in registered:
         registry.register("letters", write, payload=payload)
@@ -99,13 +94,9 @@ def test_a_second_processor_is_refused_and_both_are_named() -> None:
 
 
 def test_a_payload_class_that_has_no_json_form_is_refused_with_its_field() -> None:
-    @dataclass
-    class Odd:
-        to: str
-        thing: threading.Thread
-
+    odd = make_dataclass("Odd", [("to", str), ("thing", threading.Thread)])
     with pytest.raises(PayloadError, match=r"Odd\.thing"):
-        registry.register("letters", write, payload=Odd)
+        registry.register("letters", write, payload=odd)
 
 
 def test_a_refused_registration_leaves_nothing_behind() -> None:
@@ -113,8 +104,7 @@ def test_a_refused_registration_leaves_nothing_behind() -> None:
     for options in ({"mode": "nuclear"}, {"max_attempts": 0}, {"batch": 0}, {"lease": "soon"}):
         with pytest.raises(ImproperlyConfigured, match=r"@processor\('ghosts'\)"):
             registry.register("ghosts", write, **options)  # type: ignore[arg-type]
-    assert registry.snapshot() == before
-    assert not conf.is_known("ghosts")
+    assert registry.snapshot() == before and not conf.is_known("ghosts")
 
 
 def test_snapshot_and_restore() -> None:
@@ -123,17 +113,15 @@ def test_snapshot_and_restore() -> None:
     registry.unregister("letters")
     registry.register("ghosts", write, max_attempts=2)
     registry.restore(before)
-    assert "ghosts" not in registry.queues()
-    assert not conf.is_known("ghosts")
+    assert "ghosts" not in registry.queues() and not conf.is_known("ghosts")
     assert conf.queue_settings("letters").max_attempts == 2
     assert registry.snapshot() == before
 
 
-NAMES = [
-    "os.system", "builtins.eval", "antigravity", "this", "__import__('antigravity')", "tests.test_registry.write",
-    "django_dbtaskqueue.registry.processor", "__class__.__mro__", "../../etc/passwd", "{0.__class__}", "%s", "",
-    "\u202e",
-]  # fmt: skip
+NAMES = (
+    *("os.system", "builtins.eval", "antigravity", "this", "__import__('antigravity')", "tests.test_registry.write"),
+    *("django_dbtaskqueue.registry.processor", "__class__.__mro__", "../../etc/passwd", "{0.__class__}", "", "\u202e"),
+)
 
 
 @pytest.mark.django_db
@@ -149,12 +137,8 @@ def test_a_row_names_nothing_into_being() -> None:
 
 
 def test_what_cannot_process_is_refused_when_it_is_registered() -> None:
-    class Letterbox:
-        pass
-
-    for nothing in (None, 5, "a.path"):
-        with pytest.raises(ImproperlyConfigured, match="is not a function"):
-            processor("letters")(nothing)  # type: ignore[type-var]
-    with pytest.raises(ImproperlyConfigured, match=r"Letterbox needs a process\(task\) method"):
-        processor("letters")(Letterbox)
+    nothings: dict[Any, str] = dict.fromkeys((None, 5, "a.path"), "is not a function")
+    for nothing, words in (nothings | {object: r"object needs a process\(task\) method"}).items():
+        with pytest.raises(ImproperlyConfigured, match=words):
+            processor("letters")(nothing)
     assert registry.find("letters", None) is None

@@ -12,8 +12,6 @@ from django_dbtaskqueue.core import retry
 from django_dbtaskqueue.core.outcomes import Fail
 from django_dbtaskqueue.core.retry import Arithmetic, Fixed, Geometric, Linear, PerException, Policy, Sequence, Staged
 
-LOGGER = "django_dbtaskqueue"
-
 
 def s(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
@@ -39,8 +37,7 @@ def test_exact_schedules() -> None:
 
 
 def test_the_default_doubles_from_ten_seconds_up_to_an_hour() -> None:
-    exact = [retry.DEFAULT.delay(attempt) for attempt in (1, 2, 9, 10, 100)]
-    assert exact == [s(10), s(20), s(2560), s(3600), s(3600)]
+    assert [retry.DEFAULT.delay(attempt) for attempt in (1, 2, 9, 10, 100)] == [s(10), s(20), s(2560), s(3600), s(3600)]
 
 
 @pytest.mark.parametrize(
@@ -63,6 +60,7 @@ def test_jitter_comes_after_the_maximum() -> None:
 
 DELAYS = st.timedeltas(timedelta(0), timedelta(days=365))
 JITTERS = st.floats(0, 1) | st.just(0.3)
+RATIOS = st.floats(0, exclude_min=True, allow_infinity=False)
 
 
 @st.composite
@@ -76,9 +74,7 @@ def stages(draw: st.DrawFn) -> list[tuple[int | None, timedelta]]:
 POLICIES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Fixed, DELAYS, jitter=JITTERS),
     st.builds(Arithmetic, DELAYS, st.none() | DELAYS, jitter=JITTERS),
-    st.builds(
-        Geometric, DELAYS, st.floats(0, exclude_min=True, allow_infinity=False), st.none() | DELAYS, jitter=JITTERS
-    ),
+    st.builds(Geometric, DELAYS, RATIOS, st.none() | DELAYS, jitter=JITTERS),
     st.builds(lambda plan, jitter: Sequence(*plan, jitter=jitter), st.lists(DELAYS, min_size=1, max_size=5), JITTERS),
     st.builds(lambda plan, jitter: Staged(*plan, jitter=jitter), stages(), JITTERS),
 )
@@ -177,13 +173,8 @@ class Late(TimeoutError):
 
 
 def test_the_most_specific_exception_class_wins() -> None:
-    policy = {
-        TimeoutError: Fixed(s(1), jitter=0),
-        OSError: Fixed(s(2), jitter=0),
-        KeyError: None,
-        LookupError: "fixed:3s,jitter=0",
-        Exception: Fixed(s(4), jitter=0),
-    }
+    policy = {TimeoutError: Fixed(s(1), jitter=0), OSError: Fixed(s(2), jitter=0), KeyError: None}
+    policy |= {LookupError: "fixed:3s,jitter=0", Exception: Fixed(s(4), jitter=0)}
     errors = [Late(), TimeoutError(), ConnectionError(), KeyError(), IndexError(), ValueError(), SystemExit(), None]
     for error, seconds in zip(errors, (1, 1, 2, None, 3, 4, 4, 4), strict=True):
         expected = None if seconds is None else s(seconds)
@@ -232,12 +223,11 @@ def giving(value: Any) -> Policy:
     ],
 )
 def test_a_faulty_policy_is_logged_and_the_default_decides(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR, LOGGER):
+    with caplog.at_level(logging.ERROR, "django_dbtaskqueue"):
         delay = retry.next_delay(policy, 2, ValueError("x"))
     assert s(14) <= delay <= s(26)
-    assert [record.name for record in caplog.records] == [LOGGER]
-    assert "the default policy decides" in caplog.records[0].getMessage()
-    assert caplog.records[0].exc_info
+    (record,) = caplog.records
+    assert "the default policy decides" in record.getMessage() and record.exc_info
 
 
 def test_even_a_policy_without_repr_cannot_raise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,33 +243,21 @@ FAILED = Fail(ValueError())
 
 
 def test_decide() -> None:
-    for fail, attempt, maximum, policy, expected in [
-        (FAILED, 1, 5, EXACT, s(7)),
-        (FAILED, 5, 5, EXACT, None),
-        (FAILED, 1, 5, {ValueError: None}, None),
-        (FAILED, 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
-        (FAILED, 1, 5, giving(None), None),
-        (FAILED, 1, 5, giving(s(0)), s(0)),
-        (FAILED, 1, 5, giving(timedelta.max), timedelta(days=365)),
-        (Fail("no seat", retry=False), 1, 5, EXACT, None),
-        (Fail("no seat", delay=s(1), retry=False), 1, 5, EXACT, None),
-        (Fail("no seat", delay=s(1)), 1, 5, EXACT, s(1)),
-        (Fail("no seat", delay=s(1)), 1, 5, giving(None), s(1)),
-        (Fail("no seat", delay=s(1)), 5, 5, EXACT, None),
-        (Fail("no seat", delay=timedelta.max), 1, 5, EXACT, timedelta(days=365)),
-        (Fail("no seat"), 1, 5, {KeyError: None, Exception: EXACT}, s(7)),
+    any_other, later = {KeyError: None, Exception: EXACT}, Fail("no seat", delay=s(1))
+    for fail, attempt, policy, expected in [
+        *((FAILED, 1, EXACT, s(7)), (FAILED, 5, EXACT, None), (FAILED, 1, {ValueError: None}, None)),
+        *((FAILED, 1, giving(None), None), (FAILED, 1, giving(s(0)), s(0)), (FAILED, 1, any_other, s(7))),
+        (FAILED, 1, giving(timedelta.max), timedelta(days=365)),
+        (Fail("no seat", delay=timedelta.max), 1, EXACT, timedelta(days=365)),
+        *((Fail("no seat", delay=delay, retry=False), 1, EXACT, None) for delay in (None, s(1))),
+        *((later, 1, EXACT, s(1)), (later, 1, giving(None), s(1)), (later, 5, EXACT, None)),
+        (Fail("no seat"), 1, any_other, s(7)),
     ]:
-        assert retry.decide(fail, attempt=attempt, max_attempts=maximum, policy=policy) == expected
+        assert retry.decide(fail, attempt=attempt, max_attempts=5, policy=policy) == expected
 
 
 def test_the_policy_sees_attempt_and_error() -> None:
-    seen: list[Any] = []
-
-    def spy(attempt: int, error: BaseException | None) -> timedelta:
-        seen.append((attempt, error))
-        return s(1)
-
-    error = ValueError("x")
-    retry.decide(Fail(error), attempt=3, max_attempts=5, policy=spy)
-    retry.decide(Fail("text"), attempt=4, max_attempts=5, policy=spy)
+    seen, error = list[Any](), ValueError("x")
+    for attempt, fail in ((3, Fail(error)), (4, Fail("text"))):
+        retry.decide(fail, attempt=attempt, max_attempts=5, policy=lambda *given: seen.append(given) or s(1))
     assert seen == [(3, error), (4, None)]
