@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Self
 
-import psutil
 import pytest
 from django.db import connections
 from django.db.models import Count
@@ -17,6 +16,7 @@ from django_dbtaskqueue.models import Task
 from tests.factories import age
 from tests.forks import Fork
 from tests.patience import DEFAULT_S
+from tests.poller.processes import alive
 from tests.support import eventually
 
 
@@ -66,15 +66,8 @@ def until_all(*ends: str, timeout: float = DEFAULT_S, **selection: Any) -> None:
 def expire_orphans() -> None:
     held = Task.objects.filter(status="PROCESSING").values_list("poller_instance", flat=True)
     for instance in held.distinct().order_by():
-        if instance and _has_died(int(instance.split(":")[1])):
+        if instance and not alive(int(instance.split(":")[1])):
             age(timedelta(hours=1), status="PROCESSING", next_process_time__gt=Now(), poller_instance=instance)
-
-
-def _has_died(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def until_dead(*processes: PollerProcess) -> None:

@@ -45,8 +45,7 @@ def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, que
     # When another poller does what was never taken, and then the leases run out
     gate.touch()
     heir = start(queue=",".join(QUEUES.values())).ready()
-    rest = Task.objects.filter(status="CREATED")
-    until(lambda: not rest.exists())
+    until(lambda: not Task.objects.filter(status="CREATED").exists())
     until_all("COMPLETED", "ERROR")
     # Then each task comes to its end by legal steps, and only what was held is charged twice
     rescued = Task.objects.get(queue=QUEUES["in rescue"])
@@ -77,17 +76,14 @@ def test_what_killed_pollers_held_runs_in_children_and_holds_nobody_up(start: St
     for victim in victims:
         victim.signal(signal.SIGKILL)
     until_dead(*victims)
-
     # When another one takes them, then as many run at the same time as there are children, and none takes a thread
     Poller.objects.get(pid=victims[0].pid).delete()  # so that nobody remembers it
     expire_orphans()
     heir = start("--name", "same", "--threads", "4", queue=",".join((*ALONE[:2], "ledger")))
     until(lambda: len(lines(mark)) == orphans + MAX_ISOLATED_TASKS)
-
     enqueue_many("ledger", [{}] * 50)
     until_all("COMPLETED", queue="ledger")
     assert set(held.values_list("status", flat=True)) == {"PROCESSING"}
-
     Path(f"{gate}.2").touch()
     until_all("COMPLETED")
     assert set(held.values_list("attempt", flat=True)) == {2}

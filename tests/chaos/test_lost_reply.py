@@ -35,7 +35,6 @@ def test_enqueue(proxy: Proxy, queues: Configure) -> None:
             with pytest.raises(OperationalError):
                 file()
             connections[far].close()
-
             # Then the task is there exactly if the server had it all, and asking again is safe whichever it was
             rows = Task.objects.filter(reference=reference)
             assert rows.count() == (loss == "reply"), reference
@@ -93,7 +92,6 @@ def test_a_pollers_statements(audited: None, proxy: Proxy, start: Start, queues:
             lease_until = Task.objects.get(pk=task.pk).next_process_time
             until(Task.objects.filter(pk=task.pk, next_process_time__gt=lease_until).exists)
             gate.touch()
-
         if case.queue in leaves:
             until(lambda task=task: not Task.objects.filter(pk=task.pk).exists())
         else:

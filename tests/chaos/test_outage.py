@@ -40,9 +40,7 @@ def test_pollers_wait_for_a_server_and_say_so_once(audited: None, pg_server: Emb
 
 @on("crash_database")
 @pytest.mark.parametrize("option", ["--once", "--drain"])
-def test_a_run_that_ends_by_itself_waits_for_a_server_that_is_away(
-    database: ProcessDatabase, pg_server: EmbeddedPostgres, start: Start, option: str
-) -> None:
+def test_a_run_that_ends_by_itself_waits_for_a_server(pg_server: EmbeddedPostgres, start: Start, option: str) -> None:
     enqueue("chaos", "one", {"do": "count"})
     pg_server.stop("immediate")
     poller = start(option)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ProcessDatabase
+from tests.flow.conftest import alias as alias
 from tests.poller.processes import Gate, Start, runtaskpoller
 
 
@@ -31,8 +32,3 @@ def children_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
-
-
-@pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"])
-def alias(request: pytest.FixtureRequest) -> str:
-    return str(request.param)

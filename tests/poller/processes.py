@@ -1,14 +1,14 @@
 """Pollers for tests: as real processes, or as threads of the test's own process with their heartbeat."""
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 from django.db import connection
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
@@ -116,12 +116,9 @@ def pids() -> list[int]:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process that is not our child runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[-1].split()[0]
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def lines(path: Path) -> list[list[str]]:
@@ -131,11 +128,9 @@ def lines(path: Path) -> list[list[str]]:
 
 def cut_connections() -> None:
     """End all connections to the default database but the caller's, as a restart of the server does."""
+    here = "datname = current_database() AND pid <> pg_backend_pid()"
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {here}")
 
 
 @contextmanager

@@ -175,9 +175,7 @@ def test_many_queues_are_looked_into_at_once(process_database: ProcessDatabase, 
 
 
 @pytest.mark.usefixtures("postgres_process_database")
-def test_a_thread_over_its_time_fails_at_once_and_frees_its_slot_at_its_end(
-    gate: Gate, tmp_path: Path, settings: Any
-) -> None:
+def test_a_thread_over_time_fails_at_once_and_frees_its_slot_later(gate: Gate, tmp_path: Path, settings: Any) -> None:
     settings.DBTASKQUEUE = QUICK
     task = enqueue("timed", "slow", gate.payload, priority=-1)
     other = enqueue("aiotimed", "slow", {"do": "wait", "until": str(tmp_path / "never")})
@@ -237,9 +235,7 @@ def states() -> list[str]:
 
 @pytest.mark.usefixtures("process_database", "taskqueue_registry")
 @pytest.mark.parametrize("options", [{}, {"concurrency": 1}, {"batch": 2}], ids=["plain", "limited", "in batches"])
-def test_it_takes_no_more_gives_back_what_has_not_begun_and_goes_on(
-    clock: SteppedClock, caplog: pytest.LogCaptureFixture, settings: Any, options: dict[str, Any]
-) -> None:
+def test_a_blocked_loop_takes_no_more(clock: SteppedClock, caplog: Any, settings: Any, options: dict[str, Any]) -> None:
     settings.DBTASKQUEUE = {"HEARTBEAT": "1s"}
     began, go_on = threading.Event(), threading.Event()
 

@@ -21,8 +21,7 @@ TASKS = 42
 def _limits(alias: str, settings: Any, taskqueue_registry: None) -> None:
     """A poller that waited for its next poll in place of the end of a task would not be done."""
     own = {"two": {"max_running": 2}, "pairs": {"max_running_per_group": 2}, "paced": {"rate": "100/s", "burst": 5}}
-    queues = {name: {"database": alias, **SELDOM, **limits} for name, limits in own.items()}
-    settings.DBTASKQUEUE = {"QUEUES": queues}
+    settings.DBTASKQUEUE = {"QUEUES": {name: {"database": alias, **SELDOM, **limits} for name, limits in own.items()}}
 
 
 class Watch:

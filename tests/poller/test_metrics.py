@@ -21,6 +21,7 @@ from django_dbtaskqueue.models import Attempt, FailureGroup, Task
 from django_dbtaskqueue.operations.queue_stats import overview, series, stats_of_groups
 from django_dbtaskqueue.poller.heartbeat import rescue_due
 from django_dbtaskqueue.poller.loop import Poller
+from tests.conformance.test_settle import Hostile
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.poller.processes import polling
@@ -72,13 +73,11 @@ def test_each_outcome_is_counted_under_its_name_and_sampled_durations_speak_for_
     metrics.add(alias, "counted", [ended(Failed(Fail("no")), attempt=2), ended(Complete(), lost="complete")])
     metrics.store(alias)
     metrics.store(alias)  # nothing is stored twice
-
     counts = dict(minute_counts("outcome", alias).values_list("name", "count"))
     assert counts == {**dict.fromkeys(OUTCOMES, 100), "failed": 1, "lost": 1}
     for row in minute_counts("outcome", alias).filter(name__in=OUTCOMES):
         assert sum(row.runs.values()) == sum(row.waits.values()) == 100
         assert (round(row.run_seconds, 6), round(row.wait_seconds, 6)) == (1.0, 200.0)
-
     (point,) = [point for point in series(alias, HOUR) if point.total]
     assert point.outcomes == counts
     run, wait = point.run.p95, point.wait.p50
@@ -108,7 +107,6 @@ def test_merging_changes_no_sum(alias: str) -> None:
         failures.create(kind="failure", name="f", minute=minute, count=3)
     sums = {"count": Sum("count"), "seconds": Sum("run_seconds")}
     before, rows = metrics.aggregate(**sums), metrics.count()
-
     assert roll_up(Session.on(alias)) > 0 and roll_up(Session.on(alias)) == 0
     assert metrics.aggregate(**sums) == before and metrics.count() < rows
     assert failures.aggregate(n=Sum("count"))["n"] == 27
@@ -128,9 +126,7 @@ def test_counts_that_cannot_be_added_up_delay_no_others(alias: str, caplog: pyte
     assert "are not rolled up" in caplog.text
 
 
-def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
-    process_database: ProcessDatabase, settings: Any
-) -> None:
+def test_a_poller_stores_what_it_did_and_groups_its_failures(process_database: ProcessDatabase, settings: Any) -> None:
     settings.DBTASKQUEUE |= {"RELEASE": "shop@1"}
 
     def work(task: Lease) -> None:
@@ -141,7 +137,6 @@ def test_a_poller_stores_what_it_did_and_groups_failures_of_one_kind(
     enqueue_many("counted", ({"reference": f"r{n}", "payload": n} for n in range(20)))
     with polling({"counted": 1}) as poller:
         until(lambda: poller.counts.finished == 20)
-
     sums = minute_counts("outcome").values_list("name").annotate(n=Sum("count"))
     assert dict(sums) == {"completed": 10, "retried": 10}
     group = FailureGroup.objects.get()
@@ -165,18 +160,12 @@ def failing(error: Exception) -> Exception:
     return raised.value
 
 
-class Hostile(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
 def test_the_same_failure_of_other_tasks_has_the_same_fingerprint() -> None:
     one, other = failing(ValueError("row 17 of 'a.csv' at 0xBEEF")), failing(ValueError("row 9 of 'b.csv' at 0xF00D"))
     same = signature_of(one, "q")
     assert same[:4] == signature_of(other, "q")[:4] and same.frame.startswith("tests.poller.test_metrics:")
     different = (one, "p"), (failing(KeyError("row")), "q"), (ValueError("row 17"), "q")
     assert len({same.fingerprint, *(signature_of(*kind).fingerprint for kind in different)}) == 4
-
     # Of any error one can be taken
     for error in (Hostile(), "", "x" * 10_000, ValueError("\ud800\x00")):
         kind = signature_of(error, "q")

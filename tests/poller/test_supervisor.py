@@ -8,7 +8,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
@@ -65,8 +64,7 @@ def test_a_child_that_is_worn_out_is_replaced_without_a_gap(start: Start, gate: 
 
 @pytest.mark.slow
 def test_a_child_with_too_much_memory_is_replaced(start_on_sqlite: Start) -> None:
-    options = ("--queue", "work", "--processes", "1", "--recycle-memory", "1")
-    with start_on_sqlite(*options) as poller:
+    with start_on_sqlite("--queue", "work", "--processes", "1", "--recycle-memory", "1") as poller:
         until(pids)
         poller.until_logged(f"Child {pids()[0]} was replaced: exit code 0")
         poller.stop()
@@ -117,8 +115,7 @@ def run(supervised: Supervisor, clock: SteppedClock) -> int:
 
 def first_time(then: str) -> str:
     """Do something at the first start only: of two children that start at once, one is the first."""
-    create = "open(first, 'x').close()"
-    return f"try:\n    {create}\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
+    return f"try:\n    open(first, 'x').close()\nexcept FileExistsError:\n    pass\nelse:\n    {then}\n"
 
 
 def test_a_stopped_child_is_replaced(tmp_path: Path, caplog: pytest.LogCaptureFixture, clock: SteppedClock) -> None:
@@ -156,8 +153,7 @@ def test_what_a_child_started_ends_with_it(tmp_path: Path, end: str, clock: Step
     start = "worker = subprocess.Popen(['sleep', '1000']); open(first, 'w').write(str(worker.pid))"
     program = f"import subprocess\nif not os.path.exists(first):\n    {start}; {HEARTBEAT_CODE}; {end}\n"
     assert run(supervisor(tmp_path, program), clock) == 0
-    worker = int((tmp_path / "first").read_text())
-    until(lambda: not psutil.pid_exists(worker) or psutil.Process(worker).status() == psutil.STATUS_ZOMBIE)
+    until(lambda: not alive(int((tmp_path / "first").read_text())))
 
 
 def test_the_worst_exit_code_wins_after_a_stop(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Processors registered by the test itself, run by a real poller or by ``drain``."""
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from django_dbtaskqueue import Fixed, enqueue, registry, testing
+from django_dbtaskqueue import Fixed, enqueue, testing
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.loop import Poller
 from tests.poller.processes import Held
@@ -88,11 +87,8 @@ def alias() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _registrations(settings: Any) -> Iterator[None]:
+def _registrations(settings: Any, taskqueue_registry: None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {}}, "NOTIFY": False}  # who listens takes a second to end
-    saved = registry.snapshot()
-    yield
-    registry.restore(saved)
 
 
 @pytest.fixture

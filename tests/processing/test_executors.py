@@ -31,6 +31,8 @@ from tests.processing.conftest import QUEUE, SOON, Letter, Site, both, on_real_c
 from tests.support import PATIENCE, until
 from tests.testapp.models import Booking
 
+pytestmark = on_real_connections
+
 
 class Crowded(ThreadPoolExecutor):
     """Says two, and is made with one thread: the second call waits inside."""
@@ -58,7 +60,6 @@ def polling(site: Site, *events: threading.Event, threads: int = 2) -> Iterator[
         poller.close()
 
 
-@on_real_connections
 @both
 @pytest.mark.parametrize("mode", ["separate", "atomic"])
 def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecutor, mode: str) -> None:
@@ -74,7 +75,6 @@ def test_calls_run_there_and_are_settled_here(site: Site, pool: ThreadPoolExecut
     assert len(site.booked()) == 5
 
 
-@on_real_connections
 def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
     site: Site, pool: ThreadPoolExecutor, held: Held
 ) -> None:
@@ -92,7 +92,6 @@ def test_it_is_given_no_more_than_it_has_slots_and_the_line_keeps_the_rest(
     assert site.tasks(status="COMPLETED").count() == 6
 
 
-@on_real_connections
 def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor, held: Held) -> None:
     processor(QUEUE, executor=pool, lease=timedelta(seconds=6))(held)
     task = site.enqueue()
@@ -104,7 +103,6 @@ def test_leases_are_renewed_while_it_runs(site: Site, pool: ThreadPoolExecutor, 
     assert site.values("status", "total_attempt") == [("COMPLETED", 1)]
 
 
-@on_real_connections
 def test_failures_there_and_of_the_executor_fail_the_attempt(site: Site, pool: ThreadPoolExecutor) -> None:
     processor(QUEUE, executor=pool, max_attempts=2, retry=SOON)(lambda task: 1 / 0)
     first = site.enqueue()
@@ -117,7 +115,6 @@ def test_failures_there_and_of_the_executor_fail_the_attempt(site: Site, pool: T
     assert "after shutdown" in site.attempts(second)[0].message
 
 
-@on_real_connections
 def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
     running, sizes = threading.Lock(), list[int]()
 
@@ -133,7 +130,6 @@ def test_batches_and_a_limit_of_calls_there(site: Site) -> None:
     assert site.values("status", "attempt") == [("COMPLETED", 1)] * 9
 
 
-@on_real_connections
 def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
     processor(QUEUE, executor=named.Inline)(lambda task: None)
     enqueue_many(QUEUE, [{}] * 20, using=site.alias)
@@ -141,7 +137,6 @@ def test_an_executor_that_runs_a_call_at_once(site: Site) -> None:
     assert site.values("status") == ["COMPLETED"] * 20
 
 
-@on_real_connections
 def test_what_has_not_begun_at_a_cancel_is_given_back_uncharged(site: Site, held: Held) -> None:
     crowded = Crowded(1)
     processor(QUEUE, executor=crowded)(held)
@@ -170,7 +165,6 @@ class SlowToSubmit(Crowded):
         return super().submit(*args, **kwargs)
 
 
-@on_real_connections
 def test_what_is_being_submitted_at_a_cancel_is_given_back_uncharged(site: Site, held: Held) -> None:
     slow = SlowToSubmit()
     processor(QUEUE, executor=slow)(held)
@@ -187,7 +181,6 @@ def test_what_is_being_submitted_at_a_cancel_is_given_back_uncharged(site: Site,
     assert site.values("status", "attempt") == [("CREATED", 1), ("CREATED", 0)]
 
 
-@on_real_connections
 def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_poller_up(site: Site, held: Held) -> None:
     cancelled = threading.Event()
 
@@ -205,7 +198,6 @@ def test_a_task_whose_checkout_was_under_way_at_a_cancel_does_not_hold_the_polle
     assert site.values("status") == ["CREATED"]
 
 
-@on_real_connections
 def test_a_checkout_under_way_at_a_stop_delays_what_is_given_back_and_no_outcome(site: Site, held: Held) -> None:
     processor(QUEUE)(lambda task: held(task) if task.payload == "slow" else None)
     enqueue_many(QUEUE, [{}] * 200, using=site.alias)  # quick ones, after which the poller takes many ahead
@@ -235,9 +227,7 @@ def processes(process_database: ProcessDatabase, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.django_db
-def test_another_process_gets_the_row_of_a_task_and_not_the_pool_it_runs_in(
-    site: Site, pool: ThreadPoolExecutor
-) -> None:
+def test_another_process_gets_the_row_of_a_task_and_not_the_pool(site: Site, pool: ThreadPoolExecutor) -> None:
     site.enqueue({"n": 1}, context={"request": "4711"})
     lease = queue(QUEUE, using=site.alias).take()
     assert lease is not None
@@ -245,20 +235,15 @@ def test_another_process_gets_the_row_of_a_task_and_not_the_pool_it_runs_in(
     observe.started(lease, job.processor)
     lease.touched, lease.lost = True, "touch"
     sent = pickle.loads(pickle.dumps(portable(job))).lease  # noqa: S301 -- our own
-    row = [getattr(lease, column.leased) for column in LEASED]
-    assert [getattr(sent, column.leased) for column in LEASED] == row
+    assert all(getattr(sent, column.leased) == getattr(lease, column.leased) for column in LEASED)
     assert (sent.port.alias, sent.deadline) == (site.alias, lease.deadline)
     assert (sent.processor, sent.touched, sent.lost) == (None, False, "")
 
 
-@on_real_connections
 @pytest.mark.parametrize("alias", ["sqlite"])  # PostgreSQL: test_suspended
-def test_children_of_the_poller_use_the_databases_of_the_test_and_run_its_middleware(
-    site: Site, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_children_use_the_databases_and_the_middleware_of_a_test(site: Site, settings: Any, monkeypatch: Any) -> None:
     monkeypatch.setenv("DATABASE_URL", settings.SERVER_URL)  # of another database than the test's
-    around = "tests.processing.named.with_process"
-    processor(QUEUE, executor="process", mode="atomic", middleware=[around])(named.book)
+    processor(QUEUE, executor="process", mode="atomic", middleware=["tests.processing.named.with_process"])(named.book)
     task = site.enqueue(reference="r1")
     site.run()
     pid, booked = site.task(task).result

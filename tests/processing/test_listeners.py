@@ -29,18 +29,14 @@ def diary() -> Iterator[Diary]:
         yield made
 
 
-def in_a_thread(task: Lease) -> None: ...
+def on_thread(task: Lease) -> None: ...
 
 
 async def on_the_loop(task: Lease) -> None: ...
 
 
 @both
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [(in_a_thread, {}), (on_the_loop, {}), (in_a_thread, {"mode": "atomic"})],
-    ids=["thread", "async", "atomic"],
-)
+@pytest.mark.parametrize(("function", "options"), [(on_thread, {}), (on_the_loop, {}), (on_thread, {"mode": "atomic"})])
 def test_the_life_of_a_task_and_what_is_stored_when_it_is_told(
     site: Site, diary: Diary, function: Any, options: dict[str, Any]
 ) -> None:
@@ -131,7 +127,7 @@ class Reader(Told):
 
 @pytest.mark.parametrize(
     ("function", "options"),
-    [(in_a_thread, {}), (in_a_thread, {"concurrency": 1}), (on_the_loop, {}), (in_a_thread, {"executor": two_threads})],
+    [(on_thread, {}), (on_thread, {"concurrency": 1}), (on_the_loop, {}), (on_thread, {"executor": two_threads})],
     ids=["thread", "limited", "async", "pool"],
 )
 def test_hooks_before_the_work_see_payload_and_context(site: Site, function: Any, options: dict[str, Any]) -> None:
@@ -144,7 +140,7 @@ def test_hooks_before_the_work_see_payload_and_context(site: Site, function: Any
 
 
 def test_hooks_before_the_work_do_not_take_what_cannot_be_decoded_for_no_payload(site: Site) -> None:
-    processor(QUEUE, payload=Crate)(in_a_thread)
+    processor(QUEUE, payload=Crate)(on_thread)
     site.enqueue(Crate(3))
     site.tasks().update(payload={"weight": "heavy"})
     with listening(reader := Reader()):
@@ -156,7 +152,7 @@ def test_hooks_before_the_work_do_not_take_what_cannot_be_decoded_for_no_payload
 def test_before_goes_forward_and_after_goes_backward(site: Site) -> None:
     book: list[tuple[Any, ...]] = []
     first, second = Diary("first", book), Diary("second", book)
-    processor(QUEUE)(in_a_thread)
+    processor(QUEUE)(on_thread)
     site.enqueue(reference="a")
     with listening(first, second, first):  # twice is once
         site.run()
@@ -182,7 +178,7 @@ def test_a_listener_that_raises_is_logged_and_changes_nothing(site: Site, diary:
 
 
 def test_the_life_of_a_poller(site: Site, diary: Diary) -> None:
-    processor(QUEUE)(in_a_thread)
+    processor(QUEUE)(on_thread)
     with site.poller() as poller:
         until(lambda: ("poller_idle",) in diary.of(poller))
         site.enqueue()
@@ -195,7 +191,7 @@ def test_the_life_of_a_poller(site: Site, diary: Diary) -> None:
 
 @both
 def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Diary) -> None:
-    processor(QUEUE)(in_a_thread)
+    processor(QUEUE)(on_thread)
     with site.poller() as poller:
         until(lambda: poller.state == "RUNNING")
         with connections[site.alias].cursor() as cursor:  # the table is away for a moment
@@ -211,7 +207,7 @@ def test_a_turn_that_fails_is_told_and_the_poller_goes_on(site: Site, diary: Dia
 
 def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
     settings.DBTASKQUEUE = {"LISTENERS": ["tests.processing.named.Diary"]}
-    processor(QUEUE)(in_a_thread)
+    processor(QUEUE)(on_thread)
     site.enqueue(reference="a")
     with site.poller():
         (diary,) = signals.registered

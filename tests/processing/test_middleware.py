@@ -28,8 +28,7 @@ def _book() -> None:
 
 
 def use(settings: Any, *names: str) -> None:
-    paths = [f"tests.processing.named.{name}" for name in names]
-    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "MIDDLEWARE": paths}
+    settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "MIDDLEWARE": [f"tests.processing.named.{name}" for name in names]}
 
 
 def middleware(run: Callable[[Call, Any], Any]) -> Callable[[Call], Call]:

@@ -158,11 +158,7 @@ LEFT_ON_THE_SESSION: dict[str, tuple[str, str, str]] = {
         "SELECT 1; SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL SERIALIZABLE",
         "SHOW default_transaction_isolation",
     ),
-    "a temporary table": (
-        "default",
-        "CREATE TEMPORARY TABLE left_over (a int)",
-        "SELECT to_regclass('left_over')::text",
-    ),
+    "a temporary table": ("default", "CREATE TEMPORARY TABLE mine (a int)", "SELECT to_regclass('mine')::text"),
     "a cursor": ("default", "DECLARE left_over CURSOR WITH HOLD FOR SELECT 1", "SELECT count(*) FROM pg_cursors"),
     "a plan": ("default", "PREPARE p AS SELECT 1", "SELECT count(*) FROM pg_prepared_statements WHERE from_sql"),
     "a block": ("default", "DO $$ BEGIN SET search_path = nowhere; END $$", "SHOW search_path"),
@@ -212,11 +208,7 @@ def test_a_setting_that_nothing_announces_costs_at_most_one_attempt(site: Site) 
 
 def test_what_ends_with_its_transaction_keeps_the_connection(site: Site) -> None:
     """A new connection for each task would cost more than the task."""
-    changes = [
-        "SET LOCAL lock_timeout = 1",
-        "SELECT set_config('lock_timeout', '1', true)",
-        "SET CONSTRAINTS ALL DEFERRED",
-    ]
+    changes = ["SET LOCAL jit = off", "SELECT set_config('jit', 'off', true)", "SET CONSTRAINTS ALL DEFERRED"]
 
     @processor(QUEUE)
     def process(task: Lease) -> int:

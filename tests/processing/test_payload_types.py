@@ -183,9 +183,7 @@ def test_a_draining_poller_does_not_end_while_a_thread_unparks(site: Site, monke
 
 def test_the_last_handler_taken_away_leaves_a_queue_that_takes_tasks(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
-    assert [registry.unregister(QUEUE, Crate), registry.unregister(QUEUE), registry.unregister(QUEUE)] == [
-        False, True, False,
-    ]  # fmt: skip
+    assert [registry.unregister(QUEUE, *kind) for kind in ([Crate], [], [])] == [False, True, False]
     site.enqueue()
     processor(QUEUE)(lambda task: "late")
     site.run()

@@ -231,9 +231,8 @@ def wait_and(meanwhile: Callable[[Lease], Any], timeout: timedelta | None = None
 
 @pytest.mark.parametrize("timeout", [None, DAY])
 @pytest.mark.parametrize("group", [None, "ana"])
-def test_a_signal_between_the_look_and_the_settle_wakes(
-    process_database: ProcessDatabase, timeout: timedelta | None, group: str | None
-) -> None:
+@pytest.mark.usefixtures("process_database")
+def test_a_signal_between_the_look_and_the_settle_wakes(timeout: timedelta | None, group: str | None) -> None:
     audit = Audit()
     audit.install()
 
@@ -268,9 +267,8 @@ def test_a_signal_that_commits_while_the_settle_waits_for_it_wakes(postgres_proc
     assert Task.objects.get().result == "yes"
 
 
-def test_a_signal_that_waits_for_the_settle_sees_what_the_task_waits_for(
-    postgres_process_database: ProcessDatabase,
-) -> None:
+@pytest.mark.usefixtures("postgres_process_database")
+def test_a_signal_that_waits_for_the_settle_sees_what_the_task_waits_for() -> None:
     answers: list[Future[bool]] = []
 
     def send(task: Lease) -> None:  # this transaction holds the row until the task is parked
@@ -289,11 +287,7 @@ def test_a_signal_that_waits_for_the_settle_sees_what_the_task_waits_for(
 
 @on_real_connections
 @both
-@pytest.mark.parametrize(
-    ("function", "options"),
-    [(wait, {}), (wait, {"mode": "atomic"}), (wait_async, {})],
-    ids=["thread", "atomic", "asyncio"],
-)
+@pytest.mark.parametrize(("function", "options"), [(wait, {}), (wait, {"mode": "atomic"}), (wait_async, {})])
 def test_a_poller_goes_on_after_the_signal(site: Site, function: Any, options: dict[str, Any]) -> None:
     processor(QUEUE, max_attempts=1, **options)(function)
     task = site.enqueue()
