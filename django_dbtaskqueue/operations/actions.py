@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.apps import apps
 from django.db import router, transaction
@@ -29,11 +29,8 @@ from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, F
 from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow
+from django_dbtaskqueue.operations.permissions import Actor, Verb, check, narrow, sole
 from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOptions
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.operations.verbs import TaskVerb
 
 # -- what an action changed --------------------------------------------------------------------------------------------
 
@@ -350,32 +347,30 @@ def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, acto
 
 
 def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
-    alias = tasks.db
-    request.verb.check(tasks.model, alias, request.options, actor)
+    alias, verb = tasks.db, request.verb
+    verb.check(tasks.model, alias, request.options, actor)
     with recorded(alias):
-        # First a write: on SQLite it keeps other transactions from changing what is read next.
-        entry = record(alias, actor, request.verb, query=request.query, reason=request.reason)
         report = change(tasks, ids, request, actor)
-        log(actor, report.tasks, DELETION if request.verb.deletes else CHANGE, note(request))
-        queues = {row.queue for row in report.tasks}
-        entry.queue = queues.pop() if len(queues) == 1 else ""
-        entry.changed, entry.skipped = report.changed, report.skipped
-        entry.details = _details(request, report)
-        if report.changed and request.verb.undoable:
-            entry.operation = report.operation = _operation(entry, tasks, ids, request)
-        entry.save(using=alias, update_fields=["queue", "changed", "skipped", "details", "operation"])
-        record_changes(entry, request.verb, report.tasks)
+        log(actor, report.tasks, DELETION if verb.deletes else CHANGE, note(request))
+        details, counts = _details(request, report), {"changed": report.changed, "skipped": report.skipped}
+        if report.changed and verb.undoable:  # stored as a bulk operation that has ended, it is put back as one
+            found = replace(request, query=f"id:{','.join(map(str, ids[:MAX_IDS_IN_AUDIT]))}")
+            report.operation = new_operation(
+                tasks, found, actor, first_id=ids[0] - 1, last_id=ids[-1], cursor=ids[-1], state=FINISHED,
+                estimate=len(ids), skips=details["skips"], start_time=Now(), finish_time=Now(), **counts,
+            )  # fmt: skip
+        given = {"query": request.query, "reason": request.reason, "operation": report.operation, **counts}
+        queue = sole({row.queue for row in report.tasks})
+        entry = record(alias, actor, verb, queue=queue, details=details, **given)
+        record_changes(entry, verb, report.tasks)
     return report
 
 
-def _operation(entry: AuditEntry, tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest) -> BulkOperation:
-    """Store an action as a bulk operation that has ended: so it can be put back in the same ways."""
-    shown = ",".join(map(str, ids[:MAX_IDS_IN_AUDIT]))
+def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: Any) -> BulkOperation:
+    """Store a bulk operation on a table."""
     return BulkOperation.objects.using(tasks.db).create(
-        verb=entry.verb, query=f"id:{shown}", location=tasks.model._meta.label_lower, options=request.options.to_json(),
-        reason=entry.reason, actor=entry.actor, actor_id=entry.actor_id, source=entry.source, state=FINISHED,
-        cursor=ids[-1], first_id=ids[0] - 1, last_id=ids[-1], estimate=len(ids), changed=entry.changed,
-        skipped=entry.skipped, skips=entry.details["skips"], start_time=Now(), finish_time=Now(),
+        verb=request.verb.name, query=request.query, reason=request.reason, location=tasks.model._meta.label_lower,
+        **{"options": request.options.to_json(), **actor.columns, **columns},
     )  # fmt: skip
 
 
@@ -425,9 +420,7 @@ def _lock(tasks: TaskQuerySet, verb: TaskVerb) -> TaskQuerySet:
 
 def record(alias: str, actor: Actor, verb: Verb, **columns: Any) -> AuditEntry:
     """Write an audit entry on the database of the action."""
-    return AuditEntry.objects.using(alias).create(
-        actor=actor.name[:200], actor_id=actor.key, source=actor.source, verb=verb.name, **columns
-    )
+    return AuditEntry.objects.using(alias).create(verb=verb.name, **actor.columns, **columns)
 
 
 def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:
@@ -439,8 +432,13 @@ def log(actor: Actor, rows: Sequence[Model], flag: int, message: str) -> None:
 
 @contextmanager
 def recorded(alias: str) -> Iterator[None]:
-    """A transaction on the tasks' database for an action and its record, inside one on the database of Django's log."""
+    """A transaction on the tasks' database for an action and its record, inside one on the database of Django's log.
+
+    On SQLite it begins with a write, which keeps other transactions from changing what the action reads.
+    """
     installed = apps.is_installed("django.contrib.admin")
     outer = router.db_for_write(apps.get_model("admin", "LogEntry")) if installed else alias
     with transaction.atomic(using=outer), transaction.atomic(using=alias) if outer != alias else nullcontext():
+        if not transaction.get_connection(alias).features.has_select_for_update_skip_locked:
+            AuditEntry.objects.using(alias).filter(pk=0).update(changed=0)
         yield

@@ -9,6 +9,8 @@ continues where the last chunk ended. Tasks enqueued after the start are not cha
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
@@ -25,19 +27,10 @@ from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import actions
+from django_dbtaskqueue.operations import actions, permissions
 from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, record_changes, record_skips, restore
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
-from django_dbtaskqueue.operations.permissions import (
-    Actor,
-    User,
-    check,
-    check_cancel,
-    check_queue,
-    check_search,
-    narrow,
-    queues_of,
-)
+from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, PURGE, PUT_BACK, TaskVerb, VerbOptions, bulk_verb
@@ -116,33 +109,24 @@ def start(
     expected = preview(request.verb, search, tasks.db, options=request.options, actor=actor).selected
     last_id = int(tasks.aggregate(last=Max("pk"))["last"] or 0)
     first_id = int(tasks.order_by("pk").values_list("pk", flat=True).first() or 1) - 1
-    operation = BulkOperation(
-        verb=request.verb.name,
-        query=request.query,
-        location=tasks.model._meta.label_lower,
-        options=request.options.to_json(),
-        max_tasks=max_tasks,
-        first_id=first_id,
-        last_id=last_id,
-        estimate=None if expected is None else expected.number,
-        estimate_more=expected is None or expected.more,
-    )
-    return _ordered(tasks.db, operation, request, actor)
+    number = None if expected is None else expected.number
+    given = {"estimate": number, "estimate_more": expected is None or expected.more, "max_tasks": max_tasks}
+    return _ordered(tasks, request, actor, first_id=first_id, last_id=last_id, **given)
 
 
-def _ordered(alias: str, operation: BulkOperation, request: ActionRequest, actor: Actor) -> BulkOperation:
-    queues = queues_of(operation.query)
-    operation.reason, operation.cursor = request.reason, operation.first_id
-    operation.actor, operation.actor_id, operation.source = actor.name[:200], actor.key, actor.source
-    with actions.recorded(alias):
-        operation.save(using=alias, force_insert=True)
-        operation.refresh_from_db(using=alias)
-        columns = {"query": operation.query, "reason": operation.reason, "operation": operation}
+def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: Any) -> BulkOperation:
+    with actions.recorded(tasks.db):
+        operation = actions.new_operation(tasks, request, actor, cursor=columns["first_id"], **columns)
+        operation.refresh_from_db(using=tasks.db)
         details = {"action": request.verb.words(request.options)} if request.verb.inputs else {}
-        queue = queues[0] if len(queues) == 1 else ""
-        actions.record(alias, actor, request.verb, queue=queue, details=details, **columns)
+        _record(operation, request.verb, actor, request.reason, details)
         actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {operation.query}")
     return operation
+
+
+def _record(operation: BulkOperation, verb: TaskVerb, actor: Actor, reason: str, details: Mapping[str, object]) -> None:
+    given = {"query": operation.query, "queue": sole(permissions.queues_of(operation.query)), "operation": operation}
+    actions.record(str(operation._state.db), actor, verb, reason=reason, details=details, **given)
 
 
 def why_not_put_back(operation: BulkOperation) -> str:
@@ -170,21 +154,14 @@ def put_back(
     alias = using or tasks_for(Search(), None, write=True).db
     operation = BulkOperation.objects.using(alias).get(pk=pk)
     actor = user if isinstance(user, Actor) else Actor(user, source)
-    check_cancel(operation, verb_of(operation), actor)
+    permissions.check_cancel(operation, verb_of(operation), actor)
     if refusal := why_not_put_back(operation):
         raise OperationRefused(refusal)
     ids = operation.changes.using(alias).filter(skip_reason="").aggregate(first=Min("pk"), last=Max("pk"))
-    back = BulkOperation(
-        verb=PUT_BACK.name,
-        query=operation.query,
-        location=operation.location,
-        options={**VerbOptions().to_json(), "operation": pk, "verb": operation.verb},
-        first_id=ids["first"] - 1,
-        last_id=ids["last"],
-        estimate=operation.changed,
-    )
     request = ActionRequest(PUT_BACK, reason.strip(), query=operation.query)
-    return _ordered(alias, back, request, actor)
+    options = {**request.options.to_json(), "operation": pk, "verb": operation.verb}
+    given = {"first_id": ids["first"] - 1, "last_id": ids["last"], "estimate": operation.changed}
+    return _ordered(_tasks(operation), request, actor, options=options, **given)
 
 
 def verb_of(operation: BulkOperation) -> TaskVerb:
@@ -195,9 +172,9 @@ def verb_of(operation: BulkOperation) -> TaskVerb:
 def _check_start(request: ActionRequest, search: Search, actor: Actor, max_tasks: int | None) -> None:
     queues = search.queues()
     for queue in queues:
-        check_queue(queue, actor)
+        permissions.check_queue(queue, actor)
     check(request.verb, request.reason, actor, queues[0] if len(queues) == 1 else None)
-    check_search(search, actor)
+    permissions.check_search(search, actor)
     if actor.scope.queues and len(queues) != 1:
         words = _("This token is for some queues: name one of them in the search, such as queue:%(queue)s.")
         raise OperationRefused(words % {"queue": actor.scope.queues[0]})
@@ -217,18 +194,14 @@ def cancel(
     actor = user if isinstance(user, Actor) else Actor(user, source)
     with actions.recorded(alias):
         operation = BulkOperation.objects.using(alias).select_for_update().get(pk=pk)
-        check_cancel(operation, verb_of(operation), actor)
+        permissions.check_cancel(operation, verb_of(operation), actor)
         if operation.state not in UNFINISHED:
             return False
         words = _("cancelled by %(who)s") % {"who": actor.name}
         end(operation, CANCELLED, f"{words}: {reason}" if reason else words)
         operation.save(using=alias)
         details = {"cancelled": operation.pk, "changed": operation.changed}
-        queues = queues_of(operation.query)
-        actions.record(
-            alias, actor, verb_of(operation), query=operation.query, reason=reason, details=details,
-            queue=queues[0] if len(queues) == 1 else "", operation=operation,
-        )  # fmt: skip
+        _record(operation, verb_of(operation), actor, reason, details)
         actions.log(actor, [operation], actions.CHANGE, words)
     return True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -131,9 +131,7 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
-    memo: dict[str, list[str] | None] = field(
-        default_factory=dict, compare=False, repr=False
-    )  # for one request or chunk
+    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
 
     @property
     def name(self) -> str:
@@ -144,6 +142,14 @@ class Actor:
     def key(self) -> str:
         """The user's primary key as text, or nothing."""
         return "" if self.user is None else str(self.user.pk)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """What a record of an action says of who did it."""
+        if "columns" not in self.memo:
+            self.memo["columns"] = {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
+        found: dict[str, str] = self.memo["columns"]
+        return found
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
         """Whether the actor may use the verb, on a queue or at all."""
@@ -282,7 +288,8 @@ def visible_queues(actor: Actor) -> list[str] | None:
     if VISIBLE not in actor.memo:
         every = actor.sees_all
         actor.memo[VISIBLE] = None if every else [*filter(actor.sees, actor.scope.queues or all_queues())]
-    return actor.memo[VISIBLE]
+    found: list[str] | None = actor.memo[VISIBLE]
+    return found
 
 
 def narrow(rows: Rows, actor: Actor) -> Rows:
@@ -313,6 +320,11 @@ def queues_of(text: str) -> tuple[str, ...]:
         return parse(text).queues()
     except SearchError:
         return ()
+
+
+def sole(queues: Collection[str]) -> str:
+    """Return the one queue that a record is about, or nothing."""
+    return next(iter(queues)) if len(queues) == 1 else ""
 
 
 def sees_search(text: str, actor: Actor) -> bool:

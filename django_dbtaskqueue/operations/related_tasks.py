@@ -23,7 +23,7 @@ from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded
 from django_dbtaskqueue.operations.lookup import locations
-from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check, narrow
+from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check, narrow, sole
 from django_dbtaskqueue.operations.serializers import Document, RowDocument
 
 MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
@@ -239,11 +239,10 @@ def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> i
     alias, handle = str(row._state.db), BatchHandle.of(row)
     handle.queues = None if actor.user is None else [queue for queue in all_queues() if actor.may(verb, queue)]
     with recorded(alias):
-        queue, details = row.queues[0] if len(row.queues) == 1 else "", {"batch": row.pk, "name": row.name}
-        entry = record(alias, actor, verb, queue=queue, reason=reason, details=details)
-        entry.changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()
-        entry.save(using=alias, update_fields=["changed"])
-    return entry.changed
+        changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()
+        given = {"queue": sole(row.queues), "details": {"batch": row.pk, "name": row.name}}
+        record(alias, actor, verb, reason=reason, changed=changed, **given)
+    return changed
 
 
 def fits(verb: Verb, counts: Mapping[str, int]) -> bool:

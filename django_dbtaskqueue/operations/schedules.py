@@ -272,16 +272,14 @@ def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", us
     check(verb, reason, actor, row.queue)
     alias = str(row._state.db)
     with recorded(alias):
-        entry = record(alias, actor, verb, queue=row.queue, reason=reason, changed=1, details={"schedule": name})
         row = _locked(name, alias)
         try:
             _ACTS[verb.name](row, alias)
         except ValueError as error:
             raise OperationRefused(str(error)) from None
         log(actor, [row], DELETION if verb.name == "delete_schedule" else CHANGE, f"{verb.label} {reason}".strip())
-        if verb.name == "run_schedule":
-            entry.details = {"schedule": name, "task_id": row.last_task}
-            entry.save(using=alias, update_fields=["details"])
+        details = {"schedule": name, **({"task_id": row.last_task} if verb.name == "run_schedule" else {})}
+        record(alias, actor, verb, queue=row.queue, reason=reason, changed=1, details=details)
     return row
 
 
@@ -383,8 +381,8 @@ def edit_schedule(
     if "payload" in values and not actor.may(VIEW_PAYLOAD, row.queue):
         raise PermissionDenied(_("To edit a payload you need the permission to see payloads."))
     with recorded(alias):
-        entry = record(alias, actor, EDIT_SCHEDULE, queue=row.queue, reason=reason, changed=1)
         row = _locked(name, alias)
+        queue = row.queue
         old = schedule.definition_of(row)
         new = Definition.of({**asdict(old), **values})
         if "payload" in values:
@@ -397,8 +395,8 @@ def edit_schedule(
         changes = {key: [before[key], after[key]] for key in SCHEDULE_FIELDS if before[key] != after[key]}
         if "payload" in changes:
             changes["payload"] = []  # the audit is for users who may not see payloads, too
-        entry.details = {"schedule": name, "changes": changes}
-        entry.save(using=alias, update_fields=["details"])
+        details = {"schedule": name, "changes": changes}
+        record(alias, actor, EDIT_SCHEDULE, queue=queue, reason=reason, changed=1, details=details)
         log(actor, [row], CHANGE, f"{EDIT_SCHEDULE.label}: {', '.join(changes)}")
     return row
 
