@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
     from pyspark.sql import DataFrame, SparkSession
 
+    from django_dbtaskqueue.pipeline.source.staging import StreamWriter, write_tasks
     from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
-    from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, write_tasks
 
 __all__ = [
     "Snapshot", "TaskSource", "open_snapshot", "read_tasks", "register", "register_stream", "stream_tasks",
@@ -40,7 +40,7 @@ __all__ = [
 
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
-LAZY = {"write_tasks": "task_writer", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
+LAZY = {"write_tasks": "staging", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
@@ -107,14 +107,14 @@ class TaskSource(datasource.DataSource):
 
     def writer(self, schema: StructType, overwrite: object) -> datasource.DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
-        from django_dbtaskqueue.pipeline.source.task_writer import TaskWriter, plan_of
+        from django_dbtaskqueue.pipeline.source.staging import TaskWriter, plan_of
 
         if overwrite:
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
         return TaskWriter(plan_of(self.database, schema, self.options))
 
     def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
-        from django_dbtaskqueue.pipeline.source.task_writer import StreamWriter, plan_of
+        from django_dbtaskqueue.pipeline.source.staging import StreamWriter, plan_of
 
         if not self.options.get("once"):
             raise PipelineError(

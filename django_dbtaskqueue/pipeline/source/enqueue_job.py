@@ -20,8 +20,8 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, ne
 from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, pair, write_whole
-from django_dbtaskqueue.pipeline.source import staging, write_tasks
-from django_dbtaskqueue.pipeline.source.files import FORMATS, PREVIEW_CHARS, ROW, Files
+from django_dbtaskqueue.pipeline.source import rows, write_tasks
+from django_dbtaskqueue.pipeline.source.rows import FORMATS, PREVIEW_CHARS, ROW, Files
 
 __all__ = ["Enqueue"]
 
@@ -159,10 +159,10 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
         wanted = "what is a task? Give its reference, its payload or both, as in --map payload=*"
         raise JobOptionError("--map", f"{wanted}. The columns are {', '.join(columns)}")
     chosen, faults = [], [F.col(f"{ROW}.fault")] if ROW in frame.columns else []
-    for name, value in (mapping or {name: name for name in columns if name in staging.COLUMNS}).items():
-        if name not in staging.COLUMNS:
-            near = near_match(name, staging.COLUMNS)
-            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(staging.COLUMNS)}")
+    for name, value in (mapping or {name: name for name in columns if name in rows.COLUMNS}).items():
+        if name not in rows.COLUMNS:
+            near = near_match(name, rows.COLUMNS)
+            raise JobOptionError("--map", f"a task has no {name!r}.{near} It has {', '.join(rows.COLUMNS)}")
         try:
             column = _value(frame, name, value)
             kind = frame.select(column).schema[0].dataType
@@ -184,7 +184,7 @@ def mapped(frame: DataFrame, mapping: Mapping[str, str]) -> DataFrame:
 
 def _value(frame: DataFrame, name: str, value: str) -> Column:
     columns, words = [one for one in frame.columns if one != ROW], [word.strip() for word in value.split(",")]
-    if name in staging.JSONS and (value == "*" or (len(words) > 1 and set(words) <= set(columns))):
+    if name in rows.JSONS and (value == "*" or (len(words) > 1 and set(words) <= set(columns))):
         if ROW in frame.columns:  # JSON as it is
             return F.col(f"{ROW}.text") if value == "*" else picked(words)
         return F.struct(*(_column(word) for word in (columns if value == "*" else words)))
@@ -192,7 +192,7 @@ def _value(frame: DataFrame, name: str, value: str) -> Column:
         return F.expr(value)
     exact = (
         ROW in frame.columns
-        and name in (*staging.JSONS, *staging.STAGED_TEXTS)
+        and name in (*rows.JSONS, *rows.STAGED_TEXTS)
         and frame.schema[value].dataType != StringType()
     )
     return picked([value], alone=True) if exact else _column(value)
@@ -215,17 +215,17 @@ def picked(keys: Sequence[str], *, alone: bool = False) -> Column:
 
 def _typed(name: str, column: Column, kind: DataType) -> tuple[Column, Column, str]:
     """Return the column as ``write_tasks`` takes it, whether its value was lost, and the reason; "" if none can be."""
-    if name in staging.WHOLE:
+    if name in rows.WHOLE:
         whole = column.try_cast("long")
         cut = whole != column if isinstance(kind, FractionalType) else F.lit(False)
         return whole, whole.isNull() | cut, "is not a whole number"
-    if name in staging.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
+    if name in rows.STAGED_DURATIONS and not isinstance(kind, DayTimeIntervalType):
         seconds = column.try_cast("decimal(18,6)")
         return F.make_dt_interval(secs=seconds), seconds.isNull(), "is not a number of seconds"
     if name == "run_at":
         time = column.try_cast("timestamp")
         return time, time.isNull(), "is not a time, such as 2030-01-31T08:00:00+01:00"
-    return column.cast("string") if name in staging.STAGED_TEXTS else column, F.lit(False), ""
+    return column.cast("string") if name in rows.STAGED_TEXTS else column, F.lit(False), ""
 
 
 def _short(error: Exception) -> str:
@@ -238,7 +238,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
     load = Load.of(context, tasks) if options["resume"] else None
     chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
-    rejects: list[staging.Reject] = []
+    rejects: list[rows.Reject] = []
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
         if load and number in load.done:
@@ -265,7 +265,7 @@ def written(context: Context, tasks: DataFrame) -> Result:
     return {**totals, **rejected(context, rejects)}
 
 
-def rejected(context: Context, rejects: Sequence[staging.Reject]) -> Result:
+def rejected(context: Context, rejects: Sequence[rows.Reject]) -> Result:
     """Write the rejects of a job into their file; return their number and the file."""
     found, file = {"rejected": len(rejects)}, context.options["rejects"]
     if not file or context.dry_run:

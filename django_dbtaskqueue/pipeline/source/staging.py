@@ -7,200 +7,34 @@ or a lost executor never adds a row twice. A driver that dies leaves only a stag
 
 from __future__ import annotations
 
+import json
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
+from pyspark.sql import types
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
-from django_dbtaskqueue.core.durations import MIN_LEASE
-from django_dbtaskqueue.core.exceptions import DuplicateTask, PayloadError, PipelineError, TaskQueueError
-from django_dbtaskqueue.core.masking import Rules as MaskRules
-from django_dbtaskqueue.core.masking import current_rules, masked_text
-from django_dbtaskqueue.core.outcomes import MAX_DELAY
+from django_dbtaskqueue.core.columns import TIMING
+from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError, TaskQueueError
+from django_dbtaskqueue.core.json import DEFAULT_LIMITS, Limits
 from django_dbtaskqueue.core.sql.pipeline import STAGING_PREFIX, STAMP_DIGITS, StagingStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params, database_errors
-from django_dbtaskqueue.pipeline.source.files import PREVIEW_CHARS, ROW, as_json
+from django_dbtaskqueue.pipeline.source import task_attempt_id
+from django_dbtaskqueue.pipeline.source.rows import Reject, Rules, check_schema, stage
 
-# -- the rules of rows -------------------------------------------------------------------------------------------------
-
-# Rows of a DataFrame as tasks: what `stage` checks, and what it makes of them. These are the rules of ``enqueue()``.
-#
-# A DataFrame's columns are named like the arguments of ``enqueue``: ``queue`` and ``reference`` (text), ``payload`` and
-# ``context`` (JSON text, or a struct, map or array), ``priority`` and ``max_attempts`` (whole numbers), ``run_at``
-# (timestamp), ``delay``, ``ttl`` and ``lease`` (day-time intervals), ``group``, ``tag`` and ``payload_type`` (text).
-
-GIVEN = (BY_NAME["queue"], *ENQUEUED)
-COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
-STAGED_TEXTS = tuple(column.argument for column in GIVEN if column.type == "text")
-JSONS = tuple(column.argument for column in GIVEN if column.type == "jsonb")
-STAGED_DURATIONS = (*(column.argument for column in GIVEN if column.type == "float8"), "delay", "ttl")
-WHOLE = ("priority", "max_attempts")
-# Of each column with an order: its least and its greatest value, and what they are
-BOUNDS: dict[str, tuple[object, object, str]] = {
-    **dict.fromkeys(STAGED_DURATIONS, (timedelta(0), MAX_DELAY, "between zero and a hundred years")),
-    "lease": (MIN_LEASE, MAX_DELAY, "between 100 ms and a hundred years"),
-    "priority": (-32768, 32767, "a whole number from -32768 to 32767"),
-    "max_attempts": (1, 2**31 - 1, "a whole number from 1 to 2147483647"),
-    "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
-}
-
-
-class Reject(NamedTuple):
-    """A row that was not enqueued, and why: the ``value`` of a ``column``. Values are masked and cut."""
-
-    queue: str | None
-    reference: str | None
-    reason: str
-    payload: str | None
-    file: str | None = None
-    line: int | None = None
-    column: str | None = None
-    value: str | None = None
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What rows are checked against, and the values for columns that are missing or null."""
-
-    queue: str | None = None
-    queues: frozenset[str] | None = None  # the known ones; None: any name
-    require_reference: bool = False
-    max_attempts: int = 5
-    priority: int = 0
-    ttl: float | None = None  # seconds
-    limits: json_payload.Limits = json_payload.DEFAULT_LIMITS
-    secrets: MaskRules = field(default_factory=current_rules)  # of the driver: executors have no settings
-
-
-def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], list[Reject]]:
-    """Return the good rows as the staging table's columns, and the bad ones."""
-    count, names = batch.num_rows, batch.schema.names
-    given = _filled({name: batch.column(name) for name in names if name in COLUMNS}, rules, count)
-    places = batch.column(ROW) if ROW in names else pa.nulls(count, pa.struct([("fault", pa.null())]))
-    unread = pc.indices_nonzero(places.field("fault").is_valid()).to_pylist()
-    faults = {row: places[row]["fault"].as_py() for row in unread}
-    for name, column in [*given.items()]:
-        if pa.types.is_nested(column.type):
-            given[name], found = _in_json(name, column, rules.limits)
-        else:
-            found = [*_faults(name, column, rules)]
-        for row, reason in found:
-            faults.setdefault(row, {"column": name, "value": _preview(given[name], row), "reason": f"{name}: {reason}"})
-    where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
-    rejects = [
-        _reject(given, row, faults[row], rules.secrets)._replace(**{name: places[row][name].as_py() for name in where})
-        for row in sorted(faults)
-    ]
-    if faults:
-        good = pa.array([row for row in range(count) if row not in faults], pa.int64())
-        given = {name: column.take(good) for name, column in given.items()}
-    seconds = {name: _seconds(column) for name, column in given.items() if name in STAGED_DURATIONS}
-    return {COLUMNS[name]: column for name, column in {**given, **seconds}.items()}, rejects
-
-
-def _filled(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
-    """Return the columns with the values of the rules where there is none; the queue only if it is no column."""
-    values = {
-        "priority": pa.scalar(rules.priority, pa.int64()),
-        "max_attempts": pa.scalar(rules.max_attempts, pa.int64()),
-    }
-    if rules.ttl is not None:
-        values["ttl"] = pa.scalar(timedelta(seconds=rules.ttl), pa.duration("us"))
-    columns = {name: given.get(name, pa.nulls(count, value.type)).cast(value.type) for name, value in values.items()}
-    queue = {"queue": pa.array([rules.queue] * count, pa.string())}
-    return {**queue, **given, **{name: pc.fill_null(column, values[name]) for name, column in columns.items()}}
-
-
-def _faults(name: str, column: pa.Array, rules: Rules) -> Iterable[tuple[int, str]]:
-    if name in JSONS:
-        return _json_faults(name, column, rules.limits)
-    if name in STAGED_TEXTS:
-        return _text_faults(name, column, rules)
-    least, most, kind = BOUNDS[name]
-    bad = pc.or_(pc.less(column, pa.scalar(least, column.type)), pc.greater(column, pa.scalar(most, column.type)))
-    return _said(bad, lambda row: f"{_preview(column, row)} is not {kind}")
-
-
-def _said(bad: pa.Array, reason: Callable[[int], str]) -> list[tuple[int, str]]:
-    return [(row, reason(row)) for row in pc.indices_nonzero(bad.fill_null(False)).to_pylist()]
-
-
-def _text_faults(name: str, column: pa.Array, rules: Rules) -> list[tuple[int, str]]:
-    length = pc.utf8_length(column)
-    bad = pc.or_(pc.or_(pc.less(length, 1), pc.greater(length, 200)), pc.match_substring(column, "\0"))
-    faults = _said(bad, lambda row: f"{column[row].as_py()!r:.80} is not text of 1 to 200 characters")
-    if name == "queue" or (name == "reference" and rules.require_reference):
-        faults += _said(column.is_null(), lambda row: "is null, and each row must have one")
-    if name == "queue" and rules.queues is not None:
-        known = pc.or_kleene(pc.is_in(column, pa.array(sorted(rules.queues), pa.string())), column.is_null())
-        names = ", ".join(sorted(rules.queues))
-        faults += _said(pc.invert(known), lambda row: f"{column[row].as_py()!r} is unknown. Known: {names}")
-    return faults
-
-
-def _json_faults(name: str, column: pa.Array, limits: json_payload.Limits) -> list[tuple[int, str]]:
-    texts = ((row, text) for row, text in enumerate(column.to_pylist()) if text is not None)
-    reasons = ((row, json_fault(text, limits, mapping=name == "context")) for row, text in texts)
-    return [(row, reason) for row, reason in reasons if reason]
-
-
-def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False) -> str | None:
-    """Return why a database cannot hold this JSON text, or None."""
-    try:
-        value = json_payload.loads(text)
-        plain = len(text) <= min(json_payload.INT_DIGITS, limits.size // 4) and "\\u" not in text
-        if not plain or text.count("[") + text.count("{") > limits.depth:
-            json_payload.dumps(value, limits=limits)
-    except PayloadError as error:
-        return f"{error.path}: {error.reason}" if error.path else error.reason
-    return f"is {text:.40}, and must be a JSON object" if mapping and not isinstance(value, dict) else None
-
-
-def _in_json(name: str, column: pa.Array, limits: json_payload.Limits) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Return structs, maps or arrays as JSON, and why the database cannot hold some."""
-    texts: list[str | None] = []
-    faults = []
-    for row, value in enumerate(column):
-        try:
-            texts.append(as_json(value.as_py(maps_as_pydicts="strict")) if value.is_valid else None)
-        except (ValueError, OverflowError, KeyError, TypeError) as error:  # a date beyond Python's, a key twice
-            texts.append(None)
-            faults.append((row, str(error)))
-    found = pa.array(texts, pa.string())
-    return found, [*faults, *_json_faults(name, found, limits)]
-
-
-def _preview(column: pa.Array, row: int) -> str | None:
-    try:
-        value = column[row].as_py()
-    except (OverflowError, ValueError):  # a time beyond Python's
-        value = column.slice(row, 1).cast(pa.string())[0].as_py()
-    return None if value is None else str(value)[: 2 * PREVIEW_CHARS]  # the name of a value may come after it
-
-
-def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str], secrets: MaskRules) -> Reject:
-    queue, reference = (given[name][row].as_py() if name in given else None for name in ("queue", "reference"))
-    payload = _preview(given["payload"], row) if "payload" in given else None
-    payload, value = (text and masked_text(text, secrets)[:PREVIEW_CHARS] for text in (payload, fault["value"]))
-    return Reject(queue, reference, masked_text(fault["reason"], secrets), payload, column=fault["column"], value=value)
-
-
-def _seconds(column: pa.Array) -> pa.Array:
-    return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
-
-
-# -- staging -----------------------------------------------------------------------------------------------------------
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
@@ -443,3 +277,150 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
 
 def _time(stamp: str) -> datetime:
     return datetime.strptime(stamp[:STAMP_DIGITS], STAMP_FORMAT)
+
+
+# -- writers -----------------------------------------------------------------------------------------------------------
+
+PART_DDL = "part string"
+
+
+def write_tasks(
+    df: DataFrame,
+    database: Database,
+    *,
+    queue: str | None = None,
+    on_duplicate: str = "error",
+    on_invalid: str = "error",
+    queues: Collection[str] | None = None,
+    require_reference: bool = False,
+    max_attempts: int = 5,
+    priority: int = 0,
+    ttl: timedelta | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    once: str | None = None,
+    batch: int = 0,
+    content: str | None = None,
+    dry_run: bool = False,
+) -> WriteReport:
+    """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
+
+    Columns are named like ``enqueue``'s arguments (see `staging`); a struct, map or array as ``payload`` or
+    ``context`` is turned into JSON. ``queue`` is for frames without such a column, ``max_attempts``, ``priority`` and
+    ``ttl`` for rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with
+    ``on_duplicate="ignore"`` the row is left out. A second row of ``df`` with the same reference counts as taken too.
+
+    A bad row (payload that is not JSON, reference too long, a queue not in ``queues``, null reference with
+    ``require_reference``) raises `PipelineError`; ``on_invalid="reject"`` leaves it out, with the reason in the report.
+
+    ``once`` names this write in the ledger, ``batch`` counts within the name: a second write of the same pair, for
+    example after the driver died, adds nothing and reports ``repeated``. ``content`` is a text about the rows that the
+    ledger keeps beside the name. Ids follow the references' order. ``dry_run`` stages the rows, and returns what the
+    write would do.
+    """
+    rules = Rules(
+        queue=queue,
+        queues=None if queues is None else frozenset(queues),
+        require_reference=require_reference,
+        max_attempts=max_attempts,
+        priority=priority,
+        ttl=None if ttl is None else ttl.total_seconds(),
+        limits=limits,
+    )
+    named = None if once is None else (once, batch)
+    plan = _plan(database, df.schema, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
+    plan = replace(plan, content=content, dry_run=dry_run)
+    try:
+        parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
+    except BaseException:
+        drop_staging(database, plan.table)
+        raise
+    return finish(plan, parts)
+
+
+def _plan(
+    database: Database, schema: types.StructType, rules: Rules, *,
+    on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
+) -> Plan:  # fmt: skip
+    """Return the plan of a write, and make its staging table."""
+    check_schema(schema, rules.queue)
+    for name, value, other in (("on_duplicate", on_duplicate, "ignore"), ("on_invalid", on_invalid, "reject")):
+        if value not in ("error", other):
+            raise PipelineError(f"{name}={value!r} must be one of 'error', {other!r}.")
+    return Plan(
+        database,
+        open_staging(database),
+        rules,
+        ignore=on_duplicate == "ignore",
+        reject=on_invalid == "reject",
+        timed=rules.ttl is not None or not TIMING.keys().isdisjoint(schema.names),
+        once=once,
+    )
+
+
+def _fill_rows(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    part = fill(plan, batches, task_attempt_id())
+    yield pa.RecordBatch.from_pydict({"part": pa.array([json.dumps(part)], pa.string())})
+
+
+def _part(text: str) -> Part:
+    part = Part(*json.loads(text))
+    return part._replace(rejects=[Reject(*values) for values in part.rejects])
+
+
+def plan_of(database: Database, schema: types.StructType, options: Mapping[str, str]) -> Plan:
+    """Return the plan of a write through ``df.write`` or ``writeStream``, by its options; makes the staging table."""
+    attempts, priority = int(options.get("max_attempts", 5)), int(options.get("priority", 0))
+    rules = Rules(queue=options.get("queue"), max_attempts=attempts, priority=priority)
+    choices = {name: options.get(name, "error") for name in ("on_duplicate", "on_invalid")}
+    return _plan(database, schema, rules, **choices, once=(options["once"], 0) if "once" in options else None)
+
+
+@dataclass
+class Staged(WriterCommitMessage):
+    """What a task of a write staged, and where."""
+
+    part: Part
+    table: str
+
+
+@dataclass
+class StagingWriter:
+    """The half of a writer that runs in Spark's tasks."""
+
+    plan: Plan
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
+
+
+class TaskWriter(StagingWriter, DataSourceArrowWriter):
+    """One atomic bulk enqueue."""
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Enqueue what the successful tasks have staged."""
+        finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        drop_staging(self.plan.database, self.plan.table)
+
+
+class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
+    """Micro-batches, each enqueued once, also if Spark repeats it: the ledger knows those that were.
+
+    Spark makes one writer for the tasks and another for the commit, and each has made a staging table.
+    """
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Enqueue the micro-batch, unless the ledger has it."""
+        assert self.plan.once is not None  # noqa: S101 -- TaskSource asks for the option
+        staged = [message for message in messages if isinstance(message, Staged)]
+        table = staged[0].table if staged else self.plan.table
+        plan = replace(self.plan, table=table, once=(self.plan.once[0], batchId))
+        finish(plan, [message.part for message in staged])
+        if self.plan.table != table:
+            drop_staging(self.plan.database, self.plan.table)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """Drop the staging tables; Spark repeats the micro-batch."""
+        for table in {self.plan.table, *(message.table for message in messages if isinstance(message, Staged))}:
+            drop_staging(self.plan.database, table)
