@@ -10,14 +10,14 @@ import argparse
 import atexit
 import inspect
 import json
-import math
 import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO, TypeVar
 
@@ -103,12 +103,14 @@ def complete(arguments: Sequence[Argument], given: Options) -> Options:
     return {name: argument.value(given.get(name, argument.default)) for name, argument in known.items()}
 
 
-def parsed(parse: Callable[[str], Parsed], text: str, expected: str) -> Parsed:
-    """Return ``parse(text)``. Raises ValueError, which says what is expected instead."""
-    try:
-        return parse(text)
-    except (ValueError, LookupError, ArithmeticError, OSError):
-        raise ValueError(f"{text!r} is not {expected}") from None
+def parsed(
+    parse: Callable[[str], Parsed], text: str, expected: str, holds: Callable[[Parsed], bool] = lambda _value: True
+) -> Parsed:
+    """Return ``parse(text)``, a value that ``holds``. Raises ValueError, which says what is expected instead."""
+    with suppress(ValueError, LookupError, ArithmeticError, OSError):
+        if holds(value := parse(text)):
+            return value
+    raise ValueError(f"{text!r} is not {expected}")
 
 
 def moment(text: str) -> datetime:
@@ -124,20 +126,17 @@ def day(text: str) -> date:
 
 def count(text: str) -> int:
     """Return a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    return parsed(int, text, "a whole number of at least 1", lambda number: number >= 1)
 
 
 def share(text: str) -> float:
     """Return the number between 0 and 1 of text such as "99.9%" or "0.999"."""
-    try:
-        number = Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except InvalidOperation:
-        number = Decimal(-1)
-    if not 0 <= number <= 1:
-        raise ValueError(f'{text!r} is not a share. Write a percentage, as in "99.9%", or a number between 0 and 1')
-    return float(number)
+
+    def parse(text: str) -> float:
+        return float(Decimal(text.removesuffix("%")) / (100 if text.endswith("%") else 1))
+
+    expected = 'a share. Write a percentage, as in "99.9%", or a number between 0 and 1'
+    return parsed(parse, text, expected, lambda number: 0 <= number <= 1)
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -304,23 +303,19 @@ def job(name: str) -> Job:
 
 
 def as_json(result: object) -> str:
-    """Return JSON; times in ISO 8601, durations in seconds, infinities and NaN as null."""
-    return json.dumps(plain(result), indent=2, allow_nan=False)
+    """Return what `plain` returns, as JSON."""
+    return json.dumps(plain(result), indent=2)
 
 
 def plain(value: object) -> Any:
-    """Return the value as JSON can hold it."""
-    if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(one) for one in value]
-    if isinstance(value, datetime | date):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, str | int | float | bool) or value is None else str(value)
+    """Return the value as JSON holds it: times in ISO 8601, durations in seconds, infinities and NaN as null."""
+
+    def text(one: Any) -> object:
+        if isinstance(one, timedelta):
+            return one.total_seconds()
+        return one.isoformat() if isinstance(one, date) else str(one)
+
+    return json.loads(json.dumps(value, default=text), parse_constant=lambda _name: None)
 
 
 def write_whole(file: Path, text: str) -> None:

@@ -28,7 +28,7 @@ from pyspark import SparkContext, cloudpickle
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
@@ -54,7 +54,6 @@ MAX_SPARK_JOB_TASKS = 2000
 PARTITIONS_PER_CORE = 4  # small ones, because a lost partition runs again from its beginning
 GATHER_WAIT_S = 0.02  # the poller may hand over more
 REFUSED_PAUSE_S = 5.0
-JOB_SECONDS_WEIGHT = 0.3  # of the latest job in the mean
 LOST_TASK_PATTERN = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \([^)]*\): ([^\n]+)")
 
 
@@ -203,8 +202,7 @@ class SparkExecutor:
 
     def _learn(self, seconds: list[float]) -> None:
         if seconds:
-            latest = max(fmean(seconds), 1e-6)
-            self._mean = latest if self._mean is None else self._mean + JOB_SECONDS_WEIGHT * (latest - self._mean)
+            self._mean = smoothed(self._mean, max(fmean(seconds), 1e-6))
 
     def _failed(self, calls: list[Call], error: Exception) -> None:
         """Handle a job that Spark gave up: find out which tasks are settled, and run the others in halves.

@@ -36,7 +36,7 @@ from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, read_lake, store_of, writing
 from django_dbtaskqueue.pipeline.lake.export import (
     MIN_SMALL_FILES,
@@ -320,13 +320,7 @@ class Stream(Job):
 
 def per_second(text: str) -> float:
     """Return a rate above 0."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if rate <= 0:
-        raise ValueError(f"{text!r} is not a number of tasks per second above 0")
-    return rate
+    return parsed(float, text, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 
 def chosen(tasks: DataFrame, options: Options) -> DataFrame:

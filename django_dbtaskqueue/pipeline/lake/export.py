@@ -364,14 +364,9 @@ def compact(
 def _groups(files: Sequence[DataFile], without: Collection[str], fewest: int) -> Iterator[list[DataFile]]:
     small = [one for one in files if one.bytes < SMALL_FILE_BYTES and one.token not in without]
     for _day, near in groupby(small, lambda one: one.day):
-        group: list[DataFile] = []
-        for one in near:
-            if sum(each.bytes for each in group) + one.bytes > MERGED_FILE_BYTES:
+        for group in chunked(near, attrgetter("bytes"), MERGED_FILE_BYTES):
+            if len(group) >= fewest or sum(one.bytes for one in group) > MERGED_FILE_BYTES:
                 yield group
-                group = []
-            group.append(one)
-        if len(group) >= fewest:
-            yield group
 
 
 def encodings(schema: pa.Schema) -> dict[str, object]:
