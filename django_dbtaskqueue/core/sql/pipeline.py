@@ -292,13 +292,11 @@ class ArchiveStatements(Group):
             " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
         )
 
-    @property
-    def stayed(self) -> str:
-        """The exported tasks that were not deleted: (location, id)."""
-        return (
-            "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
-            " (SELECT 1 FROM archived_gone AS g WHERE g.id = k.id AND g.location = k.location)"
-        )
+    # The exported tasks that were not deleted: (location, id).
+    stayed = (
+        "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
+        " (SELECT 1 FROM archived_gone AS g WHERE g.id = k.id AND g.location = k.location)"
+    )
 
     @property
     def batch_closed(self) -> str:
@@ -430,34 +428,21 @@ class FinishEventStatements(Group):
 
     # -- registered streams ------------------------------------------------------------------------------------------
 
-    @cached_property
-    def register(self) -> str:
-        """Register a stream, or note that a registered one reads again."""
-        return (
-            f"INSERT INTO {POSITION_TABLE} (location, name) VALUES (%(location)s, %(name)s)"
-            " ON CONFLICT (location, name) DO UPDATE SET read_time = statement_timestamp()"
-        )
-
-    @cached_property
-    def lock_positions(self) -> str:
-        """Lock the streams of the location until the end of the transaction; returns their names."""
-        return f"SELECT name FROM {POSITION_TABLE} WHERE location = %(location)s ORDER BY id FOR UPDATE"
-
-    @cached_property
-    def begin(self) -> str:
-        """Let new streams have the events of all transactions that begin from now on. The streams are locked before.
-
-        Of those with a lower id, some may have ended before there was a trigger, though one that is older still runs.
-        """
-        return (
-            f"UPDATE {POSITION_TABLE} SET position = {XMAX_SQL} WHERE location = %(location)s AND position IS NULL"
-            f" AND NOT {ABSENT_SQL}"
-        )
-
-    @cached_property
-    def unknown_positions(self) -> str:
-        """Note that events of the location may be missing."""
-        return f"UPDATE {POSITION_TABLE} SET position = NULL WHERE location = %(location)s"
+    # Register a stream, or note that a registered one reads again.
+    register = (
+        f"INSERT INTO {POSITION_TABLE} (location, name) VALUES (%(location)s, %(name)s)"
+        " ON CONFLICT (location, name) DO UPDATE SET read_time = statement_timestamp()"
+    )
+    # Lock the streams of the location until the end of the transaction; returns their names.
+    lock_positions = f"SELECT name FROM {POSITION_TABLE} WHERE location = %(location)s ORDER BY id FOR UPDATE"
+    # Let new streams have the events of all transactions that begin from now on. The streams are locked before.
+    # Of those with a lower id, some may have ended before there was a trigger, though one that is older still runs.
+    begin = (
+        f"UPDATE {POSITION_TABLE} SET position = {XMAX_SQL} WHERE location = %(location)s AND position IS NULL"
+        f" AND NOT {ABSENT_SQL}"
+    )
+    # Note that events of the location may be missing.
+    unknown_positions = f"UPDATE {POSITION_TABLE} SET position = NULL WHERE location = %(location)s"
 
     @cached_property
     def read_position(self) -> str:
@@ -467,29 +452,18 @@ class FinishEventStatements(Group):
             f" AND name = %(name)s RETURNING CASE WHEN {self._trigger} THEN position END"
         )
 
-    @cached_property
-    def advance(self) -> str:
-        """Note that a stream has passed a transaction."""
-        return (
-            f"UPDATE {POSITION_TABLE} SET position = greatest(position, %(position)s)"
-            " WHERE location = %(location)s AND name = %(name)s AND position IS NOT NULL"
-        )
-
-    @cached_property
-    def trim(self) -> str:
-        """Delete at most ``limit`` of the events that all streams have passed. The streams are locked before."""
-        passed = f"SELECT min(position) FROM {POSITION_TABLE} WHERE location = %(location)s"
-        return (
-            f"DELETE FROM {EVENT_TABLE} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {EVENT_TABLE}"
-            f" WHERE location = %(location)s AND transaction_id < coalesce(({passed}), {XMIN_SQL})"
-            " ORDER BY transaction_id LIMIT %(limit)s::bigint))"
-        )
-
-    @cached_property
-    def unregister(self) -> str:
-        return f"DELETE FROM {POSITION_TABLE} WHERE location = %(location)s AND name = %(name)s"
-
-    @cached_property
-    def clear(self) -> str:
-        """Delete all events of the location."""
-        return f"DELETE FROM {EVENT_TABLE} WHERE location = %(location)s"
+    # Note that a stream has passed a transaction.
+    advance = (
+        f"UPDATE {POSITION_TABLE} SET position = greatest(position, %(position)s)"
+        " WHERE location = %(location)s AND name = %(name)s AND position IS NOT NULL"
+    )
+    # Delete at most ``limit`` of the events that all streams have passed. The streams are locked before.
+    trim = (
+        f"DELETE FROM {EVENT_TABLE} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {EVENT_TABLE}"
+        f" WHERE location = %(location)s AND transaction_id < coalesce((SELECT min(position) FROM {POSITION_TABLE}"
+        f" WHERE location = %(location)s), {XMIN_SQL})"
+        " ORDER BY transaction_id LIMIT %(limit)s::bigint))"
+    )
+    unregister = f"DELETE FROM {POSITION_TABLE} WHERE location = %(location)s AND name = %(name)s"
+    # Delete all events of the location.
+    clear = f"DELETE FROM {EVENT_TABLE} WHERE location = %(location)s"

@@ -86,7 +86,7 @@ def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
         if {name, full} & (ONLY_SQLITE if group.dialect.vendor == "postgresql" else ONLY_POSTGRESQL):
             continue
         member = getattr(type(group), name)
-        if isinstance(member, cached_property | property):
+        if isinstance(member, str | cached_property | property):
             yield from _texts(full, getattr(group, name))
             continue
         for arguments in VARIANTS[full]:
