@@ -1,5 +1,6 @@
 """Reading tasks as Spark's tasks do: which rows, which columns, which state of the database."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -38,8 +39,7 @@ def tasks(database: Database) -> list[dict[str, Any]]:
 
 
 def reader(database: Database, *columns: str, slice_ids: int = 2, snapshot: str | None = None) -> TaskReader:
-    selection = Selection(database.tables.task, schema_of("task", columns))
-    return TaskReader(database, selection, snapshot=snapshot, slice_ids=slice_ids)
+    return TaskReader(Selection(database, "task", schema_of("task", columns), snapshot=snapshot), slice_ids)
 
 
 def test_every_column_of_every_task_is_read_as_it_stands(database: Database, tasks: list[dict[str, Any]]) -> None:
@@ -91,7 +91,7 @@ def test_rows_are_chosen_by_the_database(database: Database, tasks: list[dict[st
     for among, ranges, references in CHOICES:
         found = reader(database, "reference_number")
         conditions = _conditions(among, ranges)
-        found.selection = Selection(found.selection.table, found.selection.schema, tuple(conditions))
+        found.selection = replace(found.selection, conditions=tuple(conditions))
         assert {*read(found)["reference_number"].to_pylist()} == references, (among, ranges)
 
 

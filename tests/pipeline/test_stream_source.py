@@ -34,8 +34,7 @@ class Follower:
     """A reader that Spark would drive, driven by hand."""
 
     def __init__(self, database: Database, name: str | None = None) -> None:
-        selection = Selection(database.tables.task, schema_of("task", ["reference_number"]))
-        self.reader = TaskStreamReader(database, selection, "task", name)
+        self.reader = TaskStreamReader(Selection(database, "task", schema_of("task", ["reference_number"])), name)
         self.offset = self.begin = self.reader.initialOffset()
 
     def read_until(self, *references: str) -> None:
@@ -287,7 +286,7 @@ def test_sqlite_has_no_stream(sqlite: Database) -> None:
     with pytest.raises(PipelineError, match="With SQLite, use `archive`"):
         Stream().run(Stream.context(database=sqlite, lake="nowhere"))
     with pytest.raises(PipelineError, match="from PostgreSQL only"):
-        TaskStreamReader(sqlite, Selection(sqlite.tables.task, schema_of("task")), "task")
+        TaskStreamReader(Selection(sqlite, "task", schema_of("task")))
 
 
 @pytest.mark.parametrize("once", [False, True])

@@ -188,8 +188,8 @@ class Run:
             wanted: list[Condition] = [("status", "in", list(batch.filters.statuses))]
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
-            tasks = Selection(getattr(database.tables, batch.source), SCHEMAS[batch.source], tuple(wanted))
-            writer = SliceWriter(export, database, batch, tasks, snapshot.name, slices)
+            tasks = Selection(database, batch.source, SCHEMAS[batch.source], tuple(wanted), snapshot.name)
+            writer = SliceWriter(export, batch, tasks, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -16,7 +16,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
@@ -45,7 +45,7 @@ from django_dbtaskqueue.pipeline.lake import (
     writing,
 )
 from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
-from django_dbtaskqueue.pipeline.source import Selection, Slice, read_slice, task_attempt_id
+from django_dbtaskqueue.pipeline.source import Selection, Slice, task_attempt_id
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.spark import Progress, silent
 
@@ -418,10 +418,8 @@ class SliceWriter:
     """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
 
     export: Export
-    database: Database
     batch: Batch
     tasks: Selection
-    snapshot: str | None
     slices: tuple[tuple[int, int], ...]
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -430,8 +428,7 @@ class SliceWriter:
                 yield from described(self._slice(*self.slices[number]))
 
     def _slice(self, low: int, high: int) -> Iterator[DataFile]:
-        read = read_slice(self.database, self.tasks, Slice(low, high), self.snapshot)
-        for index, rows in enumerate(tables(read)):
+        for index, rows in enumerate(tables(self.tasks.read(Slice(low, high)))):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
             old = rows.filter(pc.less(ended, pa.scalar(self.batch.filters.cutoff, pa.timestamp("us", "UTC"))))
             if not old.num_rows:
@@ -445,8 +442,8 @@ class SliceWriter:
         """Return the failed attempts of these tasks, each with the day of its task."""
         ends = pc.min_max(tasks["id"]).as_py()
         near = (("task_id", ">=", ends["min"]), ("task_id", "<=", ends["max"]))
-        chosen = Selection(self.database.tables.attempt, ATTEMPTS, near)
-        found = pa.Table.from_batches(read_slice(self.database, chosen, Slice(), self.snapshot), arrow_schema(ATTEMPTS))
+        chosen = replace(self.tasks, table="attempt", schema=ATTEMPTS, conditions=near)
+        found = pa.Table.from_batches(chosen.read(Slice()), arrow_schema(ATTEMPTS))
         owners = tasks.select(["location", "id", PARTITION]).rename_columns(["location", "task_id", PARTITION])
         return conformed(found.join(owners, ["location", "task_id"], join_type="inner"), "attempts")
 

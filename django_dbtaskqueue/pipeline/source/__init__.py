@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from itertools import pairwise
@@ -97,13 +97,13 @@ class TaskSource(datasource.DataSource):
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
         snapshot = checked_snapshot(self.options.get("snapshot"))
         ids = int(self.options.get("slice_ids", PARTITION_IDS))
-        return TaskReader(self.database, self._selection(schema), snapshot=snapshot, slice_ids=ids)
+        return TaskReader(replace(self._selection(schema), snapshot=snapshot), ids)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 
         name = self.options.get("name")
-        return TaskStreamReader(self.database, self._selection(schema), self._table, name)
+        return TaskStreamReader(self._selection(schema), name)
 
     def writer(self, schema: StructType, overwrite: object) -> datasource.DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
@@ -136,7 +136,7 @@ class TaskSource(datasource.DataSource):
                     f"{given.dataType.simpleString()}: correct .schema(...), or cast it afterwards."
                 )
         conditions = _from_text(self.options.get("where", "[]"), schema_of(self._table).names)
-        return Selection(getattr(self.database.tables, self._table), schema, conditions)
+        return Selection(self.database, self._table, schema, conditions)
 
 
 def register(spark: SparkSession, *databases: Database) -> None:
@@ -193,9 +193,9 @@ def few_tasks(
     database: Database, columns: Iterable[str], table: str, snapshot: Snapshot | None = None
 ) -> pa.Table | None:
     """Return these columns of a whole table, read by this process without Spark; None for over `MAX_FEW_BYTES`."""
-    selection = Selection(getattr(database.tables, table), schema_of(table, columns))
     name, batches = snapshot.name if snapshot else None, []
-    with closing(read_slice(database, selection, Slice(), name)) as found:
+    selection = Selection(database, table, schema_of(table, columns), snapshot=name)
+    with closing(selection.read(Slice())) as found:
         for batch in found:
             batches.append(batch)
             if sum(one.nbytes for one in batches) > MAX_FEW_BYTES:
@@ -297,43 +297,63 @@ class Slice(datasource.InputPartition):
 
 @dataclass(frozen=True)
 class Selection:
-    """Columns of the rows of ``table`` (a quoted name) that meet all conditions."""
+    """Columns of the rows of ``table`` that meet all conditions, in the state of a ``snapshot``, or else of now."""
 
+    database: Database
     table: str
     schema: StructType
     conditions: tuple[Condition, ...] = ()
+    snapshot: str | None = None
 
-    def where(self, database: Database, part: Slice) -> tuple[str, dict[str, object]]:
-        """Return the WHERE clause of one slice, which may be empty, and its parameters."""
+    def bounds(self) -> tuple[int, int] | None:
+        """Return the first and last id, or None if there is no row. PostgreSQL only."""
+        key = self._named("id")
+        query, params = self._query([f"min({key}) AS first", f"max({key}) AS last"], Slice())
+        (batch,) = copied(self.database, query, params, BOUNDS_SCHEMA, self.snapshot)
+        first, last = (column[0].as_py() for column in batch.columns)
+        return None if first is None else (first, last)
+
+    def read(self, part: Slice, *, also: str = "") -> Generator[pa.RecordBatch]:
+        """Yield the rows of one slice that meet the SQL ``also``, as record batches of the schema."""
+        if part.low is not None and part.low == part.high:
+            return
+        schema, is_postgresql = arrow_schema(self.schema), self.database.postgresql
+        # Text and JSON are read as PostgreSQL prints them.
+        as_text = {one.name for one in self.schema if is_postgresql and isinstance(one.dataType, StringType)}
+        columns = [f"{self._named(name)}{'::text' * (name in as_text)}" for name in schema.names]
+        query, params = self._query(columns, part, also)
+        if is_postgresql:
+            yield from copied(self.database, query, params, schema, self.snapshot)
+            return
+        with closing(self.database.connect()) as connection:
+            cursor = connection.execute(query % {name: f":{name}" for name in params}, params)
+            while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
+                arrays = [_array(values, one.type) for values, one in zip(zip(*rows, strict=True), schema, strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _query(self, columns: Iterable[str], part: Slice, also: str = "") -> tuple[str, Params]:
+        """Return the query for these columns of one slice, and its parameters."""
         tests: list[str] = []
         params: dict[str, object] = {}
         bounds = [("id", sign, edge) for sign, edge in ((">=", part.low), ("<", part.high)) if edge is not None]
         for column, operator, value in (*self.conditions, *bounds):
-            name, column = f"p{len(tests)}", self.named(column, database)
+            name, column = f"p{len(tests)}", self._named(column)
             if operator == "known":
                 tests.append(f"{column} IS {'NOT ' if value else ''}NULL")
             elif isinstance(value, list):
-                params[name] = database.dialect.array(value)
-                tests.append(database.dialect.one_of(column, name))
+                params[name] = self.database.dialect.array(value)
+                tests.append(self.database.dialect.one_of(column, name))
             else:
                 if isinstance(value, datetime):
-                    column, value = _comparable(column, database), database.time(value)
+                    column, value = _comparable(column, self.database), self.database.time(value)
                 params[name] = value
                 tests.append(f"{column} {operator} %({name})s")
-        return f" WHERE {' AND '.join(tests)}" if tests else "", params
+        where = f" WHERE {' AND '.join(filter(None, (*tests, also)))}" if tests or also else ""
+        return f"SELECT {', '.join(columns)} FROM {getattr(self.database.tables, self.table)}{where}", params
 
-    def named(self, column: str, database: Database) -> str:
+    def _named(self, column: str) -> str:
         """Return the name that a column has in the table; a model may give its columns other names."""
-        return database.tables.rename(column) if self.table == database.tables.task else column
-
-    def bounds(self, database: Database, snapshot: str | None = None) -> tuple[int, int] | None:
-        """Return the first and last id, or None if there is no row. PostgreSQL only."""
-        where, params = self.where(database, Slice())
-        key = self.named("id", database)
-        query = f"SELECT min({key}) AS first, max({key}) AS last FROM {self.table}{where}"
-        (batch,) = copied(database, query, params, BOUNDS_SCHEMA, snapshot)
-        first, last = (column[0].as_py() for column in batch.columns)
-        return None if first is None else (first, last)
+        return self.database.tables.rename(column) if self.table == "task" else column
 
 
 def checked_snapshot(name: str | None) -> str | None:
@@ -352,12 +372,9 @@ def _comparable(column: str, database: Database) -> str:
 
 @dataclass
 class TaskReader(datasource.DataSourceReader):
-    """A batch read: with ``snapshot`` in slices that all see its state, else in one statement."""
+    """A batch read: with a snapshot in slices that all see its state, else in one statement."""
 
-    database: Database
     selection: Selection
-    _: KW_ONLY
-    snapshot: str | None
     slice_ids: int
 
     def pushFilters(self, filters: list[datasource.Filter]) -> Iterable[datasource.Filter]:
@@ -383,46 +400,21 @@ class TaskReader(datasource.DataSourceReader):
 
     def partitions(self) -> Sequence[datasource.InputPartition]:
         """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
-        if self.snapshot is None:
+        if self.selection.snapshot is None:
             return [Slice()]
-        first, last = self.selection.bounds(self.database, self.snapshot) or (0, -1)
+        first, last = self.selection.bounds() or (0, -1)
         if last < first:
             return [Slice(0, 0)]
         return [Slice(*ids) for ids in even_slices(first, last, (last - first) // self.slice_ids + 1)]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)  # noqa: S101 -- what partitions() returns
-        return read_slice(self.database, self.selection, partition, self.snapshot)
+        return self.selection.read(partition)
 
 
 def even_slices(first: int, last: int, number: int) -> tuple[tuple[int, int], ...]:
     """Cut a range of ids into pairs (first, below) of about the same length."""
     return tuple(pairwise(first + (last + 1 - first) * step // number for step in range(number + 1)))
-
-
-def read_slice(
-    database: Database, selection: Selection, part: Slice, snapshot: str | None, *, also: str = ""
-) -> Generator[pa.RecordBatch]:
-    """Yield the rows of one slice that meet the SQL ``also``, as record batches of the selection's schema."""
-    if part.low is not None and part.low == part.high:
-        return
-    where, params = selection.where(database, part)
-    if also:
-        where = f"{where} AND {also}" if where else f" WHERE {also}"
-    # Text and JSON are read as PostgreSQL prints them.
-    as_text = {
-        field.name for field in selection.schema if database.postgresql and isinstance(field.dataType, StringType)
-    }
-    columns = [f"{selection.named(name, database)}{'::text' * (name in as_text)}" for name in selection.schema.names]
-    query, schema = f"SELECT {', '.join(columns)} FROM {selection.table}{where}", arrow_schema(selection.schema)
-    if database.postgresql:
-        yield from copied(database, query, params, schema, snapshot)
-        return
-    with closing(database.connect()) as connection:
-        cursor = connection.execute(query % {name: f":{name}" for name in params}, params)
-        while rows := cursor.fetchmany(SQLITE_BATCH_ROWS):
-            arrays = [_array(values, one.type) for values, one in zip(zip(*rows, strict=True), schema, strict=True)]
-            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _array(values: Sequence[object], kind: pa.DataType) -> pa.Array:

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.core.sql.pipeline import EVENT_SCHEMA_SQL, HORIZON_SQL, FinishEventStatements
-from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Slice, even_slices, read_slice
+from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Slice, even_slices
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,12 +62,12 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
     Without it, or while events may be missing, it compares all rows.
     """
 
-    def __init__(self, database: Database, selection: Selection, table: str, name: str | None = None) -> None:
-        if not database.postgresql:
+    def __init__(self, selection: Selection, name: str | None = None) -> None:
+        if not selection.database.postgresql:
             raise PipelineError("Finished tasks can be streamed from PostgreSQL only: read SQLite in batches.")
-        self.database = database
+        self.database = selection.database
         self.selection = selection
-        self.finished = table == "task"
+        self.finished = selection.table == "task"
         self.name = name if self.finished else None
         self.last: Offset | None = None
 
@@ -106,7 +106,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         complete_from = self._complete_from()
         if since != STREAM_START:
             return [Window(None, None, since, until, complete_from)]
-        first, last = self.selection.bounds(self.database) or (0, 0)
+        first, last = self.selection.bounds() or (0, 0)
         slices = even_slices(first, last, (last - first) // PARTITION_IDS + 1)
         return [Window(low, high, since, until, complete_from) for low, high in slices]
 
@@ -126,7 +126,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
             )
         else:
             test = pipeline.window(part.since, part.until, finished=False)
-        yield from read_slice(self.database, self.selection, part, None, also=test)
+        yield from self.selection.read(part, also=test)
         # Events are deleted after their stream's position is changed: if it has not changed, all were there.
         if part.events_from is not None:
             now = self._complete_from()
