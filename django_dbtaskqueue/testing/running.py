@@ -25,7 +25,7 @@ from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
 from django_dbtaskqueue.db.session import Row, Session, aliases_of
-from django_dbtaskqueue.flow import dependencies, observe, placement
+from django_dbtaskqueue.flow import dependencies, placement
 from django_dbtaskqueue.flow.checkout import ScanCursor
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.flow.rescue import rescue
@@ -237,8 +237,6 @@ class InlineExecutor(Executor):
             run = self._begin(self.todo.popleft())
             if run is None:
                 continue
-            for lease in run.job.leases:
-                observe.started(lease, run.job.processor)
             with _sheltered():
                 settlements = _call(run.job)
             self._end(run, settlements, clock.monotonic() - run.started)

@@ -11,17 +11,15 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from django_dbtaskqueue.core.durations import clock, smoothed
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
-from django_dbtaskqueue.flow.run import decide
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.flow import observe
+from django_dbtaskqueue.flow.run import Processor, decide
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
@@ -219,11 +217,9 @@ class Executor:
         """Take no more jobs and end idle slots."""
 
     def _begin(self, job: Job) -> Run | None:
-        """Return a job as it starts now, without leases that ran out while they waited: others may hold their tasks."""
+        """Tell that a job starts; return it without leases that ran out meanwhile: others may hold their tasks."""
         database_use.set(DatabaseUse())
         now = clock.monotonic()
-        if not job.rest and now < job.lease.deadline:  # nearly always
-            return Run(job, now)
         held = [lease for lease in job.leases if now < lease.deadline]
         if len(held) < len(job.leases):
             for lease in job.leases:
@@ -233,6 +229,8 @@ class Executor:
                 self._put_first(self._limiter.release(job.processor, None))
                 return None
             job = job._replace(lease=held[0], rest=tuple(held[1:]))
+        for lease in held:
+            observe.started(lease, job.processor)
         return Run(job, now)
 
     def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float) -> None:

@@ -27,7 +27,6 @@ from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
-from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, decide_call, perform_all
 from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
 from django_dbtaskqueue.poller.executors.thread import check, tidied
@@ -108,8 +107,6 @@ class PoolExecutor(Executor):
         if run is None:
             return
         self._runs[run] = None
-        for lease in run.job.leases:
-            observe.started(lease, run.job.processor)
         try:
             future = self._submitted(portable(run.job))
         except Exception as error:

@@ -346,17 +346,12 @@ class ProcessExecutor(ThreadExecutor):
             worker.end()
 
     def _run(self, slot: int, job: Job) -> None:
-        current = self._begin(job)
-        if current is None:
-            return
-        job, started = current
-        self._since[slot], self._jobs[slot] = started, job
-        for lease in job.leases:
-            observe.started(lease, job.processor)
+        self._run_special(slot, job)
+
+    def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
         outcomes = self._outcomes(slot, job)
-        self._jobs[slot] = None
         note_processor(job)
-        self._end(current, decide_all(job.leases, outcomes), clock.monotonic() - started)
+        return decide_all(job.leases, outcomes)
 
     def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
         worker = self._workers[slot]

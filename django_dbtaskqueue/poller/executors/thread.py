@@ -299,11 +299,12 @@ class ThreadExecutor(Executor):
             return
         job, started = current
         self._since[slot], self._jobs[slot] = started, job
-        for lease in job.leases:
-            observe.started(lease, job.processor)
-        settlements = tidied(run_all(job.leases, job.processor))
+        settlements = self._settlements(slot, job)
         self._jobs[slot] = None
         self._end(current, settlements, clock.monotonic() - started)
+
+    def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
+        return tidied(run_all(job.leases, job.processor))
 
     def _put_first(self, jobs: list[Job]) -> None:
         super()._put_first(jobs)
@@ -462,8 +463,6 @@ class AsyncExecutor(Executor):
         if current is None:
             return
         self._runs[task] = job, started = current
-        for lease in job.leases:
-            observe.started(lease, job.processor)
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
