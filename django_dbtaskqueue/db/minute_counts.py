@@ -216,21 +216,14 @@ def as_stored(session: Session, time: datetime) -> datetime:
 
 
 def _sum(group: list[MinuteCount], minute: datetime) -> MinuteCount:
-    return MinuteCount(
-        kind=group[0].kind,
-        queue=group[0].queue,
-        name=group[0].name,
-        minute=minute,
-        count=sum(row.count for row in group),
-        run_seconds=sum(row.run_seconds for row in group),
-        wait_seconds=sum(row.wait_seconds for row in group),
-        runs=_add_up(row.runs for row in group),
-        waits=_add_up(row.waits for row in group),
-    )
-
-
-def _add_up(histograms: Iterable[dict[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for histogram in histograms:
-        total.update(histogram)
-    return dict(total)
+    total = MinuteCount(kind=group[0].kind, queue=group[0].queue, name=group[0].name, minute=minute)
+    total.count, total.run_seconds, total.wait_seconds = 0, 0.0, 0.0
+    runs, waits = Counter[str](), Counter[str]()
+    for row in group:
+        total.count += row.count
+        total.run_seconds += row.run_seconds
+        total.wait_seconds += row.wait_seconds
+        runs.update(row.runs)
+        waits.update(row.waits)
+    total.runs, total.waits = dict(runs), dict(waits)
+    return total

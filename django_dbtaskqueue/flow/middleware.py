@@ -123,45 +123,31 @@ def _run(layers: Sequence[Layer], function: Call, task: object) -> object:
     if not layers:
         return function(task)
     with _entered(layers, function, task) as (call, around):
-        try:
-            value = around(task)
-        except Exception as error:
-            _raised(call, error)
-        return _returned(call, value)
+        value = around(task)
+    return _returned(call, value)
 
 
 async def _run_async(layers: Sequence[Layer], function: Call, task: object) -> object:
     if not layers:
         return await function(task)
     with _entered(layers, function, task) as (call, around):
-        try:
-            value = await around(task)
-        except Exception as error:
-            _raised(call, error)
-        return _returned(call, value)
+        value = await around(task)
+    return _returned(call, value)
 
 
 def _next(task: object) -> object:
     """Call the next middleware, or the processor: the ``call`` of every sync middleware."""
     call = _begun()
-    with _unguarded(call, task):
-        try:
-            call.value = _run(call.layers[1:], call.function, task)
-        except BaseException as error:
-            call.error = error
-            raise
+    with _inside(call, task):
+        call.value = _run(call.layers[1:], call.function, task)
     return call.value
 
 
 async def _next_async(task: object) -> object:
     """Call the next middleware, or the processor: the ``call`` of every async middleware."""
     call = _begun()
-    with _unguarded(call, task):
-        try:
-            call.value = await _run_async(call.layers[1:], call.function, task)
-        except BaseException as error:
-            call.error = error
-            raise
+    with _inside(call, task):
+        call.value = await _run_async(call.layers[1:], call.function, task)
     return call.value
 
 
@@ -179,23 +165,32 @@ def _begun() -> _Running:
 
 @contextmanager
 def _entered(layers: Sequence[Layer], function: Call, task: object) -> Iterator[tuple[_Running, Call]]:
-    """Make the call of the first layer the current one. Its code does not settle, unless it says so."""
+    """Make the call of the first layer the current one. Its code does not settle, unless it says so.
+
+    What it raises becomes what the call ends with.
+    """
     layer, call = layers[0], _Running(layers, function)
     assert layer.around is not None  # noqa: S101 -- for the type checker: ``surrounded`` left out the others
     token = _current.set(call)
     before = _guard(task, "" if layer.changes_outcome else layer.name)
     try:
         yield call, layer.around
+    except Exception as error:
+        _raised(call, error)
     finally:
         _guard(task, before)
         _current.reset(token)
 
 
 @contextmanager
-def _unguarded(call: _Running, task: object) -> Iterator[None]:
+def _inside(call: _Running, task: object) -> Iterator[None]:
+    """Let the code inside a middleware settle, and note what it raises."""
     before = _guard(task, "")
     try:
         yield
+    except BaseException as error:
+        call.error = error
+        raise
     finally:
         _guard(task, before)
 
