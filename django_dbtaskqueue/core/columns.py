@@ -111,7 +111,6 @@ class Column:
 
     @property
     def db(self) -> str:
-        """The name in the database."""
         return self.column or self.name
 
     @property

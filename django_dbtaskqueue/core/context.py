@@ -54,7 +54,6 @@ class EnqueueHook:
         return self.around is not None and not self._inside.get()
 
     def surround(self, queue: str, call: Callable[[], T]) -> T:
-        """Make the call inside the hook."""
         token = self._inside.set(True)
         try:
             return call() if self.around is None else self.around(queue, call)

@@ -142,7 +142,6 @@ class Rate:
 
     @property
     def per_second(self) -> float:
-        """The number in a second."""
         return self.tasks / self.time.total_seconds()
 
     def __str__(self) -> str:
@@ -193,7 +192,6 @@ class Pauses(Generic[K]):
         return [key for key, (until, _pause) in self._rests.items() if until > now]
 
     def rest(self, key: K) -> None:
-        """Let a row rest, each time longer."""
         pause = next_pause(self._rests.get(key, (0.0, 0.0))[1], *self._bounds)
         self._rests[key] = clock.monotonic() + pause, pause
 

@@ -88,7 +88,6 @@ class Fail:
 
     @property
     def facts(self) -> Facts:
-        """What code that does not write it needs to know of it."""
         return Facts("fail", "failed", "fail", wakes=True, error=self.error)
 
 
@@ -149,7 +148,6 @@ class Failed:
 
     @property
     def facts(self) -> Facts:
-        """What code that does not write it needs to know of it."""
         counts_as, call = ("failed", "fail") if self.delay is None else ("retried", "retry")
         return Facts("fail", counts_as, call, wakes=True, error=self.said.error)
 
@@ -171,7 +169,6 @@ class Park:
 
     @property
     def columns(self) -> Mapping[str, object]:
-        """What is written of it."""
         return {"park_reason": self.reason[:200]}
 
 

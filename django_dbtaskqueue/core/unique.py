@@ -116,7 +116,6 @@ class Unique(UniqueRule):
 
     @property
     def words(self) -> str:
-        """What the rule allows."""
         more = f", and one in {format_duration(self.period)}" if self.period else ""
         return f"one task of equal payloads until it is {self.until}{more}"
 
@@ -131,7 +130,6 @@ class Throttle(UniqueRule):
 
     @property
     def words(self) -> str:
-        """What the rule allows."""
         return f"one task of equal payloads in {format_duration(self.period)}"
 
 
@@ -157,12 +155,10 @@ class Debounce(UniqueRule):
 
     @property
     def bound(self) -> timedelta:  # type: ignore[override]
-        """How long after the first call the task is due at the latest."""
         return self.max_wait or min(MAX_WAIT_FACTOR * self.wait, MAX_DELAY)
 
     @property
     def words(self) -> str:
-        """What the rule allows."""
         last, first = format_duration(self.wait), format_duration(self.bound)
         return f"one task of equal payloads, due {last} after the last call and at most {first} after the first"
 

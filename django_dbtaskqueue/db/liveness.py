@@ -146,7 +146,6 @@ class Outages:
     seen = 0
 
     def report(self) -> None:
-        """There was an outage."""
         self.seen += 1
 
 

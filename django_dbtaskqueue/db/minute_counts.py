@@ -74,7 +74,6 @@ class MinuteCounter(Generic[V]):
                 self._pending[key] = value
 
     def aliases(self) -> set[str]:
-        """Return the databases with counts to store."""
         with self._changed:
             return {key.alias for key in self._pending}
 

@@ -100,7 +100,6 @@ class _Block(BatchHandle):
         self._policies: dict[TaskKey, str] = {}
 
     def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
-        """Take note of tasks, in the transaction that inserted them."""
         if alias != self.alias:
             raise EnqueueError(
                 f"The batch {self.name!r} is in the database {self.alias!r}, and a task of queue {queue!r} goes to "

@@ -101,7 +101,6 @@ class UniformRows:
         return names, f"{before}{f'{chr(10)}{before}'.join(written)}\n"
 
     def rows(self) -> list[Row]:
-        """Return one row each."""
         texts = (None if payload == b"null" else payload.decode() for payload in self.payloads)
         pairs = zip(self.references, texts, strict=True)
         return [{**self.same, "reference_number": reference, "payload": payload} for reference, payload in pairs]
@@ -141,7 +140,6 @@ class Written:
         return cls(len(answer), sum(row[-2] for row in answer), ids, have_run, answer if whole else [])
 
     def add(self, more: Written) -> None:
-        """Add what another statement wrote."""
         self.number += more.number
         self.new += more.new
         self.ids += more.ids
@@ -150,7 +148,6 @@ class Written:
 
     @property
     def references(self) -> set[str]:
-        """The references of the ``rows``."""
         return {row[REFERENCE] for row in self.rows}
 
 
@@ -246,7 +243,6 @@ class Insert:
 
     @property
     def waits(self) -> bool:
-        """Whether the tasks wait for others."""
         return self.related is not None and self.related.parents is not None
 
     def _write_rows(self, session: Session, rows: list[Row], on_duplicate: str, rule: UniqueRule | None) -> Written:

@@ -134,7 +134,6 @@ def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseExcepti
 
 
 def _lost(lease: Lease, verb: str) -> None:
-    """An outcome came too late and changed nothing."""
     facts = (lease.total_attempt, lease.id, lease.queue, verb)
     extra = life_fields(lease, "lease_lost")
     logger.warning("Lease %s of task %s of %s is gone; its outcome (%s) changed nothing", *facts, extra=extra)

@@ -68,7 +68,6 @@ def _housekeep_batch(old: Tasks, to: str) -> int:
 
 
 def _delete_locked(session: Session, ids: list[int], to: str) -> int:
-    """Move, or delete and count, locked tasks; return how many."""
     sql, selected = _sql(session.model, session.connection.vendor), {"ids": session.sql.dialect.array(ids)}
     if to == "history":
         session.run(sql.keep, {**selected, "location": session.location})

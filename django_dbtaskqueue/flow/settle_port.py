@@ -40,7 +40,6 @@ class SettlePort(ReadsParents):
         self.log_level, self.extra = settings.life_level, settings.extra
 
     def time(self, text: str) -> datetime:
-        """Return a time as the database wrote it, as the site's models would show it."""
         return Session.on(self.alias, self.model).time(text)
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
@@ -48,13 +47,11 @@ class SettlePort(ReadsParents):
         self.settle_all([(lease, outcome)])
 
     def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
-        """``settle`` as the last act of the calling thread's outermost transaction."""
         session = Session.on(self.alias, self.model)
         session.ends = True
         self._settle(session, [(lease, decide(lease, outcome))])
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
-        """Write outcomes of one queue in one transaction, or none and raise as ``settle`` does."""
         session = Session.on(self.alias, self.model)
         decided = [(lease, decide(lease, outcome)) for lease, outcome in pairs]
         if len(decided) == 1:
@@ -75,15 +72,12 @@ class SettlePort(ReadsParents):
             notify.after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:
-        """Whether the lease is neither settled nor lost, as the calling thread's transaction sees it."""
         return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
 
     def journal(self, lease: Lease) -> Steps:
-        """Return the steps of the lease's task."""
         return Journal(lease, self.alias, self.model)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
-        """Extend the lease by ``delta``, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
         seconds = delta.total_seconds()
         rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
@@ -94,7 +88,6 @@ class SettlePort(ReadsParents):
         usage.after_commit(session.connection, {(lease.queue, "touch"): (lease.id,)})
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
-        """Store progress in ``process_result``, or raise ``LeaseLost``."""
         session = Session.on(self.alias, self.model)
         text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
         params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}

@@ -55,7 +55,6 @@ class Mark(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> Mark:
-        """Return the mark of a task from its column."""
         target, _space, token = text.removeprefix(MOVING).rpartition(" ")
         return cls(target, token.strip("()"))
 
@@ -93,7 +92,6 @@ class ShardMove:
 
     @property
     def model(self) -> type[AbstractTask]:
-        """The queue's task table."""
         return model_for(self.queue)
 
     def tasks(self, alias: str) -> Tasks:

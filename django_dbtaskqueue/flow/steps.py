@@ -56,7 +56,6 @@ class Journal:
         self.signal: ReceivedSignal | None = None
 
     def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """See ``Lease.step``."""
         if not callable(function):
             raise TypeError(
                 f"task.step({name!r}, …) needs a function and its arguments, as in task.step({name!r}, charge, order). "
@@ -77,7 +76,6 @@ class Journal:
         return _loaded(text)
 
     async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """See ``Lease.astep``."""
         if not iscoroutinefunction(function):
             return await sync_to_async(self.step)(name, function, *args, **kwargs)
         found = await sync_to_async(self._next)(STEP, name)
@@ -89,7 +87,6 @@ class Journal:
         return _loaded(text)
 
     def sleep(self, delay: timedelta) -> None:
-        """See ``Lease.sleep``."""
         seconds = _seconds("sleep(delay", delay)
         self._check_can_suspend("sleep")
         found = self._next(SLEEP, SLEEP)
@@ -102,11 +99,9 @@ class Journal:
             self._suspend(Suspend(timedelta(seconds=left)))
 
     async def asleep(self, delay: timedelta) -> None:
-        """See ``Lease.asleep``."""
         await sync_to_async(self.sleep)(delay)
 
     def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
-        """See ``Lease.wait_for``."""
         left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
         self._check_can_suspend("wait_for")
         found = self._next(WAIT, name)
@@ -127,7 +122,6 @@ class Journal:
         self._suspend(Suspend(None if left is None else timedelta(seconds=left), count))
 
     async def await_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
-        """See ``Lease.await_for``."""
         return await sync_to_async(self.wait_for)(name, timeout, choices)
 
     def _next(self, kind: str, name: str) -> Stored | None:

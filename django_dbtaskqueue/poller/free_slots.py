@@ -100,7 +100,6 @@ class Executors:
         return sum(executor.slots for executor in used or {self._threads})
 
     def waiting(self) -> bool:
-        """Whether a job waits for a slot."""
         for executor in self.all:  # noqa: SIM110 -- a generator costs a call for each executor, at each poll
             if executor.todo:
                 return True
@@ -149,12 +148,10 @@ class Executors:
         self._isolated.submit(others, fast=False)
 
     def nudge(self) -> None:
-        """Start waiting jobs if slots are free."""
         for executor in self.all:
             executor.nudge()
 
     def withdraw(self) -> list[Job]:
-        """Take back and return the jobs that have not started."""
         jobs = self.limiter.withdraw()
         for executor in self.all:
             jobs.extend(executor.withdraw())

@@ -258,7 +258,6 @@ class Rescuer:
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
 
     def _sweep(self, session: Session, began: float) -> None:
-        """Tell the ends of tasks that the process which wrote them did not tell."""
         dependencies.sweep(session)
         if self._sweep_missing_due <= began:
             self._sweep_missing_after = dependencies.sweep_missing(session, self._sweep_missing_after)

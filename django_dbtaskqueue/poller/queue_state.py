@@ -138,7 +138,6 @@ class QueueState:
         return state
 
     def apply(self, settings: QueueSettings) -> None:
-        """Use other settings from the next checkout and settle on."""
         self.settings = settings
         self._follow_limits()
         self.cursor.max_wait = settings.max_wait
@@ -166,7 +165,6 @@ class QueueState:
         return cursor
 
     def priorities(self) -> list[int]:
-        """Return the priorities found so far."""
         return sorted({priority for cursor in (self.cursor, *self.cursors.values()) for priority in cursor.watermarks})
 
     def lengthen_leases(self) -> None:

@@ -317,7 +317,6 @@ class QueueHandle:
         return found
 
     def _atomic(self) -> ExitStack:
-        """A transaction on each of the queue's databases."""
         stack = ExitStack()
         for alias in self._aliases():
             stack.enter_context(transaction.atomic(using=alias))
@@ -377,7 +376,6 @@ class QueueHandle:
         return next((one for one in aliases if leases.is_ready(self.name, one, tags=self.tags, group=group)), None)
 
     def _poll(self, aliases: tuple[str, ...], group: str | None) -> Lease | None:
-        """Poll once; on a queue with shards each shard, in random order."""
         for alias in random.sample(aliases, len(aliases)):
             instance = _instance(os.getpid())
             if task := leases.take_one(self.name, alias, poller_instance=instance, tags=self.tags, group=group):

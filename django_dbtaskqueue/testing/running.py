@@ -174,7 +174,6 @@ def perform(
 
 
 def _delete_traces(session: Session, task: AbstractTask) -> None:
-    """Take back all that the queue itself wrote for ``task``."""
     alias = session.connection.alias
     session.model._base_manager.using(alias).filter(pk=task.pk)._raw_delete(alias)
     for model in (TaskHistory, Attempt, Step):
@@ -221,7 +220,6 @@ class Ran:
     outcome: Outcome | None = None
 
     def raise_again(self) -> None:
-        """Raise what the processor raised."""
         if isinstance(self.outcome, Raised) and isinstance(self.outcome.error, BaseException):
             raise self.outcome.error
 
@@ -232,7 +230,6 @@ class InlineExecutor(Executor):
     slots = 1
 
     def work(self) -> None:
-        """Run the jobs that wait."""
         while self.todo:
             run = self._begin(self.todo.popleft())
             if run is None:
@@ -310,7 +307,6 @@ class InlinePoller:
 
     @property
     def taken(self) -> list[Lease]:
-        """What ``work`` is to run and settle."""
         return list(self._settler.held)
 
     def seconds_until_due(self) -> float | None:

@@ -35,7 +35,6 @@ class Job(NamedTuple):
 
     @property
     def leases(self) -> tuple[Lease, ...]:
-        """All leases of the call."""
         return (self.lease, *self.rest)
 
 

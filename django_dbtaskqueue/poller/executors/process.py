@@ -258,7 +258,6 @@ class ProcessExecutor(ThreadExecutor):
             self._wake(unseen)
 
     def overrun(self, run: Run) -> bool:
-        """Give up a job past its timeout, and end its process."""
         given_up = super().overrun(run)
         if given_up:
             for worker in filter(None, self._workers):
@@ -266,7 +265,6 @@ class ProcessExecutor(ThreadExecutor):
         return given_up
 
     def stop(self, run: Run) -> None:
-        """Tell the task that it has to stop, and end its process if it does not."""
         for worker in filter(None, self._workers):
             worker.stop(run.job)
 
@@ -339,7 +337,6 @@ class ProcessExecutor(ThreadExecutor):
         self._failed_starts += 1
 
     def _retire(self, slot: int) -> None:
-        """Let the child of a thread end in order, if it has one."""
         worker, self._workers[slot] = self._workers[slot], None
         if worker is not None:
             worker.ask_to_end()
@@ -381,7 +378,6 @@ class IsolatedExecutor(ProcessExecutor):
 
     @property
     def works(self) -> bool:
-        """Whether its processes start."""
         return self._failed_starts < MAX_FAILED_STARTS
 
     def _start_failed(self) -> None:

@@ -293,7 +293,6 @@ class ThreadExecutor(Executor):
         tidy(doubtful=use.doubtful)
 
     def _run_special(self, slot: int, job: Job) -> None:
-        """Run a batch, or a call of a processor with a concurrency limit."""
         current = self._begin(job)
         if current is None:
             return

@@ -54,7 +54,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(self.facts(record), default=str)
 
     def facts(self, record: logging.LogRecord) -> dict[str, object]:
-        """Return the fields of ``LOG_FIELDS`` that the line has."""
         facts: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

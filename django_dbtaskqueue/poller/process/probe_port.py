@@ -78,11 +78,9 @@ class PollerProbes:
             self._totals.setdefault((key.queue, key.name), Sums()).update(sums)
 
     def startup(self) -> str:
-        """Return why the process has not started yet."""
         return "" if self._poller.polled_at else "No poll has worked yet."
 
     def ready(self) -> str:
-        """Return why the process does not fetch tasks now."""
         poller, heartbeat = self._poller, conf.settings().heartbeat.total_seconds()
         if not poller.polled_at or poller.state not in FETCHING_STATES:
             return f"The poller is {poller.state}."

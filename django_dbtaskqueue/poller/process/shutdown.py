@@ -43,7 +43,6 @@ class ShutdownRequest:
 
     @property
     def level(self) -> int:
-        """Return the level that is requested now."""
         return max(self._requested, min(self._signals, CANCEL))
 
     def request(self, level: int) -> None:

@@ -254,7 +254,6 @@ class Supervisor:
         log("Child %s ended: %s. Starting another one in %s", pid, exit_text(code), format_seconds(delay))
 
     def _kill_if_stuck(self, child: Child, process: subprocess.Popen[bytes]) -> None:
-        """Kill a child that gives no sign of life, or does not end in time."""
         now = clock.monotonic()
         limit = CHILD_BOOT_TIMEOUT_S if child.last_seen is None else self._silence_limit
         if child.latest.state in ("ENDING", "STOPPED"):  # Python may take seconds to end, and says nothing then
