@@ -34,8 +34,8 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHis
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
+from django_dbtaskqueue.poller.heartbeat import ScheduleJob
 from django_dbtaskqueue.poller.held_leases import Counts, Settler
-from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import next_due
 

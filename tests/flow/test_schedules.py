@@ -18,7 +18,7 @@ from django_dbtaskqueue.flow import schedule
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
 from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
-from django_dbtaskqueue.poller.periodic import ScheduleJob
+from django_dbtaskqueue.poller.heartbeat import ScheduleJob
 from tests.clock import SteppedClock
 from tests.support import PATIENCE, actors, until
 

@@ -182,7 +182,7 @@ def test_partitioning_keeps_rows_and_can_be_taken_back(history: None) -> None:
 
 
 def test_a_poller_ends_what_holds_up_and_keeps_house_if_told(history: None, settings: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("django_dbtaskqueue.poller.periodic.FIRST_RETENTION_SECONDS", 0.05)
+    monkeypatch.setattr("django_dbtaskqueue.poller.heartbeat.FIRST_RETENTION_SECONDS", 0.05)
     (first, *_) = months()
     sql(f"DROP TABLE {first}")
     old(COMPLETED, 300)

@@ -14,8 +14,8 @@ from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Job, thread
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
+from django_dbtaskqueue.poller.heartbeat import Periodic, PeriodicThread
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import Periodic, PeriodicThread
 from django_dbtaskqueue.poller.queue_state import WOKEN_LOOK_SECONDS, Options, QueueState
 from tests.clock import SteppedClock
 from tests.support import PATIENCE, until

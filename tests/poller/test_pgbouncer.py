@@ -17,7 +17,7 @@ from django_dbtaskqueue import enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
-from django_dbtaskqueue.poller.periodic import STORE_METRICS_SECONDS
+from django_dbtaskqueue.poller.heartbeat import STORE_METRICS_SECONDS
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default
 from tests.pgbouncer import HERE, pgbouncer, pgbouncer_program

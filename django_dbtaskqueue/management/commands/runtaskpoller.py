@@ -24,9 +24,8 @@ from django_dbtaskqueue.management import duration, positive
 from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
-from django_dbtaskqueue.poller.heartbeat import Heartbeat
+from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.periodic import ScheduleJob
 from django_dbtaskqueue.poller.process import logs, probe_port, status_lines, supervisor
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
