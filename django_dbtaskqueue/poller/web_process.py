@@ -29,7 +29,7 @@ from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.shutdown import DRAIN, RUN, ShutdownRequest, run
+from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run
 from django_dbtaskqueue.poller.queue_state import Options
 
 logger = logging.getLogger("django_dbtaskqueue")

@@ -17,8 +17,8 @@ import pytest
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
-from django_dbtaskqueue.poller.process import logs, status_lines
-from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process import lifetime, logs
+from django_dbtaskqueue.poller.process.lifetime import Snapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import Gate
 
@@ -102,7 +102,7 @@ class Terminal(io.StringIO):
 
 def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPatch) -> None:
     times, stream = iter([100.0, 101.0, 102.0, 103.0, 104.0, 105.0]), Terminal()
-    monkeypatch.setattr(status_lines.clock, "monotonic", lambda: next(times))
+    monkeypatch.setattr(lifetime.clock, "monotonic", lambda: next(times))
     monkeypatch.setenv("COLUMNS", "120")
     line = StatusLine(stream, ["work", "other"])
     line.draw(Snapshot("RUNNING", 1, 8, 10, 2))
@@ -126,7 +126,7 @@ def test_log_lines_stand_whole_above_it() -> None:
     handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))
     line.close()
     line.above("at the end")
-    shown = stream.getvalue().split(status_lines.CLEAR_LINE)
+    shown = stream.getvalue().split(lifetime.CLEAR_LINE)
     assert [part.partition("\n")[0] for part in shown] == [
         "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",
         "at the end",

@@ -19,8 +19,8 @@ from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
+from django_dbtaskqueue.poller.process.lifetime import Snapshot
 from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, ServiceManager, address, served
-from django_dbtaskqueue.poller.process.status_lines import Snapshot
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.forks import Program

@@ -12,7 +12,7 @@ import pytest
 
 from django_dbtaskqueue import enqueue, enqueue_many
 from django_dbtaskqueue.models import Poller, Task
-from django_dbtaskqueue.poller.process.shutdown import DRAIN, ShutdownRequest
+from django_dbtaskqueue.poller.process.lifetime import DRAIN, ShutdownRequest
 from django_dbtaskqueue.poller.process.supervisor import Supervisor, exit_text
 from tests.clock import SteppedClock
 from tests.conftest import REPOSITORY, ProcessDatabase

@@ -26,10 +26,9 @@ from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process import logs, probe_port, status_lines, supervisor
+from django_dbtaskqueue.poller.process import lifetime, logs, probe_port, supervisor
+from django_dbtaskqueue.poller.process.lifetime import RUN, ShutdownRequest, Snapshot, StatusLine, run
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
-from django_dbtaskqueue.poller.process.shutdown import RUN, ShutdownRequest, run
-from django_dbtaskqueue.poller.process.status_lines import Snapshot, StatusLine
 from django_dbtaskqueue.poller.queue_state import Options
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -149,7 +148,7 @@ class Command(BaseCommand):
                     for alias in poller.aliases:
                         with suppress(Exception):  # the heartbeat looks again, and says what is wrong
                             ScheduleJob(alias, poller.wake).run()
-            for text in status_lines.opening(poller):
+            for text in lifetime.opening(poller):
                 logger.info("%s", text)
             if self._arguments is not None:
                 connections.close_all()  # each thread has its own; the main thread needs none from here on
@@ -170,7 +169,7 @@ class Command(BaseCommand):
             self._manager.stopped()
             for text in left:
                 logger.error("%s", text)
-            logger.info("%s", status_lines.closing(poller, clock.monotonic() - began))
+            logger.info("%s", lifetime.closing(poller, clock.monotonic() - began))
             return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:

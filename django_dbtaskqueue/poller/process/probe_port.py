@@ -28,12 +28,11 @@ from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.minute_counts import CountKey
 from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS, Exposition, Sums, client, text_of
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
-from django_dbtaskqueue.poller.process.status_lines import Snapshot
+from django_dbtaskqueue.poller.process.lifetime import Snapshot
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
     from django_dbtaskqueue.poller.loop import Poller
-    from django_dbtaskqueue.poller.process.status_lines import Snapshot
     from django_dbtaskqueue.poller.process.supervisor import Supervisor
 
 logger = logging.getLogger("django_dbtaskqueue")

@@ -28,8 +28,7 @@ from django.utils import autoreload
 
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.process import Wear
-from django_dbtaskqueue.poller.process.shutdown import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest
-from django_dbtaskqueue.poller.process.status_lines import Snapshot
+from django_dbtaskqueue.poller.process.lifetime import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest, Snapshot
 
 logger = logging.getLogger("django_dbtaskqueue")
 
