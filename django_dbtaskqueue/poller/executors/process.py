@@ -148,8 +148,10 @@ def _resident_mib(pid: int) -> float:
 
 def exit_text(code: int | None) -> str:
     """Return an exit code in words: the name of the signal that ended the process, if one did."""
-    known = code is not None and -code in set(signal.Signals)
-    return signal.Signals(-code).name if code is not None and known else f"exit code {code}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    names = {one.value: one.name for one in signal.Signals}
+    return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
 def _received(pipe: Connection) -> list[Answer] | None:

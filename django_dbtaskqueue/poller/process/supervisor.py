@@ -27,7 +27,7 @@ from typing import IO
 from django.utils import autoreload
 
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
-from django_dbtaskqueue.poller.executors.process import Wear
+from django_dbtaskqueue.poller.executors.process import Wear, exit_text
 from django_dbtaskqueue.poller.process.lifetime import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest, Snapshot
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -328,16 +328,6 @@ class Supervisor:
                 child.requested = level
                 with suppress(OSError):  # it has just ended
                     child.channel.send(str(level).encode())
-
-
-def exit_text(code: int) -> str:
-    """Return an exit code of ``subprocess`` as text."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 def _kill_group(pid: int) -> None:
