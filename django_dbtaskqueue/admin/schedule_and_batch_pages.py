@@ -40,13 +40,15 @@ from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.session import model_for
+from django_dbtaskqueue.db.session import model_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
 from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
 from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
+from django_dbtaskqueue.operations.related_tasks import Node
+from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import Page
 from django_dbtaskqueue.operations.verbs import json_of
 
@@ -265,21 +267,20 @@ class BatchAdmin(PlanAdmin):
         graph = related_tasks.graph_of(row, viewer(request))
         return {
             "graph": graph,
-            "nodes": [
-                (
-                    node,
-                    self.task_url(*node.key),
-                    status_badge(node.status or "?"),
-                    graph.parents.get(node.key, ()),
-                )
-                for node in graph.nodes
-            ],
+            "nodes": [(node, self._address(row, node), status_badge(node.status or "?")) for node in graph.nodes],
             "node_size": (related_tasks.NODE_WIDTH, related_tasks.NODE_HEIGHT),
-            "max_nodes": related_tasks.MAX_NODES_DRAWN,
+            "max_nodes": related_tasks.MAX_TASKS_DRAWN,
             "task_lists": [
                 (name, self.url(model_for(name), "changelist", q=f"batch:{row.pk} queue:{name}")) for name in row.queues
             ],
         }
+
+    def _address(self, row: Batch, node: Node) -> str:
+        """Return the page of a box's task, or the list of its tasks."""
+        if node.number == 1 or not node.queue:
+            return self.task_url(*node.key)
+        words = {"batch": row.pk, "queue": node.queue, "status": node.status}
+        return self.url(model_named(node.key.location), "changelist", q=text_of(**words))
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation; once confirmed, act and report."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from graphlib import CycleError, TopologicalSorter
+from itertools import count
+from statistics import fmean
 from typing import Annotated
 
 from django.db.models import Q, QuerySet
@@ -18,7 +23,7 @@ from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import ERROR, TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
-from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
+from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded
@@ -30,12 +35,13 @@ MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
 MAX_PARENTS_NAMED = 3  # in the sentence that says what a task waits for
 COUNTED_RELATED = 10_000  # how far parents and children are counted
 MAX_STEPS_SHOWN = 200  # the last ones
-MAX_NODES_DRAWN = 500  # of a larger batch the page shows the list alone
-MAX_EDGES_DRAWN = 3000
-SWEEPS = 4  # passes that put tasks near their parents, then near their children
-NODE_WIDTH, NODE_HEIGHT, GAP_X, GAP_Y, MARGIN = 168, 40, 24, 44, 8  # pixels
-MAX_NODES_IN_ROW = 10
-MAX_LABEL = 22  # characters in a node
+MAX_TASKS_DRAWN = 5000  # of a larger batch the page has links to the lists alone
+MAX_EDGES_DRAWN = 20_000
+MAX_BOXES = 30  # of more tasks those that are alike share one
+MAX_FAILED_ALONE = 10  # failed tasks that keep a box of their own
+NUMBER = re.compile(r"\d+")
+NODE_WIDTH, NODE_HEIGHT, GAP_X, GAP_Y, MARGIN = 164, 40, 24, 44, 8  # pixels
+MAX_NODES_IN_ROW = 7
 Wait = tuple[TaskKey, TaskKey, bool]  # parent, child, whether the child still waits
 ROUNDING = timedelta(seconds=1)  # the step and the task took their times from two statements
 
@@ -114,7 +120,7 @@ def _read(edges: QuerySet[Dependency], alias: str, there: str, actor: Actor | No
     rows = rows_of({key for key, _edge in pairs}, alias)
     found = []
     for key, edge in pairs:
-        queue, reference, status, _result = rows.get(key, ("", None, "", None))
+        queue, reference, status, _result = rows.get(key, GONE_TASK)
         hidden = actor is not None and queue and not actor.sees(queue)
         name = edge.name if there == "parent" and not hidden else ""
         shown = ("", None) if hidden else (queue, reference)
@@ -252,167 +258,193 @@ def fits(verb: Verb, counts: Mapping[str, int]) -> bool:
     return bool(counts[str(ERROR)])
 
 
-# -- the graph of a batch: which task waits for which, in layers, as places on a page ----------------------------------
+# -- the graph of a batch: which task waits for which, equal ones folded, in layers, as places on a page ---------------
 
 
 @dataclass(slots=True)
 class Node:
-    """A task of the graph. ``x`` and ``y`` are the upper left corner of its box."""
+    """A box of the graph: one task, or several that are alike. ``x`` and ``y`` are its upper left corner."""
 
-    key: TaskKey
-    label: str  # for the box
-    name: str  # for the table, where others call it by its id
-    title: str
+    key: TaskKey  # of its first task
+    queue: str
     status: str
+    reference: str | None
+    text: str  # what people call the task
+    kind: str  # the same of tasks that are alike: "shard …" of shard 1 and shard 2
+    number: int = 1
+    parents: list[Node] = field(default_factory=list)
     layer: int = 0
     x: float = 0.0
     y: float = 0.0
 
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A wait: from the lower side of the parent to the upper side of the child."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    open: bool
+    @property
+    def name(self) -> str:
+        """What people call its task, or how many tasks it holds, and of which kind."""
+        return self.text if self.number == 1 else f"{self.number:,} \N{MULTIPLICATION SIGN} {self.kind}"
 
     @property
-    def path(self) -> str:
-        """The line as the data of an SVG path: a curve that leaves and arrives upright."""
-        middle = (self.y1 + self.y2) / 2
-        return f"M{self.x1:g},{self.y1:g} C{self.x1:g},{middle:g} {self.x2:g},{middle:g} {self.x2:g},{self.y2:g}"
+    def failed(self) -> bool:
+        return self.status in (Status.ERROR, Status.POISON)
 
 
 @dataclass(slots=True)
 class Graph:
-    """The tasks of a batch and their waits, placed. ``too_large``: only the first tasks are here, without places."""
+    """The tasks of a batch and their waits, placed; without a node if the batch is too large."""
 
-    nodes: list[Node] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    parents: dict[TaskKey, list[TaskKey]] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)  # the failed ones first
+    lines: list[tuple[str, bool]] = field(default_factory=list)  # as data of an SVG path; whether the child still waits
     width: float = 0.0
     height: float = 0.0
-    too_large: bool = False
 
 
 def graph_of(row: Batch, actor: Actor) -> Graph:
-    """Return the graph of a batch: its tasks and its callback, in at most three queries and one for each table."""
+    """Return the graph of a batch: its tasks and its callback, in at most two queries and two for each table."""
     alias = str(row._state.db)
     keys: list[TaskKey] = []
     for model in sorted({model_for(queue) for queue in row.queues}, key=lambda model: model._meta.label_lower):
         tasks = model._base_manager.using(alias).filter(batch=row.pk).order_by("pk")
-        ids = tasks.values_list("pk", flat=True)[: MAX_NODES_DRAWN + 1]
+        ids = tasks.values_list("pk", flat=True)[: MAX_TASKS_DRAWN + 1]
         keys += [TaskKey(model._meta.label_lower, pk) for pk in ids]
-    too_large = len(keys) > MAX_NODES_DRAWN
-    keys = keys[:MAX_NODES_DRAWN]
-    if row.callback_id is not None:
-        keys.append(TaskKey(row.callback_location, row.callback_id))
-    here = Q()
-    for location in sorted({key.location for key in keys}):
-        here |= Q(child_location=location, child_id__in=[key.id for key in keys if key.location == location])
-    edges = Dependency.objects.using(alias).filter(here).order_by("pk")[: MAX_EDGES_DRAWN + 1] if keys else []
-    waits = [
-        (TaskKey(one.parent_location, one.parent_id), TaskKey(one.child_location, one.child_id), one.outcome is None)
-        for one in edges
-    ]
-    too_large = too_large or len(waits) > MAX_EDGES_DRAWN
-    known = {*keys}
-    keys += [parent for parent in dict.fromkeys(parent for parent, _child, _open in waits) if parent not in known]
-    rows = rows_of(set(keys), alias)
-    nodes = []
-    for key in keys:
-        queue, reference, status, _result = rows.get(key, ("", None, "", None))
-        seen = not queue or actor.sees(queue)
-        nodes.append(_node(key, queue if seen else "", reference if seen else None, status))
+    if len(keys) > MAX_TASKS_DRAWN:
+        return Graph()
     last = None if row.callback_id is None else TaskKey(row.callback_location, row.callback_id)
-    return laid_out(nodes, waits, last=last, too_large=too_large)
+    keys += [last] if last else []
+    names: dict[TaskKey, str] = {}
+    waits: list[Wait] = []
+    for above, parent, below, child, name, outcome in _edges_to(keys, alias):
+        waits.append((TaskKey(above, parent), TaskKey(below, child), outcome is None))
+        names.setdefault(waits[-1][0], name)
+    keys = [*dict.fromkeys([*keys, *names])]
+    if len(waits) > MAX_EDGES_DRAWN:
+        return Graph()
+    rows = rows_of({*keys}, alias)
+    return laid_out([_node(key, names.get(key, ""), rows.get(key, GONE_TASK), actor) for key in keys], waits, last)
 
 
-def _node(key: TaskKey, queue: str, reference: str | None, status: str) -> Node:
-    label = reference or f"{queue} {key.id}".strip()
-    short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
-    name = f"{key.id}: {reference}" if reference else label
-    return Node(key, short, name, f"{queue}/{reference or key.id} {status}".strip("/ "), status)
+def _edges_to(children: Sequence[TaskKey], alias: str) -> Iterable[tuple[str, int, str, int, str, str | None]]:
+    here = Q(pk__in=())
+    for location in sorted({key.location for key in children}):
+        here |= Q(child_location=location, child_id__in=[key.id for key in children if key.location == location])
+    columns = ("parent_location", "parent_id", "child_location", "child_id", "name", "outcome")
+    return Dependency.objects.using(alias).filter(here).order_by("pk").values_list(*columns)[: MAX_EDGES_DRAWN + 1]
 
 
-def laid_out(
-    nodes: Sequence[Node], waits: Iterable[Wait], *, last: TaskKey | None = None, too_large: bool = False
-) -> Graph:
-    """Return nodes in layers, each below all of its parents, and the lines between them.
+def _node(key: TaskKey, name: str, found: tuple[str, str | None, str, object], actor: Actor) -> Node:
+    queue, reference, status, _result = found
+    if queue and not actor.sees(queue):
+        queue, reference, name = "", None, ""
+    text = name or reference or f"{queue} {key.id}".strip()
+    return Node(key, queue, status, reference, text, NUMBER.sub("…", name) or queue or "…")
 
-    Inside a layer a node stands near the middle of its parents, then of its children: few lines cross. ``last`` waits
-    for every task of the batch: it gets lines only from tasks without another child.
+
+def laid_out(nodes: Sequence[Node], waits: Sequence[Wait], last: TaskKey | None = None) -> Graph:
+    """Return boxes in layers, each below all of its parents, and the lines between them.
+
+    ``last`` waits for every task of the batch: it gets lines only from boxes without another child.
     """
-    by_key = {node.key: node for node in nodes}
-    lines = [(parent, child, is_open) for parent, child, is_open in waits if parent in by_key and child in by_key]
-    parents: defaultdict[TaskKey, list[TaskKey]] = defaultdict(list)
-    children: defaultdict[TaskKey, list[TaskKey]] = defaultdict(list)
-    for parent, child, _open in lines:
-        parents[child].append(parent)
-        children[parent].append(child)
-    graph = Graph([*nodes], parents=dict(parents), too_large=too_large)
-    if too_large:
-        return graph
-    _set_layers(by_key, parents, children)
-    layers: defaultdict[int, list[Node]] = defaultdict(list)
-    for node in nodes:
-        layers[node.layer].append(node)
-    for sweep in range(SWEEPS):
-        near, order = (parents, sorted(layers)) if sweep % 2 == 0 else (children, sorted(layers, reverse=True))
-        for layer in order:
-            _place(layers[layer], by_key, near)
-    _set_places(graph, layers)
-    half = NODE_WIDTH / 2
-    for parent, child, is_open in lines:
-        if child == last and len(children[parent]) > 1:
-            continue
-        above, below = by_key[parent], by_key[child]
-        graph.lines.append(Line(above.x + half, above.y + NODE_HEIGHT, below.x + half, below.y, is_open))
+    boxes, lines = folded(nodes, waits)
+    for parent, child in lines:
+        boxes[child].parents.append(boxes[parent])
+    graph = Graph(sorted(boxes.values(), key=lambda node: not node.failed))
+    _set_places(graph)
+    children = Counter(parent for parent, _child in lines)
+    graph.lines = [
+        (_curve(boxes[parent], boxes[child]), is_open)
+        for (parent, child), is_open in lines.items()
+        if child != last or children[parent] == 1
+    ]
     return graph
 
 
-def _set_places(graph: Graph, layers: Mapping[int, list[Node]]) -> None:
-    """Give each node its place. A wide layer is broken into rows, so that the page stays readable."""
+def _curve(parent: Node, child: Node) -> str:
+    """Return a line, as the data of an SVG path, that leaves the parent and arrives at the child upright."""
+    x1, y1, x2, y2 = parent.x + NODE_WIDTH / 2, parent.y + NODE_HEIGHT, child.x + NODE_WIDTH / 2, child.y
+    middle = (y1 + y2) / 2
+    return f"M{x1:g},{y1:g} C{x1:g},{middle:g} {x2:g},{middle:g} {x2:g},{y2:g}"
+
+
+def folded(
+    nodes: Sequence[Node], waits: Sequence[Wait]
+) -> tuple[dict[TaskKey, Node], dict[tuple[TaskKey, TaskKey], bool]]:
+    """Return the boxes by their first task, and which box waits for which: True while it waits.
+
+    Few tasks have a box each. Of many, those of a kind and status that wait for the same boxes share one; where that
+    is not enough, all of a queue and status in a layer. The first tasks that failed keep a box each.
+    """
+    parents: dict[TaskKey, list[TaskKey]] = {node.key: [] for node in nodes}
+    waits = [wait for wait in waits if wait[0] in parents and wait[1] in parents]
+    for parent, child, _open in waits:
+        parents[child].append(parent)
+    _set_layers({node.key: node for node in nodes}, parents)
+    order = sorted(nodes, key=lambda node: node.layer)
+    first_of = {node.key: node.key for node in order}
+    for by_layer in (False, True):
+        if len({*first_of.values()}) > MAX_BOXES:
+            first_of = _first_alike(order, parents, by_layer=by_layer)
+    boxes: dict[TaskKey, Node] = {}
+    for node in order:
+        box = boxes.setdefault(first_of[node.key], replace(node, number=0))
+        box.number += 1
+        box.kind = box.kind if box.kind == node.kind else box.queue or "…"
+    lines: dict[tuple[TaskKey, TaskKey], bool] = {}
+    for parent, child, is_open in waits:
+        pair = first_of[parent], first_of[child]
+        if pair[0] != pair[1]:
+            lines[pair] = lines.get(pair, False) or is_open
+    return boxes, lines
+
+
+def _first_alike(
+    nodes: Sequence[Node], parents: Mapping[TaskKey, Sequence[TaskKey]], *, by_layer: bool
+) -> dict[TaskKey, TaskKey]:
+    """Return for each task the first one that is like it. A chain of tasks that are alike is like its first."""
+    alone = {node.key for node in [node for node in nodes if node.failed][:MAX_FAILED_ALONE]}
+    first_of: dict[TaskKey, TaskKey] = {}
+    known: dict[object, TaskKey] = {}
+    for node in nodes:
+        above = frozenset(first_of[key] for key in parents[node.key] if key in first_of)
+        like = (node.queue, node.status, node.kind)
+        shape: object = (like[:2], node.layer) if by_layer else (like, above)
+        if node.key in alone:
+            shape = node.key
+        elif len(above) == 1 and ("chain", like, *above) in known:
+            shape = ("chain", like, *above)
+        first_of[node.key] = first = known.setdefault(shape, node.key)
+        known.setdefault(("chain", like, first), first)
+    return first_of
+
+
+def _set_layers(nodes: Mapping[TaskKey, Node], parents: Mapping[TaskKey, Sequence[TaskKey]]) -> None:
+    """Give each node the number of the layer below its lowest parent."""
+    sorter = TopologicalSorter(parents)
+    with suppress(CycleError):  # SQL wrote it: those inside stay in the first layer
+        sorter.prepare()
+    for layer in count():
+        if not (ready := sorter.get_ready()):
+            break
+        for key in ready:
+            nodes[key].layer = layer
+        sorter.done(*ready)
+
+
+def _set_places(graph: Graph) -> None:
+    """Give each box its place: inside a layer the failed first, then each near the middle of its parents.
+
+    A wide layer is broken into rows, so that the page stays readable.
+    """
+    layers: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        layers[node.layer].append(node)
     widest = min(max(map(len, layers.values()), default=0), MAX_NODES_IN_ROW)
     graph.width = 2 * MARGIN + widest * (NODE_WIDTH + GAP_X) - GAP_X
     y: float = MARGIN
-    for layer in sorted(layers):
-        for start in range(0, len(layers[layer]), MAX_NODES_IN_ROW):
-            row = layers[layer][start : start + MAX_NODES_IN_ROW]
+    for _layer, nodes in sorted(layers.items()):
+        nodes.sort(key=lambda node: (not node.failed, fmean([one.x for one in node.parents] or [0])))
+        for start in range(0, len(nodes), MAX_NODES_IN_ROW):
+            row = nodes[start : start + MAX_NODES_IN_ROW]
             left = (graph.width - len(row) * (NODE_WIDTH + GAP_X) + GAP_X) / 2
             for place, node in enumerate(row):
                 node.x, node.y = left + place * (NODE_WIDTH + GAP_X), y
             y += NODE_HEIGHT + GAP_X
         y += GAP_Y - GAP_X
     graph.height = y - GAP_Y + MARGIN
-
-
-def _set_layers(
-    nodes: Mapping[TaskKey, Node],
-    parents: Mapping[TaskKey, list[TaskKey]],
-    children: Mapping[TaskKey, list[TaskKey]],
-) -> None:
-    """Give each node the number of the layer below its lowest parent."""
-    left = {key: len(parents.get(key, ())) for key in nodes}
-    free = [key for key, number in left.items() if not number]
-    while free:
-        key = free.pop()
-        for child in children.get(key, ()):
-            nodes[child].layer = max(nodes[child].layer, nodes[key].layer + 1)
-            left[child] -= 1
-            if not left[child]:
-                free.append(child)
-
-
-def _place(row: list[Node], nodes: Mapping[TaskKey, Node], near: Mapping[TaskKey, list[TaskKey]]) -> None:
-    """Order a layer by the middle of what each node is joined to, as far as that has a place; set places from it."""
-    middles = {
-        node.key: sum(nodes[key].x for key in near[node.key]) / len(near[node.key]) if near.get(node.key) else node.x
-        for node in row
-    }
-    row.sort(key=lambda node: middles[node.key])
-    for place, node in enumerate(row):
-        node.x = place - (len(row) - 1) / 2  # around a middle that all layers share

@@ -1,6 +1,7 @@
 """Batches in the admin, and what a task's page and ``explain`` say of its parents and children."""
 
 import re
+from html import unescape
 from typing import Any
 
 import pytest
@@ -61,12 +62,36 @@ def test_the_page_draws_the_graph_and_lists_the_same(op: Client) -> None:
 
 
 def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None:
-    monkeypatch.setattr(related_tasks, "MAX_NODES_DRAWN", 2)
+    monkeypatch.setattr(related_tasks, "MAX_TASKS_DRAWN", 2)
     with batch("large") as b:
         for _ in range(3):
             enqueue("parcels")
     html = page_of(op, b.id)
     assert "at most 2 tasks" in html and "<svg class" not in html
+
+
+def test_a_large_workflow_has_the_names_folds_what_is_alike_and_begins_with_what_failed(op: Client) -> None:
+    flow = Workflow("import").add("fetch", "letters")
+    shards = [f"shard {n:03}" for n in range(40)]
+    for name in shards:
+        flow.add(name, "parcels", f"r-{name}", after="fetch")
+    handle, tasks = flow.add("merge", "letters", after=shards).enqueue()
+    (fetch,) = Task.objects.checkout("letters", poller_instance="p")
+    fetch.complete()
+    for name in shards:
+        take().fail("broken") if name in shards[7:9] else take().complete()
+    html = page_of(op, handle.id)
+    found = [unescape(name) for name in re.findall(r'<th scope="row"><a href="[^"]*"><bdi>(.*?)</bdi>', html)]
+    assert found == [
+        "shard 007",
+        "shard 008",
+        "fetch",
+        "38 \N{MULTIPLICATION SIGN} shard …",
+        f"letters {tasks['merge'].pk}",
+    ]
+    assert html.count("<rect ") == 5 and len(re.findall(r"<path d=.M[\d.,]+ C", html)) == 6
+    assert f"?q=batch%3A{handle.id}+queue%3Aparcels+status%3ACOMPLETED" in html
+    assert f"/task/{tasks['shard 007'].pk}/change/" in html
 
 
 def test_retry_and_cancel_all(op: Client) -> None:
@@ -96,15 +121,34 @@ def test_a_hidden_queue_is_neither_shown_nor_touched(op: Client, settings: Any) 
     assert dict(Task.objects.values_list("pk", "status")) == {stayed.pk: "POISON", moved.pk: "CREATED"}
 
 
-def test_500_tasks_are_laid_out_without_an_overlap() -> None:
-    keys = [TaskKey("t", n) for n in range(500)]
-    waits = [(keys[n // 3], keys[n], True) for n in range(1, 500)]
-    graph = related_tasks.laid_out([related_tasks.Node(key, "", "", "", "CREATED") for key in keys], waits)
-    assert len({(node.x, node.y) for node in graph.nodes}) == 500
-    by_key = {node.key: node for node in graph.nodes}
-    assert all(by_key[parent].y < by_key[child].y for parent, child, _open in waits)
-    assert max(node.x for node in graph.nodes) + related_tasks.NODE_WIDTH <= graph.width <= 2000
+STAR = [(0, n) for n in range(1, 4999)] + [(n, 4999) for n in range(1, 4999)]
+CHAIN = {**dict.fromkeys(range(300), "COMPLETED"), 300: "ERROR"}
+RANDOM = [(max(n - 1 - n * n % 37, 0), n) for n in range(1, 500)] + [(n // 2, n) for n in range(2, 500)]
+
+
+@pytest.mark.parametrize(
+    ("waits", "kinds", "statuses", "boxes"),
+    [
+        (STAR, {0: "fetch", 4999: "merge"}, {7: "ERROR", 9: "ERROR"}, 5),
+        (STAR, {0: "fetch", 4999: "merge"}, dict.fromkeys(range(1, 3000), "ERROR"), 14),
+        (STAR, {n: str(n) for n in range(5000)}, {}, 3),  # no two are of a kind
+        ([(n // 3, n) for n in range(1, 5000)], {n: str(n % 3) for n in range(5000)}, {}, 9),
+        ([(n, n + 1) for n in range(499)], {}, CHAIN, 3),
+        ([(n, n + 1) for n in range(20)], {}, {}, 21),
+        (RANDOM, {n: str(n % 5) for n in range(500)}, dict.fromkeys(range(0, 500, 3), "COMPLETED"), 91),
+    ],
+)
+def test_many_tasks_are_few_boxes_without_an_overlap(waits: Any, kinds: Any, statuses: Any, boxes: int) -> None:
+    nodes = [
+        related_tasks.Node(TaskKey("t", n), "q", statuses.get(n, "CREATED"), None, str(n), kinds.get(n, "shard"))
+        for n in sorted({number for wait in waits for number in wait})
+    ]
+    graph = related_tasks.laid_out(nodes, [(TaskKey("t", above), TaskKey("t", below), True) for above, below in waits])
+    assert len({(node.x, node.y) for node in graph.nodes}) == boxes == len(graph.nodes)
+    assert all(above.y < node.y for node in graph.nodes for above in node.parents)
+    assert max(node.x for node in graph.nodes) + related_tasks.NODE_WIDTH <= graph.width <= 1440
     assert max(node.y for node in graph.nodes) + related_tasks.NODE_HEIGHT <= graph.height
+    assert sum(node.number for node in graph.nodes) == len(nodes)
 
 
 def test_explain_names_the_parents_and_their_statuses() -> None:
