@@ -7,10 +7,10 @@ from functools import cached_property
 from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, GROUP, Group, statement
 from django_dbtaskqueue.core.states import sql_sources
 
-# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). Neither
-# implies another index's condition, as a whole or in part. After the first tasks with a group, the table's statistics
-# say for a while that there are none. All indexes that begin with the queue then cost the planner the same, and those
-# of ready and of parked tasks hold all tasks of a queue.
+# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). They
+# imply no other index's condition, not even in part. After the first tasks with a group, the table's statistics say for
+# a while that there are none. All indexes that begin with the queue then cost the planner the same, and those of ready
+# and of parked tasks hold all tasks of a queue.
 HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
 BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
 
