@@ -21,24 +21,18 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration, format_seconds, percent
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
+from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import storage
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.flow.schedule import MISSED_AFTER, rows_on
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
-from django_dbtaskqueue.operations import checks, housekeeping, schedules
+from django_dbtaskqueue.operations import checks, queue_stats, schedules
 from django_dbtaskqueue.operations.bounded_reads import waits_by_priority
 from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.queue_stats import (
-    QueueStats,
-    alive,
-    blocked_loops,
-    failure_shares,
-    names_of,
-    overview,
-    stats_of_groups,
-)
+from django_dbtaskqueue.operations.queue_stats import QueueStats, alive, living, names_of, overview, stats_of_groups
 from django_dbtaskqueue.operations.serializers import short_error
 
 MAX_CLOCK_SKEW = timedelta(seconds=2)  # between this host's clock and the database's
@@ -97,7 +91,7 @@ def examine(using: str | None = None) -> list[Finding]:
     """
     alias = alias_for("", using)
     found: list[Finding] = []
-    for check in (_unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _faults, _server):
+    for check in QUESTIONS:
         found += _answers(check, alias)
         if check is _unmigrated and found:
             return found
@@ -249,8 +243,7 @@ def _queue(row: QueueStats) -> Iterator[Finding]:
 
 def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
     """Yield the pollers that report, have free slots, and take nothing from a queue whose tasks are due."""
-    fresh = Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
-    running = Poller.objects.using(alias).filter(heartbeat_time__gt=fresh, state="RUNNING", held__lt=models.F("slots"))
+    running = living(alias).filter(state="RUNNING", held__lt=models.F("slots"))
     for instance, served in running.order_by("instance").values_list("instance", "queues")[:100]:
         for item in served:
             queue, idle = item.get("queue"), item.get("idle_seconds", 0)
@@ -263,7 +256,7 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
 
 def _runaways(alias: str) -> Iterator[Finding]:
     """Yield the tasks that were given up and still run: their slots are lost."""
-    for instance, running in Poller.objects.using(alias).filter(pk__in=alive(alias)).values_list("instance", "running"):
+    for instance, running in living(alias).values_list("instance", "running"):
         for item in running:
             if item.get("given_up") is True:
                 words = _(
@@ -292,7 +285,7 @@ def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
         yield level("failure.new", words, remedy, (group.queue,))
     explained = {group.queue for group in new}
     failing = [row.queue for row in queues if row.failed >= MIN_FAILURES and row.queue not in explained]
-    for queue, share, usual in failure_shares(alias, failing):
+    for queue, share, usual in queue_stats.failure_shares(alias, failing):
         if share >= MIN_FAILURE_SHARE and share > usual * MAX_FAILURE_GROWTH:
             words = _("%(share)s of the attempts of %(queue)s failed in the last hour; %(usual)s in the day before.")
             words %= {"share": percent(share), "queue": queue, "usual": percent(usual)}
@@ -360,9 +353,44 @@ def _parked(alias: str) -> Iterator[Finding]:
             )
 
 
-def _faults(alias: str) -> Iterator[Finding]:
-    faults = (*schedules.faults(alias), *housekeeping.absent_streams(alias), *blocked_loops(alias))
-    return (Finding(*fault) for fault in faults)
+def _schedules(alias: str) -> Iterator[Finding]:
+    pollers = alive(alias)
+    served = {*registry.queues()}.union(*pollers.values())
+    for row in rows_on(alias).filter(paused=False).order_by("name")[: schedules.MAX_LISTED_SCHEDULES]:
+        names, queues = {"name": row.name, "queue": row.queue}, (row.queue,)
+        if not schedules.is_declared(row):
+            words = _("Schedule %(name)s was declared by code that this process does not have.")
+            remedy = _("If the code is gone, delete the schedule on its page.")
+            yield _info("schedule.gone", words % names, remedy, queues)
+        elif row.queue not in served:
+            words = _("Schedule %(name)s enqueues to %(queue)s, for which no code and no poller has a processor.")
+            remedy = _("Add the processor, or pause the schedule.")
+            yield _warning("schedule.no_processor", words % names, remedy, queues)
+        elif pollers and row.next_time is not None and row.next_time < row.clock - MISSED_AFTER:
+            words = _("Schedule %(name)s is overdue although pollers run: %(note)s.")
+            remedy = _("See the log of the pollers of its database. They must have the code of its queue.")
+            note = row.note or _("no poller noted why")
+            yield _error("schedule.overdue", words % {**names, "note": note}, remedy, queues)
+
+
+def _streams(alias: str) -> Iterator[Finding]:
+    """Yield the streams of a database that have not read for so long that no events are kept for them."""
+    session = Session.on(alias)
+    for location, name, seconds in session.run(ABSENT_STREAMS_SQL, {}) if session.postgresql else ():
+        words = _("Stream %(name)s of %(table)s has not read for %(time)s; finished tasks still write events for it.")
+        command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias} --task-table {location}"
+        remedy = _("Start the stream again, or run as the tables' owner: %(command)s") % {"command": command}
+        given = {"name": name, "table": location, "time": format_seconds(seconds)}
+        yield _warning("stream.absent", words % given, remedy)
+
+
+def _blocked(alias: str) -> Iterator[Finding]:
+    """Yield the pollers that report that a coroutine blocks their event loop."""
+    rows = living(alias).filter(state="BLOCKED").order_by("pk")
+    for instance, queues in rows.values_list("instance", "queues")[:10]:
+        words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
+        remedy = _("Its log says where. Let the processor await, or make it a plain function; then restart the poller.")
+        yield _warning("poller.blocked", words % {"poller": instance}, remedy, tuple(queue_names_in(queues)))
 
 
 # -- the PostgreSQL server ---------------------------------------------------------------------------------------------
@@ -483,3 +511,8 @@ def _months(session: Session) -> Iterator[Finding]:
         words = _("Part of the history is in its default partition, where old rows are deleted one by one.")
         remedy = _("Run housekeeptasks as the tables' owner: it moves the rows into partitions of their months.")
         yield _warning("history.default", words, remedy)
+
+
+QUESTIONS = (
+    _unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _schedules, _streams, _blocked, _server,
+)  # fmt: skip

@@ -25,10 +25,11 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.models import AbstractTask, Poller, Queue, TaskHistory
-from django_dbtaskqueue.models.control import IN_EFFECT, MISSED_HEARTBEATS
+from django_dbtaskqueue.models import AbstractTask, Queue, TaskHistory
+from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.models.tasks import IS_READY
 from django_dbtaskqueue.operations.bounded_reads import ReadyPosition, limit_use, ready_position, statement_timeout
+from django_dbtaskqueue.operations.queue_stats import living
 from django_dbtaskqueue.operations.related_tasks import suspension, waits_for
 from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
 
@@ -113,12 +114,10 @@ class _Case:
     @cached_property
     def servers(self) -> list[_Server]:
         """The living pollers that serve the queue."""
-        alive = Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
-        rows = Poller.objects.using(self.alias).filter(heartbeat_time__gt=alive).exclude(state="STOPPED")
-        found = rows.order_by("pk").values_list("instance", "state", "slots", "held", "queues")[:MAX_POLLERS_READ]
+        rows = living(self.alias).order_by("pk").values_list("instance", "state", "slots", "held", "queues")
         return [
             _Server(instance, state, slots, held, _names(one, "types"), _names(one, "tags"))
-            for instance, state, slots, held, reported in found
+            for instance, state, slots, held, reported in rows[:MAX_POLLERS_READ]
             for one in reported
             if (one.get("queue") if isinstance(one, dict) else one) == self.task.queue
         ]

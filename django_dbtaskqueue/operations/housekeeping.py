@@ -13,13 +13,11 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from django.db import DatabaseError, OperationalError, connections, transaction
-from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.durations import Pauses, clock, format_seconds
+from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
-from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.db.storage import is_partitioned, make_month, missing_months, months
@@ -237,17 +235,6 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, cl
         report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
     if policy.audit is not None:
         report.audit += _repeat(clock, partial(retention.delete_audit, alias, older_than=policy.audit))
-
-
-def absent_streams(alias: str) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
-    """Yield the streams of a database that have not read for so long that no events are kept for them."""
-    session = Session.on(alias)
-    for location, name, seconds in session.run(ABSENT_STREAMS_SQL, {}) if session.postgresql else ():
-        words = _("Stream %(name)s of %(table)s has not read for %(time)s; finished tasks still write events for it.")
-        command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias} --task-table {location}"
-        remedy = _("Start the stream again, or run as the tables' owner: %(command)s") % {"command": command}
-        given = {"name": name, "table": location, "time": format_seconds(seconds)}
-        yield "warning", "stream.absent", words % given, remedy, ()
 
 
 def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 APP = "dbtaskqueue"
 REASON_MAX_LENGTH = 500  # characters
 Rule = Callable[..., bool]  # of the project
+V = TypeVar("V", bound="Verb")
 
 
 class User(Protocol):
@@ -64,6 +65,11 @@ class Verb:
     done: Text  # "%(number)s tasks reprocessed"
     permission: str  # codename of the permission it needs
     needs_reason: bool = field(default=False, kw_only=True)
+
+
+def by_name(*verbs: V) -> Mapping[str, V]:
+    """Return verbs by their names."""
+    return {verb.name: verb for verb in verbs}
 
 
 VIEW_PAYLOAD = Verb(

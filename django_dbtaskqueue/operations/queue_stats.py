@@ -283,24 +283,16 @@ def pauses(queues: QuerySet[Queue]) -> dict[str, Pause]:
     return {name: Pause(since, until, by, reason) for name, since, until, by, reason in found}
 
 
+def living(alias: str) -> QuerySet[Poller]:
+    """Return the pollers that report to a database: they have not stopped, and have not missed three heartbeats."""
+    recent = Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
+    return Poller.objects.using(alias).filter(heartbeat_time__gt=recent).exclude(state="STOPPED")
+
+
 def alive(alias: str) -> dict[str, set[str]]:
-    """Return the pollers that report to a database, and the queues each serves."""
-    recent = Poller.objects.using(alias).filter(
-        heartbeat_time__gt=Now() - MISSED_HEARTBEATS * conf.settings().heartbeat
-    )
-    return {
-        instance: {*queue_names_in(queues)}
-        for instance, queues in recent.exclude(state="STOPPED").values_list("instance", "queues")[:1000]
-    }
-
-
-def blocked_loops(alias: str) -> Iterator[tuple[str, str, str, str, tuple[str, ...]]]:
-    """Yield the pollers that report that a coroutine blocks their event loop."""
-    rows = Poller.objects.using(alias).filter(pk__in=alive(alias), state="BLOCKED").order_by("pk")
-    for instance, queues in rows.values_list("instance", "queues")[:10]:
-        words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
-        remedy = _("Its log says where. Let the processor await, or make it a plain function; then restart the poller.")
-        yield "warning", "poller.blocked", words % {"poller": instance}, remedy, tuple(queue_names_in(queues))
+    """Return the names of the living pollers, and the queues each serves."""
+    rows = living(alias).values_list("instance", "queues")[:1000]
+    return {instance: {*queue_names_in(queues)} for instance, queues in rows}
 
 
 def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCount]:

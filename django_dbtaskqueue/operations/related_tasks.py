@@ -28,7 +28,7 @@ from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded
 from django_dbtaskqueue.operations.lookup import locations
-from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, check, narrow, sole
+from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, by_name, check, narrow, sole
 from django_dbtaskqueue.operations.serializers import Document, RowDocument
 
 MAX_RELATED_SHOWN = 50  # parents, and children, on the page of a task
@@ -195,7 +195,7 @@ RETRY_BATCH = Verb(
     gettext_lazy("Tasks in ERROR run again. Tasks that were cancelled because one of them failed wait for it again."),
     ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"), "reprocess_task",
 )  # fmt: skip
-BATCH_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (CANCEL_BATCH, RETRY_BATCH)}
+BATCH_VERBS = by_name(CANCEL_BATCH, RETRY_BATCH)
 BATCH = RowDocument(
     "Batch", "A batch, and how many of its tasks are in each status.", Batch,
     ("id", "name", "create_time", "total", "queues", "callback_id"), {"statuses": dict[str, int]},

@@ -33,8 +33,7 @@ from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, aware,
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
-from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, check, check_queue, narrow
-from django_dbtaskqueue.operations.queue_stats import alive
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, by_name, check, check_queue, narrow
 from django_dbtaskqueue.operations.serializers import Document, RowDocument, is_storable
 from django_dbtaskqueue.operations.verbs import with_secrets_of
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 SHOWN_TIMES = 5
 MAX_LISTED_SCHEDULES = 500
 CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
-Problem = tuple[str, str, str, str, tuple[str, ...]]  # level, id, words, remedy and queues of a finding
 
 
 SCHEDULE = RowDocument(
@@ -195,27 +193,6 @@ def check_schedules(**_: object) -> Iterator[CheckMessage]:
             )
 
 
-def faults(alias: str) -> Iterator[Problem]:
-    """Yield what is wrong with the schedules of a database."""
-    pollers = alive(alias)
-    served = {*registry.queues()}.union(*pollers.values())
-    for row in rows_on(alias).filter(paused=False).order_by("name")[:MAX_LISTED_SCHEDULES]:
-        names, queues = {"name": row.name, "queue": row.queue}, (row.queue,)
-        if not is_declared(row):
-            words = _("Schedule %(name)s was declared by code that this process does not have.")
-            remedy = _("If the code is gone, delete the schedule on its page.")
-            yield "info", "schedule.gone", words % names, remedy, queues
-        elif row.queue not in served:
-            words = _("Schedule %(name)s enqueues to %(queue)s, for which no code and no poller has a processor.")
-            remedy = _("Add the processor, or pause the schedule.")
-            yield "warning", "schedule.no_processor", words % names, remedy, queues
-        elif pollers and row.next_time is not None and row.next_time < row.clock - schedule.MISSED_AFTER:
-            words = _("Schedule %(name)s is overdue although pollers run: %(note)s.")
-            remedy = _("See the log of the pollers of its database. They must have the code of its queue.")
-            note = row.note or _("no poller noted why")
-            yield "error", "schedule.overdue", words % {**names, "note": note}, remedy, queues
-
-
 # -- verbs -------------------------------------------------------------------------------------------------------------
 
 
@@ -232,35 +209,32 @@ EDIT_SCHEDULE = _verb(
     gettext_lazy("What you change here wins over the code, until you choose “Back to the code”."),
     ngettext_lazy("%(number)s schedule changed", "%(number)s schedules changed", "number"),
 )  # fmt: skip
-SCHEDULE_VERBS: Mapping[str, Verb] = {
-    verb.name: verb
-    for verb in (
-        _verb(
-            "pause", gettext_lazy("Pause"),
-            gettext_lazy("No task is enqueued until the schedule is resumed. Ticks of the pause are not made up for."),
-            ngettext_lazy("%(number)s schedule paused", "%(number)s schedules paused", "number"),
-        ),
-        _verb(
-            "resume", gettext_lazy("Resume"), gettext_lazy("The next tick is the first one from now on."),
-            ngettext_lazy("%(number)s schedule resumed", "%(number)s schedules resumed", "number"),
-        ),
-        _verb(
-            "run", gettext_lazy("Run now"),
-            gettext_lazy("One task is enqueued at once, also of a paused schedule. The next tick stays as it is."),
-            ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"), "run_schedule",
-        ),
-        _verb(
-            "reset", gettext_lazy("Back to the code"),
-            gettext_lazy("What was changed by hand is dropped: the schedule is as the code says, and follows it."),
-            ngettext_lazy("%(number)s schedule follows the code", "%(number)s schedules follow the code", "number"),
-        ),
-        _verb(
-            "delete", gettext_lazy("Delete"),
-            gettext_lazy("The schedule goes; its tasks stay. What the code declares cannot be deleted: pause it."),
-            ngettext_lazy("%(number)s schedule deleted", "%(number)s schedules deleted", "number"), "delete_schedule",
-        ),
-    )
-}  # fmt: skip
+SCHEDULE_VERBS = by_name(
+    _verb(
+        "pause", gettext_lazy("Pause"),
+        gettext_lazy("No task is enqueued until the schedule is resumed. Ticks of the pause are not made up for."),
+        ngettext_lazy("%(number)s schedule paused", "%(number)s schedules paused", "number"),
+    ),
+    _verb(
+        "resume", gettext_lazy("Resume"), gettext_lazy("The next tick is the first one from now on."),
+        ngettext_lazy("%(number)s schedule resumed", "%(number)s schedules resumed", "number"),
+    ),
+    _verb(
+        "run", gettext_lazy("Run now"),
+        gettext_lazy("One task is enqueued at once, also of a paused schedule. The next tick stays as it is."),
+        ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"), "run_schedule",
+    ),
+    _verb(
+        "reset", gettext_lazy("Back to the code"),
+        gettext_lazy("What was changed by hand is dropped: the schedule is as the code says, and follows it."),
+        ngettext_lazy("%(number)s schedule follows the code", "%(number)s schedules follow the code", "number"),
+    ),
+    _verb(
+        "delete", gettext_lazy("Delete"),
+        gettext_lazy("The schedule goes; its tasks stay. What the code declares cannot be deleted: pause it."),
+        ngettext_lazy("%(number)s schedule deleted", "%(number)s schedules deleted", "number"), "delete_schedule",
+    ),
+)  # fmt: skip
 
 
 def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", using: str | None = None) -> Schedule:

@@ -33,19 +33,11 @@ from django_dbtaskqueue.flow.steps import signal_all
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
-from django_dbtaskqueue.operations.permissions import (
-    CHANGE_SETTINGS,
-    CONTROL_POLLERS,
-    PAUSE,
-    RESUME,
-    VIEW_PAYLOAD,
-    Verb,
-    check_queue,
-)
+from django_dbtaskqueue.operations import permissions
+from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
 
 if TYPE_CHECKING:
-    from django_dbtaskqueue.models import AbstractTask
-    from django_dbtaskqueue.operations.permissions import Actor, Text
+    from django_dbtaskqueue.operations.permissions import Text
 
 # -- what a verb asks for ----------------------------------------------------------------------------------------------
 
@@ -526,21 +518,17 @@ SEND_SIGNAL = TaskVerb(
     undoable=False,
 )
 # On ticked tasks, and on all that match a search.
-TASK_VERBS: Mapping[str, TaskVerb] = {
-    verb.name: verb
-    for verb in (
-        REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, SEND_SIGNAL,
-        RELEASE, DELETE,
-    )
-}  # fmt: skip
-ONE_TASK_VERBS: Mapping[str, TaskVerb] = {EDIT.name: EDIT}  # on one task at a time
-QUEUE_VERBS: Mapping[str, Verb] = {verb.name: verb for verb in (PAUSE, RESUME)}
-# What can run as a bulk operation.
-BULK_VERBS: Mapping[str, TaskVerb] = {**TASK_VERBS, PURGE.name: PURGE}
-ID_VERBS: Mapping[str, TaskVerb] = {**BULK_VERBS, **ONE_TASK_VERBS}
-VERBS: Mapping[str, Verb] = {
-    verb.name: verb for verb in (*ID_VERBS.values(), PAUSE, RESUME, CHANGE_SETTINGS, CONTROL_POLLERS, VIEW_PAYLOAD)
-}
+TASK_VERBS = by_name(
+    REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, SEND_SIGNAL,
+    RELEASE, DELETE,
+)  # fmt: skip
+ONE_TASK_VERBS = by_name(EDIT)  # on one task at a time
+QUEUE_VERBS = by_name(PAUSE, RESUME)
+BULK_VERBS = by_name(*TASK_VERBS.values(), PURGE)  # what can run as a bulk operation
+ID_VERBS = by_name(*BULK_VERBS.values(), EDIT)
+VERBS = by_name(
+    *ID_VERBS.values(), PAUSE, RESUME, permissions.CHANGE_SETTINGS, permissions.CONTROL_POLLERS, VIEW_PAYLOAD
+)
 
 
 def bulk_verb(name: str) -> TaskVerb:
