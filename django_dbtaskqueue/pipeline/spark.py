@@ -186,10 +186,8 @@ def _require_packages() -> None:
 def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Mapping[str, str]) -> dict[str, str]:
     quiet = folder / "log4j2.properties"
     put(quiet, LOG4J_PROPERTIES)
-    local = master.startswith("local")
-    java_options = [f"-Dlog4j2.configurationFile={quiet.as_uri()}", "-Duser.timezone=UTC"]
-    java_options += java if local else []
-    given = dict(conf)
+    local, given = master.startswith("local"), dict(conf)
+    java_options = [f"-Dlog4j2.configurationFile={quiet.as_uri()}", "-Duser.timezone=UTC", *(java if local else ())]
     java_options += [given.pop("spark.driver.extraJavaOptions", "")]
     return {
         **SPARK_DEFAULTS,

@@ -55,10 +55,10 @@ def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait:
 
 
 def test_the_need_has_the_interval_of_the_arrivals() -> None:
-    coming = Prediction("any", {9: 4000.0}, {9: 1000.0}, {9: 9000.0}, {}, None, 3, 2)
+    coming = Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2)
     (found,) = f.needs(coming, Service(2), TARGET, 1.0)
-    assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (1000, 4000, 9000)
-    assert found.expected < found.servers == f.servers_needed(2.5, Service(2), TARGET)
+    assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (2999, 3599, 8999)
+    assert found.expected < found.servers == f.servers_needed(8999 / 3600, Service(2), TARGET)
 
 
 def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
@@ -133,8 +133,8 @@ def judged(arrivals: dict[datetime, int], zone: tzinfo, weeks: int) -> list[floa
         for edge in (first.astimezone(UTC), now.astimezone(UTC) - HOUR):
             history[edge] += 0
         coming, actual = predict(history, zone), counts[start : start + HOURS_OF_WEEK]
-        of_weeks = coming.expected, coming.least, coming.most
-        expected, least, most = (np.array([values[hour] for hour in range(HOURS_OF_WEEK)]) for values in of_weeks)
+        of_hours = [(coming.expected[hour], *coming.interval(hour)) for hour in range(HOURS_OF_WEEK)]
+        expected, least, most = np.transpose(of_hours)
         naive = np.abs(actual - counts[start - HOURS_OF_WEEK : start]).mean()
         found.append((np.abs(actual - expected).mean(), naive, ((least <= actual) & (actual <= most)).mean()))
     means: list[float] = np.mean(found, axis=0).tolist()
@@ -173,7 +173,7 @@ def test_no_model_is_used_that_tests_worse_than_the_naive_one(weeks: int, level:
     rates = [level * (1 + (jump if step // 168 >= weeks // 2 else 0)) for step in range(weeks * 168)]
     found = predict({first + HOUR * step: int(chance.poisson(rate)) for step, rate in enumerate(rates)}, UTC)
     assert found.errors[found.model] <= found.errors[NAIVE]
-    assert all(found.least[hour] <= found.most[hour] for hour in range(168))
+    assert all(least <= most for least, most in map(found.interval, range(168)))
 
 
 def test_a_short_history_says_what_it_saw() -> None:

@@ -22,7 +22,6 @@ import json
 import os
 import re
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -399,11 +398,14 @@ QUERY = re.compile(r"(?<=[\w/])\?[^\s,}]+")
 
 
 @dataclass(frozen=True)
-class LakeStore(ABC):
-    """The files below a folder or URL. Names are relative to it. It can be sent to Spark's tasks."""
+class LakeStore:
+    """The files below a URL of an object store: S3, Google Cloud Storage, Azure or HDFS. Names are relative to it.
+
+    A file appears whole, when its write returns. The value can be sent to Spark's tasks.
+    """
 
     root: str
-    options: ClassVar[Mapping[str, str]] = {}  # of delta-rs
+    options: ClassVar[Mapping[str, str]] = CONDITIONAL_PUT  # of delta-rs
 
     def place(self, name: str) -> str:
         """Return a name as people and errors give it: a path or a URL."""
@@ -418,13 +420,14 @@ class LakeStore(ABC):
         """The folder; None in an object store."""
         return None
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Return the names of files and folders directly below the root."""
+        found = _files(self.root).get_file_info_selector(FileSelector("", allow_not_found=True))
+        return [one.base_name for one in found]
 
-    @abstractmethod
     def open(self, name: str) -> Any:
         """Open a file to read its bytes."""
+        return _files(self.root).open_input_stream(name)
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file."""
@@ -439,22 +442,24 @@ class LakeStore(ABC):
                 digest.update(part)
         return digest.hexdigest()
 
-    @abstractmethod
     def write(self, name: str, content: memoryview) -> None:
         """Write a file. No one sees a part of it under the name of a commit."""
+        _files(self.root).put(name, content)
 
-    def make(self, name: str) -> None:  # noqa: B027 -- object stores have no folders
-        """Make a folder."""
+    def make(self, name: str) -> None:
+        """Make a folder, where there are folders."""
 
-    def flush(self, *folders: str) -> None:  # noqa: B027 -- an object store keeps what it confirmed
-        """Make the files durable that were added to these folders."""
+    def flush(self, *folders: str) -> None:
+        """Make the files durable that were added to these folders; an object store keeps what it confirmed."""
 
-    def flush_log(self, table: str, before: int) -> None:  # noqa: B027 -- as flush
+    def flush_log(self, table: str, before: int) -> None:
         """Make the commits of a table durable that came after the version ``before``."""
 
 
 class LocalFolder(LakeStore):
     """A folder of a local or mounted file system."""
+
+    options: ClassVar[Mapping[str, str]] = {}
 
     @property
     def path(self) -> Path:
@@ -486,22 +491,6 @@ class LocalFolder(LakeStore):
         _sync(*(one for one in log.glob("*.json") if one.stem > f"{before:020}"), log)
         if before < 0:  # the table is new
             _sync(log.parent, self.path, self.path.parent)
-
-
-class ObjectStore(LakeStore):
-    """A folder of S3, Google Cloud Storage, Azure or HDFS, by its URL. A file appears whole, when its write returns."""
-
-    options: ClassVar[Mapping[str, str]] = CONDITIONAL_PUT
-
-    def names(self) -> list[str]:
-        found = _files(self.root).get_file_info_selector(FileSelector("", allow_not_found=True))
-        return [one.base_name for one in found]
-
-    def open(self, name: str) -> pa.NativeFile:
-        return _files(self.root).open_input_stream(name)
-
-    def write(self, name: str, content: memoryview) -> None:
-        _files(self.root).put(name, content)
 
 
 class _Files(DeltaStorageHandler):
@@ -538,7 +527,7 @@ def store_of(path: str | os.PathLike[str]) -> LakeStore:
     if not PLAIN_URL.fullmatch(rest) or ("@" in rest and scheme != "abfss"):
         reason = "has a user, a key, a query, or a character other than ASCII letters, digits and . _ = + ~ -"
         raise LakeError(f"{scheme}://…", reason, KEYS_BELONG_IN_THE_ENVIRONMENT)
-    return ObjectStore(f"{OBJECT_STORES[scheme]}://{rest.rstrip('/')}")
+    return LakeStore(f"{OBJECT_STORES[scheme]}://{rest.rstrip('/')}")
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

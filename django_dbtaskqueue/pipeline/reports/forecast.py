@@ -47,26 +47,31 @@ UNUSUAL_SHARE = 0.1  # a day is unusual if its total differs by more than this s
 UNUSUAL_DEVIATIONS = 2  # and by more than so many standard deviations of independent arrivals
 INTERVAL_SHARE = 0.9
 WIDTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)  # factors of the interval; the first that holds enough hours is taken
-NORMAL_EDGE = 1.645  # standard deviations that hold 90 % of a normal distribution
+NORMAL_EDGES = (-1.645, 1.645)  # standard deviations that hold 90 % of a normal distribution
 
 
 @dataclass(frozen=True)
 class Prediction:
     """Arrivals in each hour of the week, which begins on Monday at midnight; hours without history are not there.
 
-    ``least`` and ``most`` are the interval that 90 % of the hours should lie in. ``coverage`` is the share that did in
-    the backtest, each week judged by the weeks before it; None when fewer than three weeks are known. ``errors`` is
-    the mean absolute error of each model in the backtest.
+    ``edges``, in standard deviations, are those of the interval that 90 % of the hours should lie in. ``coverage`` is
+    the share that did in the backtest, each week judged by the weeks before it; None when fewer than three weeks are
+    known. ``errors`` is the mean absolute error of each model in the backtest.
     """
 
     model: str
     expected: Mapping[int, float]
-    least: Mapping[int, float]
-    most: Mapping[int, float]
+    edges: tuple[float, float]
     errors: Mapping[str, float]
     coverage: float | None
     weeks: int
     weeks_tested: int
+
+    def interval(self, hour: int) -> tuple[float, float]:
+        """Return the least and the most arrivals of an hour."""
+        mean = self.expected[hour]
+        least, most = (max(mean + edge * math.sqrt(mean + 1), 0.0) for edge in self.edges)
+        return least, most
 
 
 def predict(arrivals: Mapping[datetime, int], zone: tzinfo) -> Prediction:
@@ -77,8 +82,7 @@ def predict(arrivals: Mapping[datetime, int], zone: tzinfo) -> Prediction:
     number = days * HOURS_OF_DAY // HOURS_OF_WEEK
     if number < 1:
         known = {_hour_of_week(begin + timedelta(hours=hour)): float(count) for hour, count in enumerate(counts)}
-        least, most = ({hour: _edge(count, side * NORMAL_EDGE) for hour, count in known.items()} for side in (-1, 1))
-        return Prediction(NAIVE, known, least, most, {}, None, 0, 0)
+        return Prediction(NAIVE, known, NORMAL_EDGES, {}, None, 0, 0)
     end = midnight + days * HOURS_OF_DAY
     weeks = counts[end - number * HOURS_OF_WEEK : end].reshape(number, HOURS_OF_WEEK)
     first = _hour_of_week(begin + timedelta(hours=end))
@@ -100,12 +104,9 @@ def _predicted(weeks: Weeks, hours: list[int]) -> Prediction:
         coverage = float(np.mean([_held(scores[week], _edges(scores[:week], width)) for week in range(1, len(scores))]))
         if coverage >= INTERVAL_SHARE:
             break
-    edges = _edges(scores, width) if scores else (-NORMAL_EDGE, NORMAL_EDGE)
-    least, most = (
-        {hour: _edge(float(value), edge) for hour, value in zip(hours, expected, strict=True)} for edge in edges
-    )
-    means = {hour: float(value) for hour, value in zip(hours, expected, strict=True)}
-    return Prediction(name, means, least, most, errors, coverage, len(weeks), len(tested))
+    edges = _edges(scores, width) if scores else NORMAL_EDGES
+    means: dict[int, float] = dict(zip(hours, expected.tolist(), strict=True))
+    return Prediction(name, means, edges, errors, coverage, len(weeks), len(tested))
 
 
 def wall_clock(arrivals: Mapping[datetime, int], zone: tzinfo) -> tuple[datetime, NDArray[np.float64]]:
@@ -180,10 +181,6 @@ def _edges(scores: list[NDArray[np.float64]], width: float) -> tuple[float, floa
 
 def _held(score: NDArray[np.float64], edges: tuple[float, float]) -> float:
     return float(np.mean((edges[0] <= score) & (score <= edges[1])))
-
-
-def _edge(expected: float, score: float) -> float:
-    return max(expected + score * math.sqrt(expected + 1), 0.0)
 
 
 def _hour_of_week(time: datetime) -> int:
@@ -473,7 +470,7 @@ def needs(coming: Prediction, service: Service, target: Target, unevenness: floa
     return [
         Need(hour, mean, servers(most), servers(mean), least, most)
         for hour, mean in sorted(coming.expected.items())
-        for least, most in [(coming.least[hour], coming.most[hour])]
+        for least, most in [coming.interval(hour)]
     ]
 
 
