@@ -52,7 +52,6 @@ class Reporter(signals.Listener):
         self._check_in(task, "ok")
 
     def crashed(self, task: Lease, error: BaseException | str) -> None:
-        """Send the failure, and end the check-in."""
         self._check_in(task, "error")
         if isinstance(error, LeaseLost):
             return  # it says nothing of the task: another poller has taken it

@@ -426,11 +426,9 @@ class LakeStore:
         return [one.base_name for one in found]
 
     def open(self, name: str) -> Any:
-        """Open a file to read its bytes."""
         return _files(self.root).open_input_stream(name)
 
     def read(self, name: str) -> bytes:
-        """Return the bytes of a file."""
         with self.open(name) as content:
             return bytes(content.read())
 

@@ -92,7 +92,6 @@ class Erase(Job):
         return proof
 
     def as_text(self, result: Result) -> str:
-        """Return a line for each place."""
         after = result.get("after", {})
         lines = [
             f"{place}: {number:,}{f' -> {after[place]:,}' if after else ''}"
@@ -133,8 +132,6 @@ class Found:
 
 @dataclass(frozen=True)
 class Erasure:
-    """One run."""
-
     context: Context
     database: Database
     link: Link

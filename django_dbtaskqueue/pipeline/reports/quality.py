@@ -121,20 +121,19 @@ def placed(context: Context, state: State, damaged: list[str]) -> DataFrame:
 
     Errors of damaged files, which are left out, go to ``damaged``.
     """
-    spark, frames = context.spark, []  # a session must run before a column is made
-    if context.database is not None:
-        database = context.database
-        here = F.lit(database.location).alias("location")
-        hot = read_tasks(spark, database, columns=list(QUALITY_COLUMNS), table="task", snapshot=state.snapshot)
-        frames.append(hot.select(F.lit("task").alias("place"), here, *QUALITY_COLUMNS))
-        names = ["location", "task_id", *QUALITY_COLUMNS[1:]]
-        history = read_tasks(spark, database, columns=names, table="history", snapshot=state.snapshot)
-        history = history.withColumnRenamed("task_id", "id")
-        frames.append(history.select(F.lit("history").alias("place"), "location", *QUALITY_COLUMNS))
+    spark, found = context.spark, {}  # a session must run before a column is made
+    if (database := context.database) is not None:
+        hot = read_tasks(spark, database, QUALITY_COLUMNS, "task", snapshot=state.snapshot)
+        found["task"] = hot.withColumn("location", F.lit(database.location))
+        names = ("location", "task_id", *QUALITY_COLUMNS[1:])
+        history = read_tasks(spark, database, names, "history", snapshot=state.snapshot)
+        found["history"] = history.withColumnRenamed("task_id", "id")
     if context.lake:
-        archived = read_lake(spark, context.lake, state=state, damaged=damaged)
-        frames.append(archived.select(F.lit("lake").alias("place"), "location", *QUALITY_COLUMNS))
-    return reduce(DataFrame.unionAll, frames)
+        found["lake"] = read_lake(spark, context.lake, state=state, damaged=damaged)
+    columns = ("location", *QUALITY_COLUMNS)
+    return reduce(
+        DataFrame.unionAll, (rows.select(F.lit(place).alias("place"), *columns) for place, rows in found.items())
+    )
 
 
 class Check(Job):
@@ -201,7 +200,6 @@ def _finding(check: str, place: str, queue: str | None, rows: int, detail: str =
 
 
 def table(findings: Sequence[Finding]) -> str:
-    """Return findings as a table of text."""
     if not findings:
         return "no findings"
     cells = [list(findings[0]), *([str(value) for value in one.values()] for one in findings)]

@@ -110,7 +110,6 @@ class Files:
         return numbers.mapInArrow(self, f"{ROW} struct<{ROW_DDL}>")
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """For ``mapInArrow`` over numbers of files."""
         for name in (self.names[number] for batch in numbers for number in batch.column(0).to_pylist()):
             rows = self.rows(name)
             while some := list(islice(rows, BATCH_ROWS)):

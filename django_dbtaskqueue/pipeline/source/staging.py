@@ -377,8 +377,6 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
 
 @dataclass
 class Staged(WriterCommitMessage):
-    """What a task of a write staged, and where."""
-
     part: Part
     table: str
 
@@ -397,7 +395,6 @@ class TaskWriter(StagingWriter, DataSourceArrowWriter):
     """One atomic bulk enqueue."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Enqueue what the successful tasks have staged."""
         finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
