@@ -116,7 +116,7 @@ from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL).create("s")
 if importlib.util.find_spec("pyspark"):
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
-    from django_dbtaskqueue.pipeline.schema import HISTORY, TASKS
+    from django_dbtaskqueue.pipeline.source import HISTORY, TASKS
     from django_dbtaskqueue.pipeline.source.rows import ACCEPTED, COLUMNS
 
     assert all("region_name" in schema.names for schema in (TASKS, HISTORY, LAKE_TASKS))

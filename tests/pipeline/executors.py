@@ -13,8 +13,7 @@ from pyspark.sql import Row, datasource
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from django_dbtaskqueue.pipeline.schema import arrow_schema
-from django_dbtaskqueue.pipeline.source import TaskReader
+from django_dbtaskqueue.pipeline.source import TaskReader, arrow_schema
 
 
 def dying_once(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

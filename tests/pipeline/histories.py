@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from pyspark.sql import DataFrame, SparkSession
 
 from django_dbtaskqueue.pipeline.reports.transforms import REPORT_COLUMNS
-from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.source import schema_of
 
 MONDAY = datetime(2026, 1, 5, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -19,8 +19,7 @@ from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_jobs import sink
 from django_dbtaskqueue.pipeline.lake.erase_job import Erase
 from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_of_date
-from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.source import few_tasks
+from django_dbtaskqueue.pipeline.source import TASKS, few_tasks
 from tests.factories import make_task
 from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, to_history

@@ -14,7 +14,7 @@ from django_dbtaskqueue.core.exceptions import LakeError
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.archive_jobs import sink
 from django_dbtaskqueue.pipeline.lake.export import Export
-from django_dbtaskqueue.pipeline.schema import TASKS, arrow_schema
+from django_dbtaskqueue.pipeline.source import TASKS, arrow_schema
 from tests.pipeline.executors import ThisProcess
 from tests.pipeline.lakes import flip, ids
 

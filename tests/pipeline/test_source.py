@@ -12,8 +12,19 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.models import Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, HISTORY, SCHEMAS, TASKS, arrow_schema, schema_of
-from django_dbtaskqueue.pipeline.source import Selection, TaskReader, _conditions, few_tasks, open_snapshot
+from django_dbtaskqueue.pipeline.source import (
+    ATTEMPTS,
+    HISTORY,
+    SCHEMAS,
+    TASKS,
+    Selection,
+    TaskReader,
+    _conditions,
+    arrow_schema,
+    few_tasks,
+    open_snapshot,
+    schema_of,
+)
 from tests.pipeline.executors import read
 
 FIRST = 'a"quoted",\n\\.text'

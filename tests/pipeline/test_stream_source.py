@@ -17,8 +17,7 @@ from django_dbtaskqueue.models import FinishEvent, StreamPosition, Task
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake.archive_jobs import Stream
-from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import Selection, register_stream, unregister_stream
+from django_dbtaskqueue.pipeline.source import Selection, register_stream, schema_of, unregister_stream
 from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 from tests.patience import Deadline, eventually
 from tests.support import until

@@ -44,8 +44,7 @@ from pyspark.sql.types import DateType, StringType, StructField, StructType
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import Database, database_errors
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, SUMMARIES, TASKS, arrow_schema
-from django_dbtaskqueue.pipeline.source import Snapshot, open_snapshot
+from django_dbtaskqueue.pipeline.source import ATTEMPTS, SUMMARIES, TASKS, Snapshot, arrow_schema, open_snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -49,8 +49,9 @@ from django_dbtaskqueue.pipeline.lake.export import (
     write_finished,
 )
 from django_dbtaskqueue.pipeline.reports.quality import QUALITY_COLUMNS, rule_breaks
-from django_dbtaskqueue.pipeline.schema import SCHEMAS, TERMINAL_STATUSES
 from django_dbtaskqueue.pipeline.source import (
+    SCHEMAS,
+    TERMINAL_STATUSES,
     Condition,
     Selection,
     even_slices,

@@ -30,7 +30,7 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Result
 from django_dbtaskqueue.pipeline.lake import LAKE_SCHEMAS, PARTITION, DataFile, Lake, writing
 from django_dbtaskqueue.pipeline.lake.archive_jobs import task_ids
 from django_dbtaskqueue.pipeline.lake.export import Batches, Export, remove_out_of_date
-from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
+from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
 

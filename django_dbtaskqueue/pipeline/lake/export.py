@@ -44,8 +44,7 @@ from django_dbtaskqueue.pipeline.lake import (
     store_of,
     writing,
 )
-from django_dbtaskqueue.pipeline.schema import ATTEMPTS, arrow_schema
-from django_dbtaskqueue.pipeline.source import Selection, Slice, task_attempt_id
+from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow_schema, task_attempt_id
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.spark import Progress, silent
 

@@ -42,8 +42,7 @@ from django_dbtaskqueue.pipeline.jobs import (
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, one_state, read_files
 from django_dbtaskqueue.pipeline.lake import export as lake_export
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.schema import arrow_schema, schema_of
-from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks
+from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
 
 Figures = dict[str, Any]
 Tables = Mapping[str, pa.Table]

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING
 from django_dbtaskqueue.pipeline.jobs import EVERY_QUEUE, Objective, by_queue
-from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
+from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = [
     "as_of", "backlog", "error_budgets", "failure_clusters", "hour_parts", "hours", "kind_parts", "measured",

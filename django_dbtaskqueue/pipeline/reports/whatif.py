@@ -28,7 +28,7 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
 from django_dbtaskqueue.pipeline.reports import Period
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.schema import TERMINAL_STATUSES
+from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["WhatIf"]
 

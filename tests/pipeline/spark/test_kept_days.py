@@ -20,7 +20,7 @@ from django_dbtaskqueue.pipeline.lake.export import Export, key_of, remove_out_o
 from django_dbtaskqueue.pipeline.reports import MAX_FEW_LAKE_BYTES
 from django_dbtaskqueue.pipeline.reports.forecast import Forecast
 from django_dbtaskqueue.pipeline.reports.report import Report
-from django_dbtaskqueue.pipeline.schema import arrow_schema
+from django_dbtaskqueue.pipeline.source import arrow_schema
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.pipeline.commands import CHEAP, in_turn

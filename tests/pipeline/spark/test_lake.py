@@ -16,7 +16,7 @@ from django_dbtaskqueue.models import ArchiveBatch, Attempt, Task, TaskHistory
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import LAKE_TASKS, Lake, read_lake
 from django_dbtaskqueue.pipeline.lake.export import Export, write_finished
-from django_dbtaskqueue.pipeline.schema import TASKS
+from django_dbtaskqueue.pipeline.source import TASKS
 from tests.factories import make_task
 from tests.pipeline.lakes import Census, archive, fill, flip
 from tests.pipeline.test_lake import DAY, FINISHED, lake_of, rows

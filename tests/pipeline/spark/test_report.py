@@ -22,8 +22,7 @@ from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Job, Objective, as_json
 from django_dbtaskqueue.pipeline.reports.quality import Check
 from django_dbtaskqueue.pipeline.reports.report import Report
-from django_dbtaskqueue.pipeline.schema import schema_of
-from django_dbtaskqueue.pipeline.source import few_tasks
+from django_dbtaskqueue.pipeline.source import few_tasks, schema_of
 from tests.factories import make_task
 from tests.pipeline.histories import HOUR, MONDAY, times
 from tests.pipeline.lakes import archive, flip

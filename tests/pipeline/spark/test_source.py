@@ -16,8 +16,7 @@ from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError
 from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.schema import TASKS
-from django_dbtaskqueue.pipeline.source import few_tasks, read_tasks, register, write_tasks
+from django_dbtaskqueue.pipeline.source import TASKS, few_tasks, read_tasks, register, write_tasks
 from django_dbtaskqueue.pipeline.spark import spark_session
 from tests.factories import make_task
 from tests.pipeline.executors import dying_once

@@ -13,7 +13,7 @@ from pyspark.testing import assertDataFrameEqual
 from django_dbtaskqueue.pipeline.jobs import Objective
 from django_dbtaskqueue.pipeline.reports import transforms
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.schema import schema_of
+from django_dbtaskqueue.pipeline.source import schema_of
 from tests.pipeline import histories
 from tests.pipeline.histories import MONDAY, Row, frame, row
 
