@@ -50,11 +50,8 @@ class Executors:
         self._default = default
         self.limiter = ConcurrencyLimiter()
         self._threads = ThreadExecutor(threads, finish, self.limiter)
-        self._processes: ProcessExecutor | None = None  # made for the first processor with executor="process"
         self._coroutine_slots = coroutines
-        self._coroutines: AsyncExecutor | None = None  # made for the first async processor
-        self._pools: list[tuple[object, PoolExecutor]] = []
-        self._isolated: IsolatedExecutor | None = None  # made for the first task that may have killed its process
+        self._made: dict[Hashable, Executor] = {}  # the others: each for the first processor or task that needs it
         self._lock = threading.Lock()
         self.all: list[Executor] = [self._threads]  # those in use; threads always are
         self.placed: set[Executor] = set()  # those with a processor of a polled queue
@@ -64,27 +61,21 @@ class Executors:
         if processor is None:
             return self._threads
         if processor.is_async:
-            with self._lock:
-                if self._coroutines is None:
-                    self._coroutines = AsyncExecutor(self._coroutine_slots, self._finish, self.limiter)
-                    self.all.append(self._coroutines)
-            return self._coroutines
+            return self._one(AsyncExecutor, AsyncExecutor, self._coroutine_slots)
         wanted = self._default if processor.executor is None else processor.executor
         if wanted is None:
             return self._threads
+        if wanted == PROCESS:
+            return self._one(PROCESS, ProcessExecutor, self._threads.slots)
+        return self._one(wanted if isinstance(wanted, str) else id(wanted), PoolExecutor, wanted)
+
+    def _one(self, key: Hashable, kind: Callable[..., Executor], *options: object) -> Executor:
+        """Return the one executor with this key, which keeps its ``options``; made at the first call."""
         with self._lock:
-            if wanted == PROCESS:
-                if self._processes is None:
-                    self._processes = ProcessExecutor(self._threads.slots, self._finish, self.limiter)
-                    self.all.append(self._processes)
-                return self._processes
-            for given, pool in self._pools:
-                if given is wanted or (isinstance(given, str) and given == wanted):
-                    return pool
-            pool = PoolExecutor(wanted, self._finish, self.limiter)
-            self._pools.append((wanted, pool))
-            self.all.append(pool)
-        return pool
+            if (made := self._made.get(key)) is None:
+                made = self._made[key] = kind(*options, self._finish, self.limiter)
+                self.all.append(made)
+        return made
 
     def place(self, processors: tuple[Processor, ...]) -> Placement:
         """Return where the processors of one queue run. Tasks without a processor count as jobs of threads."""
@@ -125,11 +116,13 @@ class Executors:
 
     def contains(self, processor: Processor | None) -> bool:
         """Whether each call of this processor runs in a process of its own anyway."""
-        return self._processes is not None and processor is not None and self.of(processor) is self._processes
+        return PROCESS in self._made and processor is not None and self.of(processor) is self._made[PROCESS]
 
     def isolates(self, processor: Processor | None) -> bool:
         """Whether a task of this processor can run in a process of its own."""
-        return self.contains(processor) or ((self._isolated is None or self._isolated.works) and can_isolate(processor))
+        made = self._made.get(IsolatedExecutor)
+        fails = isinstance(made, IsolatedExecutor) and not made.works
+        return self.contains(processor) or (not fails and can_isolate(processor))
 
     def submit_isolated(self, jobs: list[Job]) -> None:
         """Run jobs of one task each that may kill their process."""
@@ -139,13 +132,8 @@ class Executors:
                 self.submit_special(job.processor, [job.lease])
             else:
                 others.append(job)
-        if not others:
-            return
-        with self._lock:
-            if self._isolated is None:
-                self._isolated = IsolatedExecutor(self._finish, self.limiter)
-                self.all.append(self._isolated)
-        self._isolated.submit(others, fast=False)
+        if others:
+            self._one(IsolatedExecutor, IsolatedExecutor).submit(others, fast=False)
 
     def nudge(self) -> None:
         for executor in self.all:
