@@ -28,7 +28,6 @@ from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import short_repr
-from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
@@ -428,31 +427,23 @@ class Parents(Sequence[Parent]):
         return [one.result for one in self._found]
 
 
-class ReadsParents:
-    """The part of a port that reads the parents of a task."""
-
-    alias: str
-    model: type[AbstractTask]
-
-    def parents(self, lease: Lease) -> Parents:
-        """Return the parents of a task, with their results, from their tables or the history."""
-        edges = Dependency.objects.using(self.alias).filter(
-            child_location=self.model._meta.label_lower, child_id=lease.id
-        )
-        first = list(edges.order_by("pk")[:MAX_PARENTS_READ])
-        counts = Counter(edge.outcome or "" for edge in first)
-        if len(first) == MAX_PARENTS_READ:
-            counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
-            counts = Counter({outcome or "": number for outcome, number in counted})
-        rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, self.alias)
-        found = [
-            Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), GONE_TASK))
-            for edge in first
-        ]
-        return Parents(found, counts)
-
-
 GONE_TASK = ("", None, "", None)
+
+
+def parents_of(child: TaskKey, alias: str) -> Parents:
+    """Return the parents of a task, with their results, from their tables or the history."""
+    edges = Dependency.objects.using(alias).filter(child_location=child.location, child_id=child.id)
+    first = list(edges.order_by("pk")[:MAX_PARENTS_READ])
+    counts = Counter(edge.outcome or "" for edge in first)
+    if len(first) == MAX_PARENTS_READ:
+        counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
+        counts = Counter({outcome or "": number for outcome, number in counted})
+    rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, alias)
+    found = [
+        Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), GONE_TASK))
+        for edge in first
+    ]
+    return Parents(found, counts)
 
 
 def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:

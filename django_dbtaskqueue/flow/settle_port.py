@@ -16,14 +16,14 @@ from django_dbtaskqueue.core.outcomes import Outcome, Settlement, Suspend
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import groups, usage
-from django_dbtaskqueue.flow.dependencies import ReadsParents
+from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.flow.steps import Journal
 from django_dbtaskqueue.models import AbstractTask, Task
 
 
-class SettlePort(ReadsParents):
+class SettlePort:
     """Settles on the calling thread's Django connection, in the transaction of that thread."""
 
     calls: ClassVar[Mapping[str, str]] = {}
@@ -73,6 +73,9 @@ class SettlePort(ReadsParents):
 
     def stands(self, lease: Lease) -> bool:
         return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
+
+    def parents(self, lease: Lease) -> Parents:
+        return parents_of(TaskKey(self.model._meta.label_lower, lease.id), self.alias)
 
     def journal(self, lease: Lease) -> Steps:
         return Journal(lease, self.alias, self.model)
