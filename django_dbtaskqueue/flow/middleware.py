@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
@@ -50,7 +51,6 @@ class _Running:
 
 
 _current: ContextVar[_Running] = ContextVar("dbtaskqueue_middleware")
-_layers: dict[tuple[Middleware, bool], Layer] = {}
 
 
 def surrounded(function: Call, middleware: Iterable[Middleware], *, is_async: bool) -> Call:
@@ -71,15 +71,9 @@ def surrounded(function: Call, middleware: Iterable[Middleware], *, is_async: bo
     return call_async if is_async else call
 
 
+@cache
 def layer_of(middleware: Middleware, *, is_async: bool) -> Layer:
     """Return a middleware as it is made in this process. Raise ``ImproperlyConfigured`` for what cannot be one."""
-    made = _layers.get((middleware, is_async))
-    if made is None:
-        made = _layers[middleware, is_async] = _made(middleware, is_async=is_async)
-    return made
-
-
-def _made(middleware: Middleware, *, is_async: bool) -> Layer:
     qualname = getattr(middleware, "__qualname__", type(middleware).__qualname__)
     name = middleware if isinstance(middleware, str) else f"{middleware.__module__}.{qualname}"
     factory = middleware
@@ -243,7 +237,7 @@ def _refuse(layer: Layer, did: str, stands: str) -> None:
 
 def _reset(*, setting: str, **_: object) -> None:
     if setting == "DBTASKQUEUE":
-        _layers.clear()
+        layer_of.cache_clear()
 
 
 setting_changed.connect(_reset)
