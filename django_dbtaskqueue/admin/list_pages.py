@@ -79,6 +79,7 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
         field: Any = method or page.opts.get_field(name)
         title = field.short_description if method else field.verbose_name
         super().__init__(verbose_name=title, accessor="pk", empty_values=(), orderable=False)
+        self.hint = page.hints.get(name, "")
         self._value = method or attrgetter(name)
         self._page = page if name in (page.list_display_links or ()) else None
 
@@ -120,10 +121,12 @@ class PageTable(tables.Table):  # type: ignore[misc]  # publishes no types
         return SafeString("\n".join(lines))  # each cell is escaped
 
 
-def table_of(page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool) -> PageTable:
-    """Return a page's rows as a table; with ``tickable`` each row has a box."""
-    columns = [(str(name), PageColumn(page, str(name))) for name in page.list_display]
-    table = PageTable(rows, extra_columns=columns, exclude=() if tickable else ("tick",))
+def table_of(
+    page: ReadOnlyAdmin, rows: Sequence[Model], *, caption: str, tickable: bool, columns: Sequence[str] = ()
+) -> PageTable:
+    """Return a page's rows as a table, with all its columns or these; with ``tickable`` each row has a box."""
+    shown = [(str(name), PageColumn(page, str(name))) for name in columns or page.list_display]
+    table = PageTable(rows, extra_columns=shown, exclude=() if tickable else ("tick",))
     table.caption = caption
     return table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import django_filters
@@ -35,7 +35,7 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
-from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Task
+from django_dbtaskqueue.models import BulkOperation, FailureGroup, Task
 from django_dbtaskqueue.models.control import (
     CANCELLED,
     FAILED,
@@ -78,10 +78,6 @@ class AuditFilter(FilterSet):
 class BulkFilter(FilterSet):
     state = django_filters.ChoiceFilter(label=gettext_lazy("State"), choices=STATES, empty_label=gettext_lazy("any"))
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
-
-
-def code(text: str) -> str:
-    return format_html("<code>{}</code>", text) if text else EMPTY_VALUE
 
 
 def verb_label(name: str) -> str:
@@ -222,7 +218,8 @@ class AuditEntryAdmin(SearchedAdmin):
         ids = [pk for some in (skipped.values() if isinstance(skipped, dict) else ()) for pk in as_list(some)]
         names = [self._name_of(entry, one) for one in tasks or [{"id": pk} for pk in ids]][:MAX_NAMED_IN_AUDIT]
         if not names or (entry.operation_id and not tasks):
-            return code(entry.explained or entry.queue)
+            text = entry.explained or entry.queue
+            return format_html("<code>{}</code>", text) if text else EMPTY_VALUE
         shown = format_html_join(", ", "{}", ((name,) for name in names))
         left = (entry.changed if tasks else len(ids)) - len(names)
         return format_html("{} {}", shown, _("and %(count)s more") % {"count": number(left)}) if left > 0 else shown
@@ -308,20 +305,17 @@ class PollerAdmin(SmallListAdmin):
             return badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
         if poller.state == STOPPED_STATE:
             return badge("stopped", "▪", poller.state)
-        if is_late(poller):
+        if poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat:
             return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
         kind, icon = ("running", "▸") if poller.state == RUNNING_STATE else ("paused", "◌")
         return badge(kind, icon, poller.state)
 
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
-        links = ((self.link(number, self.url(model, "change", number)),) for number, model in running(poller))
+        """Link to each task that the poller reports as running."""
+        held = [(item["task_id"], item.get("queue")) for item in poller.running if isinstance(item.get("task_id"), int)]
+        links = ((self.link(pk, self.url(model_for(str(queue)), "change", pk)),) for pk, queue in held)
         return format_html_join(", ", "{}", links) or EMPTY_VALUE
-
-
-def is_late(poller: Any) -> bool:
-    """Return whether the poller missed three heartbeats."""
-    return bool(poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat)
 
 
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
@@ -339,10 +333,3 @@ def queue_name(item: Any) -> str:
         return str(item)
     weight = item.get("weight", 1)
     return str(item.get("queue")) if weight == 1 else f"{item.get('queue')}:{weight}"
-
-
-def running(poller: Any) -> Iterator[tuple[int, type[AbstractTask]]]:
-    """Yield the id and the table of each task that the poller reports as running."""
-    for item in poller.running:
-        if isinstance(item.get("task_id"), int):
-            yield item["task_id"], model_for(str(item.get("queue")))

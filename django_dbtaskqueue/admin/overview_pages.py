@@ -4,42 +4,41 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import urlencode
 
 from django.core.exceptions import PermissionDenied
 from django.db.models import Model
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import date_format, number_format
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin.frame import show
-from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, badge, local, stamp, viewer
+from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, PageTable, table_of
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, ago, badge, local, stamp, viewer
 from django_dbtaskqueue.core.durations import format_duration, format_seconds
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
-from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within
+from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, count_within
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
 from django_dbtaskqueue.operations.queue_stats import (
     Overview,
-    Pause,
     Point,
     Quantiles,
     QueueStats,
+    names_of,
     new_releases,
     overview,
     series,
 )
+from django_dbtaskqueue.operations.related_tasks import awaited
 from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
 from django_dbtaskqueue.operations.search import parse, text_of, to_text
 from django_dbtaskqueue.operations.search.query import select, tasks_for
@@ -78,21 +77,14 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
         heat_map("runs", _("Attempts by run time, last hour"), points),
         heat_map("waits", _("Attempts by wait time, last hour"), points),
     ]
-    return {"charts": charts, "maps": [one for one in maps if one.rows]}
+    return {"charts": charts, "maps": [one for one in maps if one["rows"]]}
 
 
-@dataclass(frozen=True, slots=True)
-class HeatMap:
-    """How many attempts took how long, by steps of time."""
+def heat_map(kind: str, title: str, points: Sequence[Point]) -> dict[str, Any]:
+    """Return the histograms of steps of points as a map: of each duration, the longest first, the counts by step.
 
-    name: str
-    title: str
-    times: Sequence[str]
-    rows: Sequence[tuple[str, Sequence[tuple[str, int]]]]  # the longest first: duration, and of each step text and heat
-
-
-def heat_map(kind: str, title: str, points: Sequence[Point]) -> HeatMap:
-    """Return the histograms of steps of points as a map. The heat of a cell is its share of the step's attempts."""
+    The heat of a cell is its share of the step's attempts.
+    """
     steps = [points[max(end - POINTS_PER_STEP, 0) : end] for end in range(len(points), 0, -POINTS_PER_STEP)][::-1]
     counts = [Counter[int]() for _step in steps]
     for step, found in zip(steps, counts, strict=True):
@@ -108,7 +100,7 @@ def heat_map(kind: str, title: str, points: Sequence[Point]) -> HeatMap:
         for decade in (range(decades[-1], decades[0] - 1, -1) if decades else ())
     ]
     times = [stamp(step[0].time, date_format(local(step[0].time), "H:i")) for step in steps]
-    return HeatMap(kind, title, times, rows)
+    return {"name": kind, "title": title, "times": times, "rows": rows}
 
 
 def _heat_cell(count: int, total: int) -> tuple[str, int]:
@@ -142,82 +134,93 @@ def _figure(value: float | None) -> str:
     return number_format(round(value, digits), force_grouping=True)
 
 
-MAX_GRID_QUEUES = 100  # those with problems come first; others are found by name
-NAME_KEY = "name"  # query key
+CHARTS_KEY = "charts"  # query key of the page's other tab
 TO_ANSWER = parse("signal:*")  # tasks that wait for somebody's answer
+MAX_HOME_QUEUES, MAX_HOME_FAILURES, MAX_HOME_WAITS = 8, 3, 3  # rows, which fit into one screen
+QUEUE_COLUMNS = ("name", "state", "oldest", "created", "processing", "error", "failed", "in_out", "wait", "drain")
+FAILURE_COLUMNS = ("title", "queue", "first", "in_1h", "tasks", "buttons")
 
 
 class OverviewAdmin(ReadOnlyAdmin):
-    """The overview: health in a sentence, every queue by status, rates and charts."""
+    """The home: what needs an operator, in one screen. Charts have a tab of their own."""
 
     view_permission = "view_queue"
     list_template = "overview"
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        actor = viewer(request)
-        found, part = overview(only=visible_queues(actor)), request.GET.get(NAME_KEY, "").strip()
-        queues = [row for row in found.queues if part.lower() in row.queue.lower()]
-        shown = sorted(queues, key=_care)[:MAX_GRID_QUEUES]
+        actor, alias = viewer(request), self.get_queryset(request).db
+        if CHARTS_KEY in request.GET:
+            return chart_context(alias, actor)
+        found = overview(only=visible_queues(actor))
         return {
             "health": found.health,
-            "cards": [*self._cards(found), *self._waiting(request)],
-            "statuses": [str(status) for status in Status],
-            "rows": [row_of(self, row) for row in shown],
-            "totals": [_count_cell(self, number, Task, status=status) for status, number in found.statuses.items()]
-            + [_count_cell(self, found.total, Task)]
-            if len(found.queues) > 1
-            else [],
-            "left": _left(len(queues), len(shown)),
-            "part": part,
-            **chart_context(self.get_queryset(request).db, actor),
+            "cards": self._cards(found),
+            "failures": self._failures(request),
+            "failures_url": self.url(FailureGroup, "changelist"),
+            **self._queues(request, found),
+            **self._waits(request, alias, found.as_of),
         }
 
-    def _waiting(self, request: HttpRequest) -> Iterator[tuple[str, str]]:
-        """Yield how many tasks wait for somebody's answer, if any do."""
-        tasks = select(TO_ANSWER, tasks_for(TO_ANSWER, self.get_queryset(request).db))
-        count = count_within(narrow(tasks, viewer(request)), COUNT_TIMEOUT)
-        if count is None or count:
-            yield _("wait for a signal"), self.link(count or "?", self.url(Task, "changelist", q=to_text(TO_ANSWER)))
-
     def _cards(self, found: Overview) -> list[tuple[str, str]]:
-        pollers = self.link(found.pollers, self.url(Poller, "changelist"))
+        waiting = found.statuses[Status.CREATED]
         failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
+        rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
+        in_out = [per_minute(sum(getattr(row, name) for row in found.queues)) for name in ("rate_in", "rate_out")]
         return [
+            (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
             (_("oldest waiting"), age_text(found.oldest)),
-            (_("in / min, last 5 min"), per_minute(sum(row.rate_in for row in found.queues))),
-            (_("out / min, last 5 min"), per_minute(sum(row.rate_out for row in found.queues))),
+            (_("in / out per min"), format_html("{} / {} {}", *in_out, sparkline(rates))),
             (_("attempts failed in the last hour"), failed),
-            (_("pollers alive"), pollers),
+            (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
         ]
 
+    def _shown_to(self, request: HttpRequest, model: type[Model]) -> Any:
+        """Return the site's own page of a model; None if there is none, or the user may not see it."""
+        page: Any = self.admin_site._registry.get(model)
+        return page if page and page.has_view_permission(request) else None
 
-def row_of(page: ReadOnlyAdmin, row: QueueStats) -> dict[str, Any]:
-    """Return the figures of a queue as a row of the grid, each number with a link to the tasks it counts."""
-    model = model_for(row.queue)
-    cells = [
-        _count_cell(page, number, model, queue=row.queue, status=status) for status, number in row.statuses.items()
-    ]
-    return {
-        "name": row.queue,
-        "url": page.url(Queue, "change", row.queue),
-        "late": row.late,
-        "marks": marks_of(row),
-        "cells": [*cells, _count_cell(page, row.total, model, queue=row.queue)],
-        "rate_in": per_minute(row.rate_in),
-        "rate_out": per_minute(row.rate_out),
-        "spark": sparkline(row.rates),
-        "oldest": age_text(row.oldest),
-        "drain": _drain(row),
-        "pause": pause_text(row.pause) if row.pause else "",
-        "failed": _failed_cell(page, row.failed),
-        "run": quantiles_text(row.run),
-        "wait": quantiles_text(row.wait),
-    }
+    def _failures(self, request: HttpRequest) -> PageTable | None:
+        """Return what failed in the last hour, new kinds first."""
+        page = self._shown_to(request, FailureGroup)
+        if page is None:
+            return None
+        groups = page.get_queryset(request).filter(last_seen__gte=Now() - CHART_SPAN)
+        rows = list(groups.order_by("-first_seen")[:MAX_HOME_FAILURES])
+        page.prepare(request, rows)
+        for group in rows:
+            group.verbs = group.verbs[:1]
+        return table_of(page, rows, columns=FAILURE_COLUMNS, caption=_("Failures of the last hour"), tickable=False)
 
+    def _queues(self, request: HttpRequest, found: Overview) -> dict[str, Any]:
+        """Return a table of the queues that need care, the worst first, and a line on the others."""
+        page = self._shown_to(request, Queue)
+        if page is None:
+            return {}
+        queues = page.with_figures(found, page.get_queryset(request))
+        care = sorted((one for one in queues if one.stats.needs_care), key=lambda one: _care(one.stats))
+        quiet = [one.name for one in queues if not one.stats.needs_care]
+        text = ngettext("%(count)s queue is quiet: %(names)s.", "%(count)s queues are quiet: %(names)s.", len(quiet))
+        shown, caption = care[:MAX_HOME_QUEUES], _("Queues that need care")
+        return {
+            "queues": table_of(page, shown, columns=QUEUE_COLUMNS, caption=caption, tickable=False),
+            "left": len(care) - len(shown),
+            "quiet": text % {"count": len(quiet), "names": names_of(quiet)} if quiet else "",
+            "queues_url": page.url(Queue, "changelist"),
+        }
 
-def _failed_cell(page: ReadOnlyAdmin, number: int) -> dict[str, Any]:
-    url = page.url(FailureGroup, "changelist") if number else ""
-    return {"text": number_format(number, force_grouping=True), "some": bool(number), "url": url}
+    def _waits(self, request: HttpRequest, alias: str, now: datetime) -> dict[str, Any]:
+        """Return how many tasks wait for somebody's answer, and the first of them: with the signal, and since when."""
+        rows = narrow(select(TO_ANSWER, tasks_for(TO_ANSWER, alias)), viewer(request))
+        count = count_within(rows, COUNT_TIMEOUT) if self._shown_to(request, Task) else NONE_COUNTED
+        # By time, of those just counted: by id, the server might read the whole table.
+        some = rows.order_by("create_time")[:MAX_HOME_WAITS] if count and not count.more else ()
+        waits = [
+            (self.link(task, self.url(Task, "change", task.pk)), wait.name, ago(wait.create_time, now))
+            for task in some
+            if (wait := awaited(task))
+        ]
+        address = self.url(Task, "changelist", q=to_text(TO_ANSWER))
+        return {"waits": waits, "waiting": "?" if count is None else str(count) if count else "", "waits_url": address}
 
 
 def quantiles_text(found: Quantiles) -> str:
@@ -227,42 +230,10 @@ def quantiles_text(found: Quantiles) -> str:
     return f"{format_seconds(found.p50)} / {format_seconds(found.p95)}"
 
 
-def pause_text(pause: Pause) -> str:
-    """Return why a queue is paused, by whom, and until when."""
-    parts = [pause.reason or _("no reason given"), _("by %(who)s") % {"who": pause.by or "?"}]
-    if pause.until:
-        parts.append(_("until %(time)s") % {"time": f"{local(pause.until):%Y-%m-%d %H:%M}"})
-    return ", ".join(parts)
-
-
-def _count_cell(page: ReadOnlyAdmin, number: ApproxCount, model: type[Model], **search: str) -> dict[str, Any]:
-    label = search.get("status") or _("TOTAL")
-    address = page.url(model, "changelist")
-    url = f"{address}?{urlencode({'q': text_of(**search)})}" if address and search else address
-    return {"label": label, "text": str(number), "some": bool(number), "url": url}
-
-
 def _care(row: QueueStats) -> tuple[Any, ...]:
-    """Sort late queues first, then those with failures, then those with tasks, then by name."""
+    """Sort late queues first, then those without a poller, paused ones, and those with the most failures."""
     oldest = row.oldest or timedelta(0)
-    return (
-        not row.late,
-        -oldest if row.late else timedelta(0),
-        not row.unserved,
-        not row.statuses[Status.ERROR],
-        not row.total,
-        row.queue,
-    )
-
-
-def marks_of(row: QueueStats) -> list[str]:
-    """Return the badges of a queue that is paused, late or not served."""
-    if row.paused:
-        return [badge("paused", "‖", _("paused"))]
-    marks: list[str] = [badge("late", "✕", _("late"))] if row.late else []
-    if row.unserved:
-        marks.append(badge("late" if row.stale else "paused", "!", _("no poller")))
-    return marks
+    return not row.late, row.late and -oldest, not row.unserved, not row.paused, -row.failed, row.queue
 
 
 def age_text(value: timedelta | None) -> str:
@@ -270,16 +241,11 @@ def age_text(value: timedelta | None) -> str:
     return EMPTY_VALUE if value is None else format_duration(value, rough=True)
 
 
-def _drain(row: QueueStats) -> str:
+def drain_text(row: QueueStats) -> str:
+    """Return how long until nothing waits at this rate."""
     if row.drain is not None:
         return age_text(row.drain)
     return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE
-
-
-def _left(all_of_them: int, shown: int) -> str:
-    left = all_of_them - shown
-    text = ngettext("%(count)s more queue: search by name.", "%(count)s more queues: search by name.", left)
-    return text % {"count": left} if left else ""
 
 
 def per_minute(rate: float) -> str:
@@ -288,7 +254,11 @@ def per_minute(rate: float) -> str:
     return number_format(round(value, 1) if 0 < value < 10 else round(value), force_grouping=True)
 
 
-FINDING_BADGES = {"error": ("error", "✕"), "warning": ("paused", "!"), "info": ("created", "i")}
+FINDING_BADGES = {
+    "error": ("error", "✕", gettext_lazy("error")),
+    "warning": ("paused", "!", gettext_lazy("warning")),
+    "info": ("created", "i", gettext_lazy("note")),
+}
 
 
 class DoctorAdmin(ReadOnlyAdmin):
@@ -309,11 +279,7 @@ class DoctorAdmin(ReadOnlyAdmin):
         serious = [finding for finding in found if finding.level != "info"]
         text = ngettext("%(count)s thing needs care.", "%(count)s things need care.", len(serious))
         return {
-            "findings": [(one, badge(*FINDING_BADGES[one.level], level_text(one.level))) for one in found],
+            "findings": [(one, badge(*FINDING_BADGES[one.level])) for one in found],
             "worst": "" if not serious else "late" if serious[0].level == "error" else "warned",
             "sentence": text % {"count": len(serious)} if serious else _("All is well."),
         }
-
-
-def level_text(level: str) -> str:
-    return {"error": _("error"), "warning": _("warning"), "info": _("note")}[level]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlencode
 
 from django.contrib import admin, messages
@@ -22,11 +22,9 @@ from django_dbtaskqueue.admin.list_pages import ListAdmin, NameFilter, SmallList
 from django_dbtaskqueue.admin.overview_pages import (
     age_text,
     chart_context,
-    marks_of,
-    pause_text,
+    drain_text,
     per_minute,
     quantiles_text,
-    row_of,
     sparkline,
 )
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, Question, ask, bound_form, confirmed
@@ -38,7 +36,7 @@ from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
-from django_dbtaskqueue.models import BulkOperation, Queue
+from django_dbtaskqueue.models import BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
 from django_dbtaskqueue.operations.permissions import (
@@ -47,13 +45,18 @@ from django_dbtaskqueue.operations.permissions import (
     Verb,
     can_operate,
     check_may,
-    visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.queue_stats import Pause, QueueStats, overview, stats_of_queue, stats_of_types
+from django_dbtaskqueue.operations.queue_stats import (
+    Overview,
+    QueueStats,
+    overview,
+    stats_of_queue,
+    stats_of_types,
+)
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import Page
-from django_dbtaskqueue.operations.serializers import is_storable
+from django_dbtaskqueue.operations.serializers import is_storable, pause_note
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
 if TYPE_CHECKING:
@@ -64,7 +67,19 @@ MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 
 def _stats_column(title: StrOrPromise, show: Callable[[QueueStats], object]) -> Column:
     """Return a column of the figures that the list reads for each queue."""
-    return column(title, lambda queue: EMPTY_VALUE if queue.stats is None else show(queue.stats))
+    return column(title, lambda queue: show(queue.stats))
+
+
+def _count_column(status: Status | None = None) -> Column:
+    """Return a column with the number of tasks, in a status or in all, and a link to them."""
+
+    @admin.display(description=gettext_lazy("TOTAL") if status is None else str(status))
+    def cell(page: QueueAdmin, queue: Any) -> str:
+        count = queue.stats.total if status is None else queue.stats.statuses[status]
+        query = text_of(queue=queue.name, **({} if status is None else {"status": status}))
+        return page.link(count, page.url(model_for(queue.name), "changelist", q=query) if count else "")
+
+    return cell
 
 
 class QueueAdmin(SmallListAdmin):
@@ -75,12 +90,18 @@ class QueueAdmin(SmallListAdmin):
     filterset = NameFilter
     empty = gettext_lazy("No queue has this name.")
     list_display = (
-        "name", "state", "pause", "created", "processing", "failed", "in_out", "run", "wait", "oldest",
-        "changed_settings", "tasks",
+        "name", "state", "oldest", "created", "processing", "completed", "error", "poison", "total", "failed", "in_out",
+        "run", "wait", "drain", "changed_settings",
     )  # fmt: skip
     list_display_links = ("name",)
     ordering = ("name",)
-    page_lines = ("state", "pause", "limits", "tasks")
+    page_lines = ("state", "limits", *list_display[2:-1])
+    hints: ClassVar = {
+        "failed": gettext_lazy("attempts that failed in the last hour"),
+        "in_out": gettext_lazy("tasks enqueued and attempts ended per minute, over the last 5 minutes"),
+        "run": gettext_lazy("run time of half and of 95 % of the attempts in the last hour"),
+        "wait": gettext_lazy("time from due to checkout, of half and of 95 % of the attempts in the last hour"),
+    }
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         return permitted(request, QUEUE_VERBS.values())
@@ -106,19 +127,22 @@ class QueueAdmin(SmallListAdmin):
                 queue.stats = stats_of_queue(queue.name)
 
     def rows_of(self, filterset: Any) -> Any:
-        """Return all queues that match, with a row or without, and with their figures: a list.
+        """Return all queues that match, with their figures: a list.
 
         Also those that only have tasks or a living poller: this process may lack the processors of a worker.
         """
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        actor = viewer(filterset.request)
-        stats = {row.queue: row for row in overview(only=visible_queues(actor)).queues}
-        found = {queue.name: queue for queue in all_queues(filterset.queryset)}
-        names = sorted(visible_names({*found, *stats}, actor))
-        rows = [found.get(name) or _without_row(name) for name in names if part.lower() in name.lower()]
-        for queue in rows:
-            vars(queue)["stats"] = stats.get(queue.name)
-        return rows
+        found = overview(only=visible_queues(viewer(filterset.request)))
+        return [one for one in self.with_figures(found, filterset.queryset) if part.lower() in one.name.lower()]
+
+    def with_figures(self, found: Overview, rows: QuerySet[Queue]) -> list[Queue]:
+        """Return the queues of an overview, with a row or without."""
+        stored, queues = stored_queues(rows), []
+        for figures in found.queues:
+            queue = stored.get(figures.queue) or Queue(name=figures.queue, overrides={})
+            vars(queue)["stats"] = figures
+            queues.append(queue)
+        return queues
 
     def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
@@ -131,41 +155,40 @@ class QueueAdmin(SmallListAdmin):
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """Return the row, or a known queue without one."""
-        if not is_storable(object_id):
+        if not is_storable(object_id) or not viewer(request).sees(object_id):
             return None
-        rows: QuerySet[Queue] = self.get_queryset(request)
-        found = {queue.name: queue for queue in all_queues(rows, name=object_id)}
-        if not viewer(request).sees(object_id):
-            return None
-        if object_id not in found and queue_control.is_in_use(object_id, alias_for(object_id, None, write=False)):
-            return _without_row(object_id)
-        return found.get(object_id)
+        stored = stored_queues(self.get_queryset(request), name=object_id)
+        alias = alias_for(object_id, None, write=False)
+        if object_id not in stored and (conf.is_known(object_id) or queue_control.is_in_use(object_id, alias)):
+            return Queue(name=object_id, overrides={})
+        return stored.get(object_id)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
     @admin.display(description=gettext_lazy("state"))
     def state(self, queue: Any) -> str:
-        if is_paused(queue):
-            return badge("paused", "‖", _("paused"))
-        served = queue.stats and queue.stats.pollers
-        quiet = badge("running", "▸", _("running")) if served else badge("stopped", "▪", _("no poller"))
-        return SafeString(" ".join(marks_of(queue.stats) if queue.stats else [])) or quiet
+        """Show whether the queue is late, served, or paused: by whom, why, and until when."""
+        row = queue.stats
+        if row.pause:
+            note = pause_note(row.pause.by, row.pause.reason, row.pause.until)
+            html = '{} <div class="quiet dbtq-why">{}</div>'
+            return format_html(html, badge("paused", "‖", _("paused")), note)
+        marks = [badge("late", "✕", _("late"))] if row.late else []
+        if row.unserved:
+            marks.append(badge("late" if row.stale else "paused", "!", _("no poller")))
+        usual = badge("running", "▸", _("running")) if row.pollers else badge("stopped", "▪", _("no poller"))
+        return SafeString(" ".join(marks)) or usual
 
-    @admin.display(description=gettext_lazy("pause"))
-    def pause(self, queue: Any) -> str:
-        if not is_paused(queue):
-            return EMPTY_VALUE
-        return pause_text(Pause(queue.paused_time, queue.paused_until, queue.paused_by, queue.paused_reason))
+    limits = column(gettext_lazy("limits"), lambda queue: limits_text(limits_of(queue.name)) or EMPTY_VALUE)
 
-    @admin.display(description=gettext_lazy("limits"))
-    def limits(self, queue: Any) -> str:
-        return limits_text(limits_of(queue.name)) or EMPTY_VALUE
+    @admin.display(description=gettext_lazy("failed, 1 h"))
+    def failed(self, queue: Any) -> str:
+        """Show how many attempts failed in the last hour, with a link to the queue's failures."""
+        count = queue.stats.failed
+        return self.link(number(count), self.url(FailureGroup, "changelist", queue=queue.name) if count else "")
 
-    created = _stats_column(gettext_lazy("waiting"), lambda row: row.statuses[Status.CREATED])
-    processing = _stats_column(gettext_lazy("processing"), lambda row: row.statuses[Status.PROCESSING])
-    failed = _stats_column(
-        gettext_lazy("ERROR + POISON"), lambda row: row.statuses[Status.ERROR] + row.statuses[Status.POISON]
-    )
+    created, processing, completed, error, poison = map(_count_column, Status)
+    total = _count_column()
     in_out = _stats_column(
         gettext_lazy("in / out per min"),
         lambda row: format_html("{} / {}{}", per_minute(row.rate_in), per_minute(row.rate_out), sparkline(row.rates)),
@@ -173,10 +196,7 @@ class QueueAdmin(SmallListAdmin):
     run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: quantiles_text(row.run))
     wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: quantiles_text(row.wait))
     oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: age_text(row.oldest))
-
-    @admin.display(description=gettext_lazy("tasks"))
-    def tasks(self, queue: Any) -> str:
-        return self.link(_("Tasks"), self.url(model_for(queue.name), "changelist", q=text_of(queue=queue.name)))
+    drain = _stats_column(gettext_lazy("time to drain"), drain_text)
 
     changed_settings = column(gettext_lazy("changed while running"), lambda queue: changes_of(queue) or EMPTY_VALUE)
 
@@ -184,9 +204,7 @@ class QueueAdmin(SmallListAdmin):
         """Add figures, charts, and every setting with its source."""
         user, name = request.user, row.name
         return {
-            "rows": [row_of(self, row.stats)],
             "types": self._types(name),
-            "statuses": [str(status) for status in Status],
             "ended": [str(status) for status in TERMINAL],
             "settings": [
                 replace(one, value=setting_text(one.value), source=_source_text(one.source))
@@ -214,20 +232,16 @@ class QueueAdmin(SmallListAdmin):
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
         """Return pause, and for a paused queue resume."""
-        return permitted(request, QUEUE_VERBS.values() if is_paused(row) else [PAUSE], row.name)
+        return permitted(request, QUEUE_VERBS.values() if row.stats.paused else [PAUSE], row.name)
 
 
-def all_queues(rows: QuerySet[Queue], **only: str) -> list[Queue]:
-    """Return the rows, on every database that has queues, and the known queues without a row, by name."""
+def stored_queues(rows: QuerySet[Queue], **only: str) -> dict[str, Queue]:
+    """Return the rows by name, each from the database where its queue lives."""
     homes = {name: alias_for(name, None, write=False) for name in conf.known_queues()}
-    found = {name: _without_row(name) for name in homes}
+    found: dict[str, Queue] = {}
     for alias in sorted({rows.db, *homes.values()}):
         found |= {row.name: row for row in rows.using(alias).filter(**only) if homes.get(row.name, alias) == alias}
-    return [queue for _name, queue in sorted(found.items())]
-
-
-def _without_row(name: str) -> Queue:
-    return Queue(name=name, overrides={}, paused_time=None, paused_until=None, paused_by="", paused_reason="")
+    return found
 
 
 def changes_of(queue: Queue) -> str:
@@ -253,17 +267,23 @@ def _source_text(source: str) -> str:
     }[source]
 
 
-def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
-    """Set one setting of a queue; an empty value restores the project's."""
-    name, key, value = (request.POST.get(part, "").strip() for part in ("queue", "set", "value"))
-    queue = page.get_object(request, name)
+def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: Verb) -> Queue:
+    """Return the queue that a form names, if the user may use the verb on it."""
+    queue = page.get_object(request, request.POST.get(key, "").strip())
     if queue is None:
         raise Http404
-    check_may(CHANGE_SETTINGS, viewer(request), queue.name)
+    check_may(verb, viewer(request), queue.name)
+    return queue
+
+
+def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
+    """Set one setting of a queue; an empty value restores the project's."""
+    queue = _queue_of(page, request, "queue", CHANGE_SETTINGS)
+    key, value = (request.POST.get(part, "").strip() for part in ("set", "value"))
     try:
         values = {key: typed(key, value)} if value else {}
         back, reason = [] if value else [key], request.POST.get("reason", "")
-        queue_control.change_settings(name, values, viewer(request), reset=back, reason=reason)
+        queue_control.change_settings(queue.name, values, viewer(request), reset=back, reason=reason)
     except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
         return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
@@ -273,17 +293,13 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
 
 def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     """Start the bulk deletion of every task of a queue, after its name was typed."""
-    name = request.POST.get("purge", "")
-    queue = page.get_object(request, name)
-    if queue is None:
-        raise Http404
-    check_may(PURGE, viewer(request), name)
-    if request.POST.get("typed", "").strip() != name:
-        text = _("Type %(name)s to delete all its tasks.") % {"name": name}
+    queue = _queue_of(page, request, "purge", PURGE)
+    if request.POST.get("typed", "").strip() != queue.name:
+        text = _("Type %(name)s to delete all its tasks.") % {"name": queue.name}
         return page.reply(request, text, messages.ERROR, page.page_of(queue))
     try:
         reason = request.POST.get("reason", "").strip()
-        operation = bulk.start(PURGE, text_of(queue=name), request.user, reason)
+        operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, reason)
     except OperationRefused as error:
         return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
     address = page.url(BulkOperation, "change", operation.pk) or page.page_of(queue)
@@ -293,8 +309,8 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
 def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
     check_may(verb, viewer(request))
-    queues = _selected_queues(page, request)
-    fitting = [queue for queue in queues if verb is PAUSE or is_paused(queue)]
+    queues: list[Any] = _selected_queues(page, request)
+    fitting = [queue for queue in queues if verb is PAUSE or queue.stats.paused]
     form = bound_form(request, PauseForm if verb is PAUSE else PlainForm)
     if not confirmed(request, form):
         items = [queue.name for queue in queues]
@@ -327,8 +343,3 @@ def _queue_sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[
         text = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
         lines.append(text % {"count": skipped})
     return lines
-
-
-def is_paused(queue: Any) -> bool:
-    """Return whether the queue is paused now, by the database's clock."""
-    return queue.paused_time is not None and (queue.paused_until is None or queue.paused_until > queue.clock)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -153,6 +153,7 @@ class ReadOnlyAdmin(ModelAdmin):
     long_columns: tuple[str, ...] = ()  # not read for a list
     secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
     page_lines: tuple[str, ...] = ()  # facts on the page of a row
+    hints: ClassVar[dict[str, Any]] = {}  # what a column's head says when it is pointed at
     list_template = "list"
     detail_template = "detail"
     view_permission = ""  # another codename than the model's own

@@ -230,9 +230,7 @@ class FailureGroupAdmin(SmallListAdmin):
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, group: Any) -> str:
         """Show the error as a link, where it happens, the newest traceback folded, and what can be done at once."""
-        parts = [format_html("<strong>{}</strong>", self.link(self.what(group), self.page_of(group)))]
-        if group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]:
-            parts.append(format_html(" {}", badge("late", "✱", _("new"))))
+        parts = [self.title(group)]
         parts.append(
             format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or EMPTY_VALUE)
         )
@@ -243,15 +241,25 @@ class FailureGroupAdmin(SmallListAdmin):
             parts.append(
                 format_html('<details id="{}"><summary>{}</summary>{}</details>', name, title, box(group.trace))
             )
-        if group.verbs and figures(group).open:
-            parts.append(format_html('<div class="dbtq-spot">{}</div>', self._buttons(group)))
+        parts.append(self.buttons(group))
         return format_html_join("", "{}", ((part,) for part in parts))
 
-    def _buttons(self, group: Any) -> str:
+    @admin.display(description=gettext_lazy("failure"))
+    def title(self, group: Any) -> str:
+        """Show the error as a link, and whether it is new."""
+        is_new = group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]
+        shown = self.link(self.what(group), self.page_of(group))
+        return format_html("<strong>{}</strong> {}", shown, badge("late", "✱", _("new")) if is_new else "")
+
+    @admin.display(description="")
+    def buttons(self, group: Any) -> str:
+        """Show what can be done at once with its tasks in ERROR."""
+        if not group.verbs or not figures(group).open:
+            return ""
         address = self.url(Task, "changelist", q=text_of(fingerprint=group.fingerprint, status=Status.ERROR))
         html = '<button type="submit" form="dbtq-act" formaction="{}" name="{}" value="{}" class="button">{}…</button> '
         rows = ((address, ACTION_ON_ALL_KEY, verb.name, verb.label) for verb in group.verbs)
-        return format_html_join("", html, rows)
+        return format_html('<div class="dbtq-spot">{}</div>', format_html_join("", html, rows))
 
     def what(self, group: Any) -> str:
         message = masked_text(group.newest or group.message)

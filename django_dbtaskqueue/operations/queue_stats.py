@@ -129,6 +129,11 @@ class QueueStats:
         """Whether tasks wait or have lost their poller, the queue is not paused, and no living poller serves it."""
         return bool(self.statuses[Status.CREATED] or self.stale) and not self.pollers and not self.paused
 
+    @property
+    def needs_care(self) -> bool:
+        """Whether the queue is late, paused or not served, or attempts failed in the last hour."""
+        return self.late or self.paused or self.unserved or self.failed > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Health:
@@ -150,7 +155,6 @@ class Overview:
     as_of: datetime
     queues: Sequence[QueueStats]
     statuses: Mapping[str, ApproxCount] = field(default_factory=dict)  # over all queues
-    total: ApproxCount = NONE_COUNTED
     pollers: int = 0
     health: Health = Health("ok", "", (), (), (), ())
 
@@ -178,7 +182,8 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
     """
     context, rows = _read(locations_on(using), known_queues(using) if only is None else only, only)
     pollers = [served for served in context.alive.values() if only is None or served & {*only}]
-    found = Overview(context.as_of, rows, *_sums(rows), pollers=len(pollers))
+    statuses = {status: sum((row.statuses[status] for row in rows), NONE_COUNTED) for status in map(str, Status)}
+    found = Overview(context.as_of, rows, statuses, pollers=len(pollers))
     return replace(found, health=_health(found))
 
 
@@ -295,13 +300,6 @@ def alive(alias: str) -> dict[str, set[str]]:
     return {instance: {*queue_names_in(queues)} for instance, queues in rows}
 
 
-def _sums(rows: Iterable[QueueStats]) -> tuple[dict[str, ApproxCount], ApproxCount]:
-    sums = dict.fromkeys(map(str, Status), NONE_COUNTED)
-    for row in rows:
-        sums = {status: number + row.statuses[status] for status, number in sums.items()}
-    return sums, sum(sums.values(), NONE_COUNTED)
-
-
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
@@ -345,9 +343,7 @@ def _failures(found: Overview) -> list[str]:
 
 def _paused_words(row: QueueStats) -> str:
     """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
-    if row.pause is None:
-        return row.queue
-    known = pause_note(row.pause.by, row.pause.reason, row.pause.until)
+    known = row.pause and pause_note(row.pause.by, row.pause.reason, row.pause.until)
     return f"{row.queue} ({known})" if known else row.queue
 
 

@@ -32,6 +32,7 @@ def addresses() -> dict[str, str]:
     return {
         **{f"list {name}": f"{name}/" for name in (*LISTS, *rows)},
         **{name: f"{name}/{pk}/change/" for name, pk in rows.items()},
+        "charts": "overview/?charts",
         "tasks": "task/?q=status:ERROR",
         "task-that-waits": f"task/{Task.objects.get(reference='held-claim').pk}/change/",
         "not-understood": "task/?q=statsu:ERROR",
@@ -80,6 +81,15 @@ def examined(site: Site, page: Any, axe: Any, name: str) -> dict[str, list[str]]
     return found
 
 
+def home(page: Any) -> None:
+    """The home is one screen."""
+    size = page.viewport_size
+    page.set_viewport_size({"width": 1440, "height": 900})
+    end = page.locator("#dbtq").evaluate("one => one.getBoundingClientRect().bottom")
+    assert 600 < end <= 900, "three failures, the queues that need care, and what waits"
+    page.set_viewport_size(size)
+
+
 def report(page: Any) -> None:
     """The report's charts are drawn, and what stands in its figures is text."""
     expect(page.locator(".dbtq-report .dbtq-chart canvas")).to_have_count(5)
@@ -102,7 +112,7 @@ def form(page: Any) -> None:
 
 
 # What else is looked at on a page.
-LOOKS = {"pipelinereport": report, "batch": graph, "task-that-waits": form}
+LOOKS = {"list overview": home, "pipelinereport": report, "batch": graph, "task-that-waits": form}
 
 
 def serious(results: Any) -> list[str]:

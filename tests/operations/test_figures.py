@@ -46,7 +46,7 @@ def test_the_grid_counts_every_queue_and_status(alias: str) -> None:
     assert {"letters", "parcels", "unheard of"} <= {row.queue for row in found.queues}
     wanted = {"CREATED": 2, "PROCESSING": 2, "COMPLETED": 3, "ERROR": 4, "POISON": 5}
     assert row_of(alias, "parcels").statuses == {status: ApproxCount(number) for status, number in wanted.items()}
-    assert (str(row_of(alias, "parcels").total), str(found.total)) == ("16", "17")
+    assert str(row_of(alias, "parcels").total) == "16"
     assert found.statuses["CREATED"] == ApproxCount(3)
     assert row_of(alias, "letters").total == ApproxCount(0) and not row_of(alias, "letters").total
 

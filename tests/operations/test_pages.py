@@ -37,6 +37,7 @@ from tests.poller.processes import polling
 from tests.report_figures import report_figures
 from tests.support import until
 
+CHARTS = f"{OVERVIEW}?charts"
 STATIC = Path(django_dbtaskqueue.__file__).parent / "static" / "dbtaskqueue"
 
 
@@ -61,18 +62,30 @@ def serve(*queues: str) -> None:
     Poller.objects.create(instance=HOLDER, state="RUNNING", queues=list(queues), heartbeat_time=Now())
 
 
-def test_a_thousand_queues_are_shown_by_need_and_found_by_name(op: Client, settings: Any) -> None:
+def test_of_a_thousand_queues_the_home_names_those_that_need_care(op: Client, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {f"q{number:04}": {} for number in range(1000)}}
-    make_task(Status.ERROR, queue="q0777")
+    make_task(Status.CREATED, queue="q0777", ready_time=-timedelta(minutes=5))
     with CaptureQueriesContext(connection) as queries:
-        shown = text(op.get(OVERVIEW))
+        shown = op.get(OVERVIEW)
     assert len(queries) < 40
-    assert shown.index(">q0777</a>") < shown.index(">q0000</a>")
+    assert [row.name for row in shown.context["queues"].data] == ["q0777"]
     known = len(list(conf.known_queues()))
-    assert f"{known - 100} more queues: search by name." in shown
-    assert ">q0999</a>" in text(op.get(f"{OVERVIEW}?name=q0999"))
+    assert f"{known - 1} queues are quiet: " in text(shown) and f"and {known - 6} more" in text(shown)
     assert f"{known} queues; the first 200 by name" in text(op.get(QUEUES))
     assert ">q0999</a>" in text(op.get(f"{QUEUES}?name=q0999"))
+
+
+def test_the_home_shows_new_failures_first_with_their_retry(op: Client) -> None:
+    hour = timedelta(hours=1)
+    failure_group("old", message="seen for days", first_seen=Now() - 48 * hour)
+    failure_group("quiet", message="not today", first_seen=Now() - 48 * hour, last_seen=Now() - 3 * hour)
+    failure_group("new", error_type="desk.KeyError", message="N#", newest="'vat'", queue="letters")
+    make_task(Status.ERROR, queue="letters", fingerprint="new")
+    home = op.get(OVERVIEW)
+    shown = text(home)
+    assert [group.pk for group in home.context["failures"].data] == ["new", "old"]
+    assert f'formaction="{TASKS}?q=fingerprint%3Anew+status%3AERROR" name="action_on_all" value="reprocess"' in shown
+    assert "KeyError" in shown and "KeyError" not in text(staff("view_queue").get(OVERVIEW))
 
 
 def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
@@ -80,19 +93,18 @@ def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
     make_task(Status.ERROR)
     make_task(Status.CREATED, ready_time=-timedelta(minutes=5))
     make_task(Status.CREATED, queue="letters")
-    page, overview = op.get(f"{QUEUES}{QUEUE}/change/"), op.get(OVERVIEW)
-    shown, (row,) = text(page), page.context["rows"]
-    (same,) = (one for one in overview.context["rows"] if one["name"] == QUEUE)
-    assert f"Nothing serves {QUEUE}." in text(overview) and row["cells"] == same["cells"]
-    assert [cell["text"] for cell in row["cells"]] == ["1", "0", "0", "1", "0", "2"]
+    shown = text(op.get(f"{QUEUES}{QUEUE}/change/"))
+    assert f"Nothing serves {QUEUE}." in text(op.get(OVERVIEW))
+    counted = dict(re.findall(r'class="field-(\w+)"><dt>[^<]*</dt><dd>(?:<a [^>]*>)?([^<]*)<', shown))
+    assert [counted[name] for name in ("created", "processing", "error", "total")] == ["1", "0", "1", "2"]
     assert f'href="{TASKS}?q=queue%3A{QUEUE}+status%3AERROR"' in shown
-    assert "no poller" in shown and "5m" in row["oldest"]
+    assert "no poller" in shown and "5m" in counted["oldest"]
 
 
 def test_charts_are_drawn_from_tables_and_end_before_the_minute_that_runs(op: Client) -> None:
     for outcome, count in (("completed", 120), ("retried", 7), ("failed", 3)):
         measured(outcome=outcome, count=count, runs={"20": count}, waits={"30": count})
-    page = op.get(OVERVIEW)
+    page = op.get(CHARTS)
     shown = text(page)
     throughput, _latency = page.context["charts"]
     counted = [re.findall(r'data-value="([^"]*)"', row) for row in throughput.body.splitlines()]
@@ -319,13 +331,13 @@ def test_the_start_of_a_new_release_is_marked_and_an_old_one_is_not(op: Client) 
     measured()
     poller("a", "0.1.0", timedelta(days=2))
     poller("b", "0.1.0", timedelta(minutes=9))
-    assert "first poller of" not in text(op.get(OVERVIEW))
+    assert "first poller of" not in text(op.get(CHARTS))
     poller("c", "0.2.0", timedelta(minutes=5))
     poller("d", "0.2.0", timedelta(minutes=4))
-    shown = text(op.get(OVERVIEW))
+    shown = text(op.get(CHARTS))
     assert shown.count("first poller of 0.2.0") == 2, "in both charts, once"
     poller("e", "0.2.0", timedelta(minutes=3), "shop@7f3a")
-    assert text(op.get(OVERVIEW)).count("first poller of shop@7f3a") == 2, "a release of the project"
+    assert text(op.get(CHARTS)).count("first poller of shop@7f3a") == 2, "a release of the project"
     assert 'data-marks="dbtq-throughput-marks"' in shown
     chart = shown.split('id="dbtq-throughput-chart"', 1)[1].split(">", 1)[0]
     assert "data-bars" in chart and "requeued" in shown, "outcomes stand on each other"
@@ -346,7 +358,7 @@ def test_a_queue_has_its_rate_of_the_last_hour_as_bars_that_say_their_numbers(op
 def test_run_times_and_waits_are_mapped_by_time(op: Client) -> None:
     quick, slow = class_of(0.004), class_of(2.0)
     measured(count=4, runs={quick: 3, slow: 1})
-    shown = text(op.get(OVERVIEW))
+    shown = text(op.get(CHARTS))
     body = shown.split('id="dbtq-runs-map"', 1)[1].split("</table>", 1)[0].split("<tbody>", 1)[1]
     rows = re.findall(r'<th scope="row">([^<]*)</th>(.*?)</tr>', body, re.S)
     assert [head for head, _cells in rows] == ["up to 10s", "up to 1s", "up to 100ms", "up to 10ms"]
