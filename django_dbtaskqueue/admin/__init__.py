@@ -9,6 +9,7 @@ from django.apps import apps
 from django.contrib import admin
 
 from django_dbtaskqueue import models
+from django_dbtaskqueue.admin.frame import list_in_order
 from django_dbtaskqueue.admin.operation_pages import AuditEntryAdmin, BulkOperationAdmin, PollerAdmin
 from django_dbtaskqueue.admin.overview_pages import DoctorAdmin, OverviewAdmin
 from django_dbtaskqueue.admin.queue_pages import QueueAdmin
@@ -56,6 +57,7 @@ def register_own_tables(site: admin.AdminSite) -> None:
 def _register_ours(site: admin.AdminSite) -> None:
     for model, admin_class in ADMIN_CLASSES.items():
         site.register(model, admin_class)
+    list_in_order(site)
 
 
 _register_ours(admin.site)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -50,24 +50,27 @@ class NavEntry:
     key: str  # after "g"
     model: str  # whose list it is
     label: StrOrPromise
+    main: bool = False  # whether it stands beside "More", not behind it
     url: str = ""
     current: bool = False
 
 
 NAV_ENTRIES = (
-    NavEntry("o", "overview", gettext_lazy("Overview")),
-    NavEntry("t", "task", gettext_lazy("Tasks")),
-    NavEntry("f", "failuregroup", gettext_lazy("Failures")),
+    NavEntry("o", "overview", gettext_lazy("Overview"), main=True),
+    NavEntry("t", "task", gettext_lazy("Tasks"), main=True),
+    NavEntry("f", "failuregroup", gettext_lazy("Failures"), main=True),
+    NavEntry("q", "queue", gettext_lazy("Queues"), main=True),
     NavEntry("p", "poisontask", gettext_lazy("Poison")),
-    NavEntry("q", "queue", gettext_lazy("Queues")),
+    NavEntry("e", "attempt", gettext_lazy("Failed attempts")),
+    NavEntry("m", "temporarytask", gettext_lazy("Temporary tasks")),
     NavEntry("s", "schedule", gettext_lazy("Schedules")),
     NavEntry("w", "batch", gettext_lazy("Batches")),
     NavEntry("l", "poller", gettext_lazy("Pollers")),
-    NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
-    NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),
-    NavEntry("a", "auditentry", gettext_lazy("Audit")),
-    NavEntry("r", "pipelinereport", gettext_lazy("Reports")),
     NavEntry("d", "doctor", gettext_lazy("Doctor")),
+    NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
+    NavEntry("a", "auditentry", gettext_lazy("Audit")),
+    NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),
+    NavEntry("r", "pipelinereport", gettext_lazy("Reports")),
 )
 SHORTCUTS = (
     ("/", gettext_lazy("Search")),
@@ -84,14 +87,26 @@ SHORTCUTS = (
 
 def nav_entries(request: HttpRequest, site: AdminSite, here: str | None) -> Iterator[NavEntry]:
     """Yield the pages that the site has and the user may see."""
-    shown = {
+    shown: dict[str | None, Any] = {
         model._meta.model_name: admin for model, admin in site._registry.items() if model._meta.app_label == APP_LABEL
     }
     for entry in NAV_ENTRIES:
-        admin: Any = shown.get(entry.model)
-        if admin is not None and admin.has_view_permission(request):
+        if entry.model in shown and shown[entry.model].has_module_permission(request):
             url = reverse(f"admin:{APP_LABEL}_{entry.model}_changelist", current_app=site.name)
-            yield NavEntry(entry.key, entry.model, entry.label, url, entry.model == here)
+            yield replace(entry, url=url, current=entry.model == here)
+
+
+def list_in_order(site: AdminSite) -> None:
+    """Let the index and the sidebar of a site list our pages in the order of the navigation."""
+    by_name, places = site.get_app_list, {entry.model: place for place, entry in enumerate(NAV_ENTRIES)}
+
+    def get_app_list(request: HttpRequest, app_label: str | None = None) -> list[Any]:
+        apps = by_name(request, app_label)
+        for ours in (app["models"] for app in apps if app["app_label"] == APP_LABEL):
+            ours.sort(key=lambda one: places.get(one["model"]._meta.model_name, len(places)))
+        return apps
+
+    site.get_app_list = get_app_list  # type: ignore[method-assign]
 
 
 def browser_texts() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -13,6 +14,7 @@ from urllib.parse import urlencode
 from django.contrib import admin, messages
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import F, QuerySet
 from django.db.models.functions import Coalesce, Now
@@ -38,6 +40,7 @@ from django_dbtaskqueue.admin.read_only import (
     status_badge,
     viewer,
 )
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchError
@@ -46,7 +49,7 @@ from django_dbtaskqueue.flow.placement import known_queues, own_fields
 from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.readable import as_list
-from django_dbtaskqueue.models.tasks import SLEEP, WAIT
+from django_dbtaskqueue.models.tasks import SLEEP, WAIT, TemporaryTask
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
@@ -248,6 +251,13 @@ class Event:
     acted: bool = False  # by an operator
 
 
+def has_temporary_queue() -> bool:
+    """Return whether the project has a queue of temporary tasks, as far as its settings can be read."""
+    with suppress(ImproperlyConfigured):
+        return any(conf.default_settings(name).temporary for name in ("", *conf.known_queues()))
+    return False
+
+
 class TaskAdmin(TaskPage):
     """A task table. Only the verbs change rows."""
 
@@ -262,6 +272,10 @@ class TaskAdmin(TaskPage):
     long_columns = ("payload", "result", "context")
     secrets = ("process_result_box", "payload_box", "result_box", "context_box")
     empty = gettext_lazy("No task matches.")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Show temporary tasks in the index only where a queue has them."""
+        return (self.model is not TemporaryTask or has_temporary_queue()) and super().has_module_permission(request)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may use and that apply to a status of the search."""

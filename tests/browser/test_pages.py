@@ -82,12 +82,16 @@ def examined(site: Site, page: Any, axe: Any, name: str) -> dict[str, list[str]]
 
 
 def home(page: Any) -> None:
-    """The home is one screen."""
+    """The home is one screen, and "More" opens the other pages."""
     size = page.viewport_size
     page.set_viewport_size({"width": 1440, "height": 900})
     end = page.locator("#dbtq").evaluate("one => one.getBoundingClientRect().bottom")
     assert 600 < end <= 900, "three failures, the queues that need care, and what waits"
     page.set_viewport_size(size)
+    page.click(".dbtq-menu summary")
+    expect(page.locator(".dbtq-menu a", has_text="Doctor")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator(".dbtq-menu a", has_text="Doctor")).to_be_hidden()
 
 
 def report(page: Any) -> None:

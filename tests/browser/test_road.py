@@ -123,3 +123,5 @@ def test_refreshing_waits_while_rows_are_ticked_and_keys_work(site: Site) -> Non
         page.wait_for_url("**/overview/")
         press(page, "q")
         page.wait_for_url("**/queue/")
+        press(page, "g", "d")
+        page.wait_for_url("**/doctor/")

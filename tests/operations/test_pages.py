@@ -88,6 +88,25 @@ def test_the_home_shows_new_failures_first_with_their_retry(op: Client) -> None:
     assert "KeyError" in shown and "KeyError" not in text(staff("view_queue").get(OVERVIEW))
 
 
+def test_every_page_and_the_index_have_one_order(op: Client, settings: Any) -> None:
+    def labels(html: str) -> list[str]:
+        return re.findall(r"<a [^>]*>([^<]*)</a>", html)
+
+    def models_of(page: str) -> list[str]:
+        (app,) = (one for one in op.get(page).context["available_apps"] if one["app_label"] == "dbtaskqueue")
+        return [one["model"]._meta.model_name for one in app["models"]]
+
+    page = text(op.get(QUEUES))
+    main, more = page.split('class="dbtq-nav"', 1)[1].split("</nav>", 1)[0].split("<details", 1)
+    assert labels(main) == ["Overview", "Tasks", "Failures", "Queues"] and labels(more)[0] == "Poison"
+    for address in (QUEUES, "/admin/", f"{ADMIN}doctor/"):
+        assert models_of(address) == re.findall(r"/admin/dbtaskqueue/(\w+)/", main + more)
+    settings.DBTASKQUEUE |= {"QUEUES": {"scratch": {"temporary": True}}}
+    assert "temporarytask" in models_of("/admin/") and "Temporary tasks" in text(op.get(QUEUES))
+    settings.DBTASKQUEUE |= {"HEARTBEAT": "soon"}
+    assert "temporarytask" not in models_of("/admin/"), "other apps' pages work without our settings"
+
+
 def test_the_page_of_a_queue_says_how_it_is(op: Client) -> None:
     serve("letters")
     make_task(Status.ERROR)

@@ -246,6 +246,12 @@
         return done;
     }
 
+    /* -- the menu "More" closes with a click elsewhere and with Escape ------------------------------------------------ */
+
+    const menu = root.querySelector(".dbtq-menu");
+    document.addEventListener("click", (event) => { if (menu && !menu.contains(event.target)) menu.open = false; });
+    document.addEventListener("keydown", (event) => { if (menu && event.key === "Escape") menu.open = false; });
+
     /* -- keys ------------------------------------------------------------------------------------------------------ */
 
     const keysOn = document.getElementById("dbtq-keys-on");
