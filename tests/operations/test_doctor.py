@@ -1,7 +1,7 @@
 """The doctor: each illness is seen when it is there, and not when it is not."""
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.core.checks import run_checks
@@ -204,8 +204,7 @@ def test_a_listener_that_probes_its_connection_is_not_deaf(monkeypatch: Any) -> 
     wakeup, times = notify.Wakeup("default", lambda queue: None), set[Any]()
 
     def probed() -> bool:
-        raw: Any = wakeup._session.connection.connection
-        if raw is not None:
+        if raw := cast(Any, wakeup._session.connection.connection):
             times.update(sql("SELECT query_start FROM pg_stat_activity WHERE pid = %s", [raw.info.backend_pid]))
         return len(times) > 3
 

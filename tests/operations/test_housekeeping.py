@@ -92,8 +92,7 @@ def test_the_audit_ends_at_its_age_but_not_what_still_runs(alias: str, monkeypat
         facts = {"time": timezone.now() - days * DAY, "skip_reason": "too young", **span}
         TaskChange.objects.using(alias).create(audit=entry, operation=operation, **facts)
     report = Housekeeper().turn(RetentionPolicy(audit=365 * DAY), using=alias)
-    assert report.audit == 3 + 3 + 1
-    assert "and 7 records of operators' actions" in str(report)
+    assert report.audit == 3 + 3 + 1 and "and 7 records of operators' actions" in str(report)
     left = AuditEntry.objects.using(alias).order_by("pk").values_list("operation__query", flat=True)
     assert list(left) == ["RUNNING", "CANCELLED", None]
     assert set(operations.values_list("query", flat=True)) == {"RUNNING", "CANCELLED"}
@@ -108,8 +107,7 @@ def test_two_housekeepers_and_an_operator_at_once_lose_and_double_nothing() -> N
     with held(lambda: list(Task.objects.select_for_update().filter(pk__in=ids[:5]))):
         moved = at_once(2, lambda _index: Housekeeper().turn(RetentionPolicy(error=DAY)).moved)
     assert sum(moved) == TaskHistory.objects.count() == 55
-    assert set(Task.objects.values_list("pk", flat=True)) == set(ids[:5])
-    assert counted() == 60
+    assert set(Task.objects.values_list("pk", flat=True)) == set(ids[:5]) and counted() == 60
 
 
 @pytest.fixture
@@ -273,10 +271,8 @@ def test_the_command_says_what_it_did_and_wrong_settings_are_refused(capsys: Any
         assert said in capsys.readouterr().out
     assert counted() == 2
     for options, said in (
-        (["--queue", "parcel"], "Did you mean 'parcels'"),
-        (["--database", "nowhere"], "no database 'nowhere'"),
-        (["--completed", "soon"], "soon"),
-        (["--completed", "0s"], "more than 0"),
+        *((["--queue", "parcel"], "Did you mean 'parcels'"), (["--database", "nowhere"], "no database 'nowhere'")),
+        *((["--completed", "soon"], "soon"), (["--completed", "0s"], "more than 0")),
     ):
         refused(said, call_command, "housekeeptasks", "--database", "default", *options, error=CommandError)
     settings.DBTASKQUEUE = {"KEEP_POISON": "2d", "KEEP_COMPLETED": None}

@@ -12,7 +12,7 @@ import pytest
 from django.contrib.admin import site
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import connection
 from django.db.models.functions import Now
 from django.http import HttpResponse
 from django.test import Client, RequestFactory
@@ -329,17 +329,11 @@ HOSTILE_TEXTS = ["x", "", " ", "%", "'", "a:b", "-1", "9" * 30, "\ud800", "a\0b"
 def test_no_filter_of_a_list_fails(admin_user: User) -> None:
     lists = [page for page in site._registry.values() if isinstance(page, list_pages.ListAdmin)]
     assert len(lists) > 8
-    wrong = []
     for page in {page.filterset: page for page in lists}.values():
         for name, hostile in product(page.filterset.base_filters, HOSTILE_TEXTS):
             request = RequestFactory().get("/", {name: hostile.encode("utf-8", "surrogatepass")})
             request.user = admin_user
-            try:
-                with transaction.atomic():
-                    list(page.rows_of(page.filtered(request))[:1])
-            except Exception as error:
-                wrong.append((page, name, hostile, error))
-    assert wrong == []
+            list(page.rows_of(page.filtered(request))[:1])
 
 
 def poller(name: str, version: str, started: timedelta, release: str = "") -> None:

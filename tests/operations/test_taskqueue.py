@@ -172,14 +172,10 @@ def test_without_a_terminal_an_act_needs_yes_and_on_one_it_asks(monkeypatch: pyt
     monkeypatch.setattr("sys.stdin", io.StringIO())
     refused("add --yes", "reprocess", "--id", task.pk)
 
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    terminal = type("Terminal", (io.StringIO,), {"isatty": lambda self: True})
+    monkeypatch.setattr("sys.stdin", terminal("n\ny\n"))
     assert code_of("reprocess", "--id", task.pk) == taskqueue.REFUSED_CODE
     assert Task.objects.get().status == Status.ERROR
-    monkeypatch.setattr("sys.stdin", Terminal("y\n"))
     assert "1 task reprocessed." in command("reprocess", "--id", task.pk)
 
 
@@ -315,12 +311,10 @@ def test_searches_of_payloads_go_by_an_index_for_those_who_want_it() -> None:
 
     try:
         name = data("index")["index"]
-        assert name in plan()
-        assert "nothing to do" in command("index")
+        assert name in plan() and "nothing to do" in command("index")
     finally:
         command("index", "--drop")
-    assert name not in plan()
-    assert "nothing to do" in command("index", "--drop")
+    assert name not in plan() and "nothing to do" in command("index", "--drop")
     refused("is not PostgreSQL", "index", "--database", "sqlite")
 
 
