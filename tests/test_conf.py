@@ -55,8 +55,7 @@ def test_the_release_is_the_environment_s_unless_the_project_says_it(settings: A
 
 def test_a_processor_says_durations_and_policies_as_the_settings_do(taskqueue_registry: None) -> None:
     made = registry.register("letters", print, timeout="10m", retry="fixed:5s", lease="15m")
-    assert made.timeout == timedelta(minutes=10)
-    assert made.policy(1, None) is not None
+    assert made.timeout == timedelta(minutes=10) and made.policy(1, None) is not None
     assert conf.queue_settings("letters").lease == timedelta(minutes=15)
     with pytest.raises(ImproperlyConfigured, match=re.escape("@processor('letters'), retry: 5 is not a retry policy")):
         processor("letters", retry=5)(print)
@@ -82,8 +81,7 @@ FITS: dict[str, tuple[list[Any], list[Any]]] = {
     "settle": (["batch", "each"], ["all", None]),
     "batch_size": ([1, 5_000], [0, 5_001, "10"]),
     "poll_interval": ([timedelta(milliseconds=1)], [timedelta(0), timedelta(seconds=-1), None]),
-    "idle_interval": ([timedelta(milliseconds=1)], [timedelta(0), None]),
-    "settle_interval": ([timedelta(milliseconds=1)], [timedelta(0), None]),
+    **dict.fromkeys(("idle_interval", "settle_interval"), ([timedelta(milliseconds=1)], [timedelta(0), None])),
     "ttl": ([None, timedelta(seconds=1)], [timedelta(0), 1]),
     "expired": (["poison", "delete"], ["error"]),
     "capacity": ([None, 1], [0, -1, 1.5]),
@@ -129,8 +127,7 @@ def test_what_a_row_names_is_not_called_by_enqueue(alias: str, settings: Any, tm
         patch.syspath_prepend(tmp_path)
         enqueue("letters", using=alias)
         assert testing.drain("letters", using=alias).parked == 1
-    assert not called.exists()
-    assert "Overrides of queue letters are not applied" in caplog.text
+    assert not called.exists() and "Overrides of queue letters are not applied" in caplog.text
 
 
 NUMBERS = ("max_running", "burst", "burst_per_group", "capacity", "concurrency", "max_attempts")

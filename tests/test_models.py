@@ -108,8 +108,7 @@ def test_columns_out_of_range_and_a_second_task_of_a_reference_are_refused(alias
     ]
     assert [columns for columns in wrong if not refused(alias, **columns)] == []
     answers = [refused(alias, **columns) for columns in ({"reference": "r"}, {"reference": "r"}, {}, {})]
-    assert answers == [False, True, False, False]
-    assert not refused(alias, reference="r", queue="letters")
+    assert answers == [False, True, False, False] and not refused(alias, reference="r", queue="letters")
 
 
 FAR = "9999-12-31 23:59:59"

@@ -131,10 +131,9 @@ REFUSED = [
     ({"a\0": 1}, "has the key 'a\\x00', which holds the NUL character"),
     ({"\ud800": 1}, "has the key '\\ud800', which holds the lone surrogate U+D800"),
     (dt.datetime(2013, 1, 1, 5, 17), "of type datetime, which JSON does not have. Use isoformat()"),
-    (dt.timedelta(1), "Use total_seconds()"),
+    *((dt.timedelta(1), "Use total_seconds()"), (b"abc", "Use base64.b64encode()")),
     (decimal.Decimal("1.5"), "of type Decimal, which JSON does not have. Use str()"),
     (uuid.UUID(int=1), "of type UUID, which JSON does not have. Use str()"),
-    (b"abc", "Use base64.b64encode()"),
     ({1, 2}, "of type set, which JSON does not have. Use list()"),
     (Shade.DARK, "of type Shade, which JSON does not have. Use .value"),
     (Claim(1), "Pass the dataclass itself as the whole payload, or use dataclasses.asdict()"),
@@ -142,8 +141,7 @@ REFUSED = [
     (iter([1]), "of type list_iterator"),
 ]
 WRAPS: list[tuple[Any, str]] = [
-    (lambda v: v, ""),
-    (lambda v: [v], "[0]"),
+    *((lambda v: v, ""), (lambda v: [v], "[0]")),
     (lambda v: {"items": [0, 1, 2, {"when": v}]}, "items[3].when"),
     (lambda v: {"a b": (1, v)}, '["a b"][1]'),
     (lambda v: {"ok": 1, "é": {"1": v}}, '["\\u00e9"]["1"]'),

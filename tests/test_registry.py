@@ -62,8 +62,7 @@ class AsyncWriter:
 def test_what_can_be_a_processor(function: Any, is_async: bool) -> None:
     before = Writer.made
     made = registry.register("letters", function)
-    assert made.is_async is is_async
-    assert made.name.startswith("tests.test_registry.")
+    assert made.is_async is is_async and made.name.startswith("tests.test_registry.")
     assert Writer.made == before + (function is Writer)
 
 

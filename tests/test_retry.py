@@ -155,8 +155,7 @@ def test_parse_teaches() -> None:
     ]:
         with pytest.raises(ValueError, match="The forms are") as caught:
             retry.parse(text)
-        assert words in str(caught.value)
-        assert repr(text) in str(caught.value)
+        assert words in str(caught.value) and repr(text) in str(caught.value)
 
 
 @given(st.text("fixedgomtrcsa:0123456789.,=hdu -", max_size=30))
@@ -189,8 +188,7 @@ def test_without_an_entry_for_exception_the_default_policy_decides() -> None:
 def test_normalise_passes_policies_and_functions_through() -> None:
     for policy in (Fixed(s(1)), giving(None)):
         assert retry.normalise(policy) is policy
-    assert retry.normalise(None) is retry.DEFAULT
-    assert retry.normalise("fixed:1s") == Fixed(s(1))
+    assert retry.normalise(None) is retry.DEFAULT and retry.normalise("fixed:1s") == Fixed(s(1))
 
 
 def test_normalise_refuses_what_is_no_policy() -> None:

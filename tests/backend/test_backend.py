@@ -164,8 +164,7 @@ def test_plain_rows_and_functions_of_a_queue_keep_apart() -> None:
     processor("default")(lambda task: seen.append(task.payload))
     functions.add.enqueue(1, 2)
     enqueue("default", payload=[3])
-    assert drain("default").completed == 2
-    assert seen == [[3]]
+    assert drain("default").completed == 2 and seen == [[3]]
     functions.add.using(queue_name="two").enqueue(1, 2)
     registry.unregister("two")
     enqueue("two", payload={"args": [1, 2], "kwargs": {}})

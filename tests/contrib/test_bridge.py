@@ -254,19 +254,19 @@ Answering = Callable[[Callable[[Any], None]], tuple[str, list[str]]]
 @pytest.fixture
 def answering() -> Iterator[Answering]:
     """Call it with a function of a handler to have a server; it returns the address and the paths asked for."""
+
+    def begin(answer: Callable[[Any], None]) -> tuple[str, list[str]]:
+        paths: list[str] = []
+
+        class Scripted(Handler):
+            def do_POST(self) -> None:
+                paths.append(self.path)
+                self.close_connection = True
+                answer(self)
+
+        return f"https://localhost:{stack.enter_context(serving(Scripted)).port}{PATH}", paths
+
     with ExitStack() as stack:
-
-        def begin(answer: Callable[[Any], None]) -> tuple[str, list[str]]:
-            paths: list[str] = []
-
-            class Scripted(Handler):
-                def do_POST(self) -> None:
-                    paths.append(self.path)
-                    self.close_connection = True
-                    answer(self)
-
-            return f"https://localhost:{stack.enter_context(serving(Scripted)).port}{PATH}", paths
-
         yield begin
 
 
@@ -286,12 +286,11 @@ def test_a_name_is_looked_up_once_and_no_redirect_is_followed(
     url, paths = answering(lambda handler: answered(handler, 302, b"", {"Location": other}))
     lookups = iter([[(0, 0, 0, "", ("127.0.0.1", 443))]])
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: next(lookups))
-    real = socket.socket.connect
 
     def connect(address: tuple[str, int], timeout: float) -> socket.socket:
         opened = socket.socket()
         opened.settimeout(timeout)
-        real(opened, address)  # without another look-up
+        opened.connect(address)  # without another look-up
         return opened
 
     monkeypatch.setattr(socket, "create_connection", connect)

@@ -178,12 +178,11 @@ class Reader(Typist):
         if program == "export":
             self.exported |= [rest[0].split("=", 1)]
             return ""
-        if program == "django-admin":
-            return self.run([sys.executable, "-m", "django", *rest])
         if program == "python" and rest[0] == "manage.py":
             return self.manage(rest[1:])
-        if program == "pytest":
-            return self.run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-W", "error", *rest])
+        modules = {"django-admin": ["django"], "pytest": ["pytest", "-p", "no:cacheprovider", "-W", "error"]}
+        if program in modules:
+            return self.run([sys.executable, "-m", *modules[program], *rest])
         return super().command(words)
 
     def pip(self, words: list[str]) -> str:

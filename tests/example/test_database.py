@@ -70,7 +70,6 @@ def test_without_any_postgresql_the_project_says_that_it_runs_on_sqlite(tmp_path
         "from example_project import settings; print(settings.DATABASES['default']['ENGINE'])"
     )
     done = settings_of(tmp_path, code)
-    assert done.stdout.strip() == "django.db.backends.sqlite3"
-    assert "Running on SQLite" in done.stderr
+    assert done.stdout.strip() == "django.db.backends.sqlite3" and "Running on SQLite" in done.stderr
     assert not (tmp_path / "postgres").exists()
     assert 'pip install "django-dbtaskqueue[embedded]"' in done.stderr

@@ -57,8 +57,7 @@ def test_filing_again_in_bulk_leaves_alone_what_was_filed(db: None, sample: list
     filing.file_each(references[:5])
     filing.file_in_bulk(references, filed.append)
     filing.file_in_bulk(references, filed.append)
-    assert filed == [60, 60]
-    assert Task.objects.count() == Filing.objects.count() == 60
+    assert filed == [60, 60] and Task.objects.count() == Filing.objects.count() == 60
 
 
 def test_loading_again_keeps_an_operators_corrections(flight: Flight) -> None:
