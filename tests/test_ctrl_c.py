@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import REPOSITORY
 from tests.patience import PATIENCE
-from tests.support import eventually, until
+from tests.support import until
 
 NAME = "DBTASKQUEUE_TEST_RUN"  # in the environment of all that the run starts
 SUITES = ["tests/chaos/test_kill.py", "tests/pipeline/spark", "tests/browser/test_road.py", "tests/poller"]
@@ -52,10 +52,6 @@ def run(folder: Path) -> Iterator[str]:
         left.kill()
 
 
-def nothing_of(run: str) -> None:
-    assert [*family(run).values()] == []
-
-
 def test_a_process_that_no_fixture_knows_yet_is_killed(folder: Path, run: str) -> None:
     # Given a Ctrl-C that comes just after a test has started a process
     command = [sys.executable, "-c", "import time; time.sleep(1000)", "manage.py"]
@@ -68,7 +64,7 @@ def test_a_process_that_no_fixture_knows_yet_is_killed(folder: Path, run: str) -
         env=os.environ | {NAME: run}, cwd=REPOSITORY, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == pytest.ExitCode.INTERRUPTED, done.stdout + done.stderr
-    eventually(lambda: nothing_of(run))
+    until(lambda: not family(run))
 
 
 @pytest.mark.slow
@@ -84,4 +80,4 @@ def test_ctrl_c_leaves_nothing_running(folder: Path, run: str) -> None:
     until(lambda: process.poll() is not None or all(one in str(family(run)) for one in STARTED), timeout=120)
     os.killpg(process.pid, signal.SIGINT)  # as its terminal does
     assert process.wait(PATIENCE) == pytest.ExitCode.INTERRUPTED, (folder / "log").read_text()
-    eventually(lambda: nothing_of(run))
+    until(lambda: not family(run))

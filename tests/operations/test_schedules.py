@@ -25,16 +25,12 @@ from django_dbtaskqueue.operations import schedules
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.permissions import Actor
 from django_dbtaskqueue.operations.schedules import add_schedule, edit_schedule, find, in_words, listed, next_times
-from tests.operations.site import ADMIN, command, data, logged_in, page, post, refused, text, user
+from tests.operations.site import ADMIN, ONLY_PARCELS, command, data, logged_in, page, post, refused, text, user
 
 LIST = f"{ADMIN}schedule/"
 PAGE = f"{LIST}daily/change/"
 HERE = Actor()
 MADRID = Definition("bills", "0 7 * * mon-fri", "Europe/Madrid", {"kind": "daily", "token": "s3cret"})
-
-
-def denied_here(user: Any, verb: str, queue: str) -> bool:
-    return queue != "bills"
 
 
 def apples_only(user: Any, queue: str) -> bool:
@@ -186,7 +182,7 @@ NEEDS = {"pause": "change", "resume": "change", "reset": "change", "run": "run",
 
 def test_each_verb_needs_its_own_permission_on_the_queue(daily: Schedule, settings: Any) -> None:
     everybody = Actor(user_with("all", *EVERYTHING))
-    settings.DBTASKQUEUE |= {"CAN_OPERATE": f"{__name__}.denied_here"}
+    settings.DBTASKQUEUE |= {"CAN_OPERATE": ONLY_PARCELS}
     for name in NEEDS:
         refused(None, act, name, "daily", everybody, error=PermissionDenied)
     settings.DBTASKQUEUE = {name: one for name, one in settings.DBTASKQUEUE.items() if name != "CAN_OPERATE"}

@@ -151,8 +151,7 @@ def test_every_answer_of_the_api_is_about_its_own_queues() -> None:
         addresses = [f"/api/{route.path}"]
         for part, values in keys.items():
             if f":{part}>" in route.path:
-                shape = re.compile(rf"<\w+:{part}>")
-                addresses = [shape.sub(str(value), one) for one in addresses for value in values]
+                addresses = [re.sub(rf"<\w+:{part}>", str(value), one) for one in addresses for value in values]
         body = BODIES.get(route.name, {}) | ({"ids": keys["pk"]} if route.name == "act_on_task_ids" else {})
         for address in addresses:
             get = route.method == "GET"
