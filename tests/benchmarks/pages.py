@@ -51,14 +51,10 @@ MODELS = (
     *("poisontask/?q=queue:built-03", "queue", "queue/built-00/change", "poller", "bulkoperation", "auditentry"),
     *("taskhistory", "attempt", "doctor"),
 )
-ROUTES = (
-    *("health", "status", "doctor", "trends", "queues", "failures", "tasks", "tasks?before={middle}"),
-    *("tasks?q=created:{day}..{later}", "tasks?q=payload.number:77777", "tasks/count?q=status:COMPLETED"),
-)
-COMMANDS = (
-    *("status", "doctor", "list", "list --filter created:{day}..{later}"),
-    *("list --filter 'queue:built-00 status:ERROR'", "list --before {middle}"),
-)
+ROUTES = ("health", "status", "doctor", "trends", "queues", "failures", "tasks", "tasks?before={middle}")
+ROUTES += ("tasks?q=created:{day}..{later}", "tasks?q=payload.number:77777", "tasks/count?q=status:COMPLETED")
+COMMANDS = ("status", "doctor", "list", "list --filter created:{day}..{later}")
+COMMANDS += ("list --filter 'queue:built-00 status:ERROR'", "list --before {middle}")
 ADDRESSES = (
     *(f"{ADMIN}overview/", *(f"{ADMIN}task/?{search}" for search in SEARCHES)),
     *(f"{ADMIN}{page}" if "?" in page else f"{ADMIN}{page}/" for page in MODELS),
@@ -115,7 +111,6 @@ def _options() -> argparse.Namespace:
 
 
 def _use_settings() -> None:
-    """Open the API beside the admin, to Django's test client."""
     from django.contrib import admin
     from django.test import override_settings
     from django.urls import include, path

@@ -49,7 +49,6 @@ class Pgqueuer:
         self.run(self.queries.enqueue(["nothing"] * tasks, payloads, [0] * tasks))
 
     def drain(self, _tasks: int) -> None:
-        """Let its queue manager run until nothing waits."""
         from pgqueuer.types import QueueExecutionMode
 
         @self.queuer.entrypoint("nothing")

@@ -111,9 +111,6 @@ def filled(server: Server, rows: int, queues: int = 5, days: int = 2) -> Databas
     return Database.from_url(server.url)
 
 
-# -- reading and writing -----------------------------------------------------------------------------------------------
-
-
 def source(server: Server, spark: SparkSession, rows: int, runs: int) -> None:
     database = filled(server, rows)
     lines = contest(reading(spark, database, rows), rows, runs, lambda: None)
@@ -178,9 +175,6 @@ def writing(spark: SparkSession, database: Database, rows: int) -> Ways:
     }
 
 
-# -- a cluster ---------------------------------------------------------------------------------------------------------
-
-
 def on_cluster(server: Server, workers: int, tasks: int) -> float:
     filled(server, 0)
     server.run(WORK, [tasks])
@@ -195,20 +189,14 @@ def on_cluster(server: Server, workers: int, tasks: int) -> float:
     return rate
 
 
-# -- the lake ----------------------------------------------------------------------------------------------------------
-
-
 def archive(server: Server, spark: SparkSession, rows: int, reports: int = 0, **spread: int) -> None:
-    """Archive so many tasks, and make so many reports of them."""
     database, steps = filled(server, rows, **spread), dict[str, float]()  # when each began
     server.run(ATTEMPTS)
     server.calm("dbtaskqueue_task", "dbtaskqueue_attempt")
     with tempfile.TemporaryDirectory() as folder:
         lake, began = Path(folder) / "lake", perf_counter()
-        context = Archive.context(
-            database=database, lake=lake, spark=spark, older_than=timedelta(0),
-            batch_size=rows // 2, progress=lambda step, _done, _total: steps.setdefault(step, perf_counter()),
-        )  # fmt: skip
+        base = {"database": database, "lake": lake, "spark": spark, "older_than": timedelta(0), "batch_size": rows // 2}
+        context = Archive.context(progress=lambda step, *_: steps.setdefault(step, perf_counter()), **base)
         done = Archive().run(context)
         seconds = perf_counter() - began
         assert done["tasks"] == rows, done

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -53,12 +53,8 @@ SIMPLE = Loop(
     )) RETURNING id, payload""",
     "UPDATE raw_simple SET status = 2 WHERE id = ANY(%s)",
 )
-BARE = Loop(
-    SIMPLE.table, SIMPLE.create, SIMPLE.fill,
-    "SELECT id, payload FROM raw_simple WHERE status = 0 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED",
-    "DELETE FROM raw_simple WHERE id = ANY(%s)",
-    bare=True,
-)  # fmt: skip
+LOCK = "SELECT id, payload FROM raw_simple WHERE status = 0 ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED"
+BARE = replace(SIMPLE, checkout=LOCK, settle="DELETE FROM raw_simple WHERE id = ANY(%s)", bare=True)
 SAME = Loop(
     "raw_same",
     """CREATE TABLE raw_same (

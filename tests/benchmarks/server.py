@@ -21,9 +21,8 @@ from django_dbtaskqueue.contrib.embedded import EmbeddedPostgres
 from tests.templates import REPOSITORY as REPOSITORY
 
 # Durability is PostgreSQL's default. The rest keeps a checkpoint from falling into one run and not into another.
-SETTINGS = {
-    "shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min", "max_connections": "500"
-}  # fmt: skip
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "8GB", "checkpoint_timeout": "30min"}
+SETTINGS |= {"max_connections": "500"}
 COMMITS = 31  # that are timed before each reading
 COUNTED = """
 SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::float8 AS wal, n_tup_upd::float8 AS updates,

@@ -31,7 +31,6 @@ STATEMENT = re.compile(r"(?:execute [^:]*|statement): (.*)")
 
 @contextmanager
 def logging(server: Server) -> Iterator[None]:
-    """Have the server log each statement of connections opened meanwhile."""
     server.run("ALTER DATABASE benchmarks SET log_statement = 'all'")
     try:
         yield

@@ -28,11 +28,8 @@ def produced(server: Server, way: str, number: int = 1, env: Mapping[str, str] |
     if "tasks" not in found[0]:
         return found[0] | span.noise
     tasks = sum(one["tasks"] for one in found)
-    return {
-        "tasks/s": sum(one["tasks"] / (one["ended"] - one["began"]) for one in found),
-        "µs CPU worker": sum(one["cpu"] for one in found) / tasks * 1e6,
-        **span.cost(tasks),
-    }
+    rate = sum(one["tasks"] / (one["ended"] - one["began"]) for one in found)
+    return {"tasks/s": rate, "µs CPU worker": sum(one["cpu"] for one in found) / tasks * 1e6, **span.cost(tasks)}
 
 
 def enqueue(server: Server, size: float) -> Scenario:
@@ -64,7 +61,6 @@ def many(server: Server, way: str, tasks: int) -> Reading:
 
 
 def raw_many(server: Server, tasks: int, *, references: bool = False) -> Reading:
-    """The same by COPY."""
     loop = SAME if references else SIMPLE
     raw_table(server, loop)
     rows = [("raw", f"r-{number}", f'{{"number": {number}}}')[0 if references else 2 :] for number in range(tasks)]

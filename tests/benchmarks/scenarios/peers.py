@@ -56,8 +56,7 @@ def drain(server: Server, tasks: int, *workers: Worker) -> Reading:
         found = drained(*workers)
     if found["tasks"] < tasks:
         raise TimeoutError(f"they processed {found['tasks']} of {tasks} tasks")
-    rate = {"drain/s": tasks / found["seconds"], "µs CPU worker": found["cpu"] / tasks * 1e6}
-    return rate | span.cost(tasks)
+    return {"drain/s": tasks / found["seconds"], "µs CPU worker": found["cpu"] / tasks * 1e6, **span.cost(tasks)}
 
 
 def figures(drained: Reading) -> Reading:
