@@ -1,17 +1,15 @@
 """Real connections, real commits: nothing here runs inside a test's transaction."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-STRATEGIES = {
-    "postgresql-skip_locked": ("default", "skip_locked"),
-    "postgresql-optimistic": ("default", "optimistic"),
-    "sqlite-single_writer": ("sqlite", "auto"),
-}
+from tests.conformance.conftest import STRATEGIES
+from tests.support import Audit
 
 
-@pytest.fixture(params=STRATEGIES)
+@pytest.fixture(params=["postgresql-skip_locked", "postgresql-optimistic", "sqlite-single_writer"])
 def place(request: pytest.FixtureRequest, settings: Any) -> str:
     alias, strategy = STRATEGIES[request.param]
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy, "max_attempts": 3}}}
@@ -21,3 +19,12 @@ def place(request: pytest.FixtureRequest, settings: Any) -> str:
 @pytest.fixture
 def parcels(settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {}}}
+
+
+@pytest.fixture
+def audit(request: pytest.FixtureRequest, transactional_db: None) -> Iterator[Audit]:
+    one = Audit(request.getfixturevalue("place") if "place" in request.fixturenames else "default")
+    one.install()
+    one.clear()
+    yield one
+    assert one.problems() == []

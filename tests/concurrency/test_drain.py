@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +19,6 @@ from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.poller.held_leases import renew
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
-from tests.conftest import ProcessDatabase
 from tests.factories import LEASE
 from tests.support import PATIENCE, Audit, at_once, counted
 
@@ -63,13 +61,12 @@ def test_four_pollers_in_threads(place: str, started: list[int], caplog: pytest.
 
 @pytest.mark.parametrize("strategy", ["skip_locked", "optimistic"])
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
-def test_a_stricter_isolation_costs_tries_and_no_task(
-    postgres_process_database: ProcessDatabase, settings: Any, started: list[int], level: str, strategy: str
-) -> None:
+@pytest.mark.usefixtures("postgres_process_database")
+def test_a_stricter_isolation_costs_no_task(settings: Any, started: list[int], level: str, strategy: str) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"strategy": strategy}}}
-    name = connection.settings_dict["NAME"]
     with connection.cursor() as cursor:
-        cursor.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level}'")
+        database = connection.ops.quote_name(connection.settings_dict["NAME"])
+        cursor.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = '{level}'")
     connection.close()
     enqueue_many("parcels", [{}] * 1_000)
     check_all_done_once("default", drain(3, "default"), started, 1_000)
@@ -80,15 +77,6 @@ def test_a_stricter_isolation_costs_tries_and_no_task(
 
 TASKS, ROUNDS = 300, 60
 NO_TIME = timedelta(0)
-
-
-@pytest.fixture
-def audit(place: str, transactional_db: None) -> Iterator[Audit]:
-    one = Audit(place)
-    one.install()
-    one.clear()
-    yield one
-    assert one.problems() == []
 
 
 class ManyLeases:
@@ -128,8 +116,7 @@ class ManyLeases:
 
     def operates(self, dice: random.Random) -> None:
         tasks = self.tasks.filter(priority__in=dice.sample(range(10), 5)).order_by(dice.choice(["id", "-id", "?"]))
-        verb = dice.choice(["release_all", "reprocess", "mark_poison", "unpoison", "cancel"])
-        getattr(tasks, verb)()
+        getattr(tasks, dice.choice(["release_all", "reprocess", "mark_poison", "unpoison", "cancel"]))()
         tasks.kick(50)
 
     def cleans(self, dice: random.Random) -> None:
@@ -145,11 +132,9 @@ class ManyLeases:
 
 @pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> None:
-    actors = ManyLeases(place)
+    many = ManyLeases(place)
     enqueue_many("parcels", [{"reference": f"r-{n}", "priority": n % 10} for n in range(TASKS)], using=place)
-    writers: list[Callable[[random.Random], None]] = [
-        actors.takes, actors.settles, actors.settles, actors.renews, actors.operates, actors.cleans, actors.produces,
-    ]  # fmt: skip
+    writers = [many.takes, many.settles, many.settles, many.renews, many.operates, many.cleans, many.produces]
 
     def write(index: int) -> int:
         dice = random.Random(index)
@@ -158,11 +143,10 @@ def test_six_kinds_of_writers_over_the_same_rows(place: str, audit: Audit) -> No
         return ROUNDS
 
     assert at_once(len(writers), write) == [ROUNDS] * len(writers)
-    assert len(audit.edges()) > 3
-    assert counted(place) >= TASKS
+    assert len(audit.edges()) > 3 and counted(place) >= TASKS
     # When everybody comes to rest, then every task that is left can still be brought to an end
-    actors.tasks.release_all()
+    many.tasks.release_all()
     move.unpark(Session.on(place), "parcels", [])
-    for lease in actors.tasks.checkout("parcels", poller_instance="p", limit=TASKS, lease=LEASE):
+    for lease in many.tasks.checkout("parcels", poller_instance="p", limit=TASKS, lease=LEASE):
         lease.complete()
-    assert not actors.tasks.filter(status__in=["CREATED", "PROCESSING"], ready_time__lte=Now()).exists()
+    assert not many.tasks.filter(status__in=["CREATED", "PROCESSING"], ready_time__lte=Now()).exists()

@@ -29,9 +29,9 @@ from django_dbtaskqueue.operations.permissions import Actor as Operator
 from django_dbtaskqueue.operations.verbs import DELETE, RELEASE, TaskVerb
 from django_dbtaskqueue.poller.held_leases import renew
 from tests.factories import LEASE, age, make_task
-from tests.support import PATIENCE, Actor, Audit, actors, backend_pid, minute_counts, until_blocked
+from tests.support import PATIENCE, Actor, actors, backend_pid, minute_counts, until_blocked
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels")]
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("parcels", "audit")]
 Act = Callable[[], Any]
 
 
@@ -39,15 +39,6 @@ Act = Callable[[], Any]
 def other() -> Iterator[Actor]:
     with actors(1) as (actor,):
         yield actor
-
-
-@pytest.fixture(autouse=True)
-def audit(transactional_db: None) -> Iterator[Audit]:
-    one = Audit()
-    one.install()
-    one.clear()
-    yield one
-    assert one.problems() == []
 
 
 def checkout(limit: int = 1, poller: str = "first") -> list[Lease]:
@@ -85,8 +76,7 @@ def test_skip_locked_passes_over_what_another_is_taking(other: Actor) -> None:
     with transaction.atomic():
         ours = checkout(3)
         theirs = other.do(checkout, 5, "second").result(PATIENCE)
-        assert [lease.id for lease in ours] == ids[:3]
-        assert [lease.id for lease in theirs] == ids[3:]
+        assert [lease.id for lease in ours] == ids[:3] and [lease.id for lease in theirs] == ids[3:]
 
 
 def after_candidates(act: Act) -> AbstractContextManager[None]:
@@ -112,8 +102,7 @@ def test_an_optimistic_checkout_takes_nothing_that_changed_since_it_looked(other
     line = ScanCursor("parcels")
     with after_candidates(lambda: other.do(checkout, 4, "second").result(PATIENCE)):
         ours = optimistic(line, 10)
-    assert [lease.id for lease in ours] == ids[4:]
-    assert line.lost_races == 4
+    assert [lease.id for lease in ours] == ids[4:] and line.lost_races == 4
 
 
 CHANGES: dict[str, Act] = {
@@ -140,8 +129,7 @@ def test_after_a_lost_race_it_picks_among_the_candidates_and_still_gets_all(othe
     while batch := [lease.id for lease in optimistic(line, 3)]:
         batches.append(batch)
         line.lost_races, line.next_full_scan = 1, 0.0
-    assert max(map(len, batches)) <= 3
-    assert set(chain.from_iterable(batches)) == ids
+    assert max(map(len, batches)) <= 3 and set(chain.from_iterable(batches)) == ids
     assert batches != sorted(batches)
 
 
@@ -174,8 +162,7 @@ def test_renewal_never_waits_for_the_handler_s_own_row_lock(other: Actor) -> Non
         lost = other.do(lambda: renew(Session.on("default"), [busy, free], 600.0)).result(PATIENCE)
     assert lost == []
     rows = dict(Task.objects.values_list("pk", "next_process_time"))
-    assert rows[busy.id] == ends[busy.id]
-    assert rows[free.id] > ends[free.id] + timedelta(minutes=5)
+    assert rows[busy.id] == ends[busy.id] and rows[free.id] > ends[free.id] + timedelta(minutes=5)
 
 
 def test_rescue_passes_over_a_holder_that_is_settling_and_ends_one_that_comes_later(other: Actor) -> None:
