@@ -60,8 +60,7 @@ class World:
 
     def take(self, **columns: Any) -> Lease:
         wanted = self.make(**columns)
-        taken = self.checkout(50)
-        return next(lease for lease in taken if lease.id == wanted.id)
+        return next(lease for lease in self.checkout(50) if lease.id == wanted.id)
 
     def take_many(self, number: int) -> list[Lease]:
         self.tasks.enqueue_many("parcels", [{}] * number)

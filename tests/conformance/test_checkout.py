@@ -19,10 +19,8 @@ from tests.factories import LEASE
 from tests.patience import PATIENCE
 from tests.support import until
 
-pytestmark = [
-    pytest.mark.django_db(databases=["default", "sqlite"]),
-    pytest.mark.parametrize("world", CHECKOUTS, indirect=True),
-]
+any_checkout = pytest.mark.parametrize("world", CHECKOUTS, indirect=True)
+pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), any_checkout]
 
 
 def test_order_is_priority_then_ready_time_then_id(world: World) -> None:
@@ -70,8 +68,7 @@ def test_what_checkout_writes(world: World) -> None:
     times = {"start_time", "last_update_time", "next_process_time"}
     assert changed == {"status", "attempt", "total_attempt", "poller_instance", *times}
     assert (after["status"], after["attempt"], after["total_attempt"]) == (PROCESSING, 1, 1)
-    assert after["poller_instance"] == FIRST
-    assert abs(after["start_time"] - now) < timedelta(seconds=PATIENCE)
+    assert after["poller_instance"] == FIRST and abs(after["start_time"] - now) < timedelta(seconds=PATIENCE)
     assert after["last_update_time"] == after["start_time"]
     assert after["next_process_time"] - after["start_time"] == timedelta(minutes=2)
     assert (lease.id, lease.queue, lease.reference, lease.priority) == (task.id, "parcels", "ref-1", 3)

@@ -137,8 +137,7 @@ def test_a_stale_holder_writes_nothing(world: World, keep: str, subtests: pytest
 def test_a_stale_row_in_a_batch_does_not_hold_up_the_others(world: World) -> None:
     leases = [world.take() for _ in range(3)]
     world.tasks.filter(pk=leases[1].id).release_all()
-    settled = settle.settle(world.session, [(lease, Complete()) for lease in leases])
-    assert settled == {leases[0].id, leases[2].id}
+    assert settle.settle(world.session, [(lease, Complete()) for lease in leases]) == {leases[0].id, leases[2].id}
     assert world.row(leases[1])["status"] == CREATED
 
 
@@ -148,8 +147,7 @@ def test_lease_lost_rolls_the_caller_s_writes_back(world: World) -> None:
     with pytest.raises(LeaseLost, match=f"Lease 1 of task {lease.id} is gone"), transaction.atomic(using=world.alias):
         Booking.objects.using(world.alias).create(reference="late")
         lease.complete()
-    assert not Booking.objects.using(world.alias).exists()
-    assert world.row(lease)["status"] == PROCESSING
+    assert not Booking.objects.using(world.alias).exists() and world.row(lease)["status"] == PROCESSING
 
 
 def test_a_settle_commits_and_rolls_back_with_the_caller(world: World, django_capture_on_commit_callbacks: Any) -> None:
@@ -175,10 +173,8 @@ def test_keep_history_moves_the_row_with_all_it_says(world: World) -> None:
     assert not world.tasks.filter(pk=task.id).exists()
     moved = TaskHistory.objects.using(world.alias).values().get()
     assert (moved["location"], moved["task_id"]) == ("dbtaskqueue.task", task.id)
-    shared = moved.keys() & before.keys() - {"id"}
-    assert {name for name in shared if moved[name] != before[name]} == {
-        "status", "result", "process_result", "finish_time", "last_update_time",
-    }  # fmt: skip
+    changed = {name for name in moved.keys() & before.keys() - {"id"} if moved[name] != before[name]}
+    assert changed == {"status", "result", "process_result", "finish_time", "last_update_time"}
     assert (moved["status"], moved["result"]) == (COMPLETED, {"sum": 2})
     assert is_at(moved["moved_time"]) and is_at(moved["finish_time"])
     assert moved["process_result"] == '{"sum":2}'
@@ -191,8 +187,7 @@ def test_a_mixed_batch_is_one_transaction_and_conserves(world: World, keep: str)
     pairs = [(lease, decide(lease, outcome)) for lease, outcome in zip(leases, outcomes, strict=True)]
     assert settle.settle(world.session, pairs, keep=keep) == {lease.id for lease in leases}
     assert counted(world.alias) == 18
-    completed = 4 if keep == "keep" else 0
-    assert world.tasks.filter(status=COMPLETED).count() == completed
+    assert world.tasks.filter(status=COMPLETED).count() == (4 if keep == "keep" else 0)
     assert TaskHistory.objects.using(world.alias).count() == (4 if keep == "history" else 0)
 
 
@@ -220,13 +215,9 @@ def test_failures_end_in_error_after_the_budget(world: World) -> None:
 
 
 def test_what_is_no_failure_lets_a_task_be_taken_again_even_after_its_last_attempt(world: World) -> None:
-    for put_back in (
-        lambda lease: lease.reenqueue(NO_TIME, keep_attempts=True),
-        lambda lease: lease.reenqueue(NO_TIME),
-        lambda lease: world.tasks.filter(pk=lease.id).release_all(),
-    ):
+    for put_back in (Reenqueue(NO_TIME, keep_attempts=True), Reenqueue(NO_TIME), None):
         lease = world.take(attempt=2, max_attempts=3)
-        put_back(lease)
+        assert world.settle(lease, put_back) if put_back else world.tasks.filter(pk=lease.id).release_all()
         (again,) = world.checkout()
         assert again.id == lease.id
         again.complete()
@@ -292,8 +283,7 @@ def test_no_error_text_makes_the_failure_write_fail(world: World, subtests: pyte
             for text in (row["process_result"] or "", attempt.message, attempt.error_type, attempt.traceback):
                 assert "\0" not in text
                 text.encode()
-            assert len((row["process_result"] or "").encode()) <= 4000
-            assert len(attempt.error_type) <= 200
+            assert len((row["process_result"] or "").encode()) <= 4000 and len(attempt.error_type) <= 200
 
 
 def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World) -> None:
@@ -311,8 +301,7 @@ def test_a_result_is_kept_whole_and_its_text_cut_between_characters(world: World
         lease = world.take()
         lease.complete(result)
         row = world.row(lease)
-        assert (row["result"], row["process_result"]) == (result, text)
-        assert len(text.encode()) <= 4000
+        assert (row["result"], row["process_result"]) == (result, text) and len(text.encode()) <= 4000
 
 
 def test_no_result_stays_null(world: World) -> None:

@@ -29,10 +29,8 @@ RUNS = int(os.environ.get("DBTASKQUEUE_MACHINE_RUNS", "15"))
 CALM = settings(stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 CAPACITY = 12
 MOMENT = timedelta(milliseconds=2)  # what is done later is later, also to SQLite's clock of milliseconds
-LEFT = (
-    "SELECT (SELECT count(*) FROM dbtaskqueue_taskhistory),"
-    " (SELECT coalesce(sum(count), 0) FROM dbtaskqueue_minutecount WHERE kind = 'deletion')"
-)
+DELETED = "SELECT coalesce(sum(count), 0) FROM dbtaskqueue_minutecount WHERE kind = 'deletion'"
+LEFT = f"SELECT (SELECT count(*) FROM dbtaskqueue_taskhistory), ({DELETED})"
 OUTCOMES: dict[str, Callable[[int], Settlement]] = {
     "complete": lambda _: Complete(),
     "complete_delete": lambda _: CompleteDelete(),

@@ -42,8 +42,7 @@ def survivors(options: list[str]) -> list[str]:
     """Run with each mutation, until a run notices it; print what noticed it, return what nobody noticed."""
     survived = []
     for name in NAMES:
-        runs = (noticed(name, [*options, f"--share={share}"]) for share in SHARES)
-        found = next(filter(None, runs), [])
+        found = next(filter(None, (noticed(name, [*options, f"--share={share}"]) for share in SHARES)), [])
         if not found:
             survived.append(name)
         print(f"{name:<50} {', '.join(found) or 'SURVIVED'}", flush=True)

@@ -151,7 +151,6 @@ def checker(promise: str) -> Callable[[Checker], Checker]:
 
 
 def check(evidence: Evidence) -> dict[str, list[str]]:
-    """Return the violations of each promise."""
     return {promise: list(function(evidence)) for promise, function in CHECKERS.items()}
 
 

@@ -86,12 +86,10 @@ class Change(NamedTuple):
 
     @property
     def charge(self) -> int:
-        """How many attempts were charged."""
         return 0 if self.old_attempt is None or self.new_attempt is None else self.new_attempt - self.old_attempt
 
     @property
     def early(self) -> float:
-        """By how many seconds a checkout came too early."""
         return max(0.0, (self.due or 0.0) - self.clock) if self.is_checkout else 0.0
 
     @property

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 
 
 class Event(NamedTuple):
-    """One line of a ledger."""
-
     kind: str  # of a producer: invoked, ok, unknown, refused, rolled back; of a processor: start, end
     clock: float  # seconds since 1970
     pid: int

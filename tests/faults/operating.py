@@ -23,7 +23,6 @@ MOST_MS = 600  # of a move that is killed wherever it is
 
 
 def answer() -> None:
-    """Send the signals that tasks wait for."""
     for task in Task.objects.filter(queue="steps", parked_by="signal")[:100]:
         with suppress(SignalRefused):
             signal(task, "approved", task.reference)

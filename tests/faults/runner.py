@@ -325,6 +325,8 @@ class Run:
         changes = [*history.read(), *history.read("second")]
         bookings = [Booking.objects.using(alias).values_list("reference", "amount") for alias in ("default", "second")]
         failed = Attempt.objects.values_list("task_id", "total_attempt", "error_type", "message")
+        of_run = {"died": nemesis.died, "outages": nemesis.outages, "back": nemesis.back, "drained": drained}
+        of_run |= {"expected": tasks.EXPECTED, "needs": self._needs, "slowness": self._slowness}
         return Evidence(
             history=[change for change in changes if change.queue not in ("spread", "incoming")],
             moved=[change for change in changes if change.queue == "spread"],
@@ -337,16 +339,8 @@ class Run:
             deleted=sum(minute_counts("deletion").values_list("count", flat=True)),
             capacities={"small": CAPACITY},
             budgets={"lethal": LETHAL_ATTEMPTS},
-            expected=tasks.EXPECTED,
-            died=nemesis.died,
-            outages=nemesis.outages,
-            back=nemesis.back,
-            drained=drained,
-            needs=self._needs,
-            slowness=self._slowness,
+            **of_run,
         )
-
-    # -- what is there now --------------------------------------------------------------------------------------------
 
     def _families(self) -> list[list[psutil.Process]]:
         return [family for poller in self.pollers if (family := poller.family)]

@@ -69,13 +69,11 @@ ledger = Ledger()
 
 
 def _started(task: Lease) -> str:
-    """Write the start of a task; return its kind."""
     ledger.write("start", task=task.id, fence=task.total_attempt, reference=task.reference)
     return str(task.reference).partition("-")[0]
 
 
 def _outcome(task: Lease, kind: str) -> Any:
-    """Return the outcome of a task, and write its end."""
     outcome: Any = Complete([task.reference, task.total_attempt])
     if kind in ("retry", "late") and task.total_attempt <= 2:
         outcome = Fail("asked to fail")

@@ -34,15 +34,8 @@ ACKNOWLEDGED = event("ok", 1.5, transaction="t")
 START, END = event("start", 3.0, task=1, fence=1, reference="ok-t-0"), event("end", 4.0, task=1, fence=1)
 ROW = Row(1, "plain", "ok-t-0", "COMPLETED", 1, ["ok-t-0", 1])
 IN_EFFECTS = replace(ROW, queue="effects")
-GOOD = Evidence(
-    history=[ENQUEUED, TAKEN, DONE],
-    events=[INVOKED, ACKNOWLEDGED, START, END],
-    rows=[ROW],
-    bookings={"t": 0},
-    capacities={"plain": 1},
-    budgets={"lethal": 3},
-    expected={"ok": "COMPLETED", "delete": None},
-)
+LIMITS = {"capacities": {"plain": 1}, "budgets": {"lethal": 3}, "expected": {"ok": "COMPLETED", "delete": None}}
+GOOD = Evidence([ENQUEUED, TAKEN, DONE], [INVOKED, ACKNOWLEDGED, START, END], [ROW], bookings={"t": 0}, **LIMITS)
 SECOND = {"task": 2, "reference": "ok-t-1"}
 GROUPED = {"queue": "grouped", "group": "g"}
 IN_GROUP = [change(1, None, "CREATED", **GROUPED), change(2, None, "CREATED", **GROUPED, **SECOND)]
@@ -233,8 +226,7 @@ def test_an_outage_is_not_counted_and_a_slow_machine_has_more_time() -> None:
     late = replace(GOOD, history=again, died={PID: [3.5]}, drained=21.0)
     assert restarts(replace(late, outages=[(0.0, 4.0), (5.0, 6.0)])) == [3.0]
     slow = check(replace(late, slowness=2.0))
-    assert not slow["slow drain"]
-    assert not slow["slow restart"]
+    assert not slow["slow drain"] and not slow["slow restart"]
 
 
 def test_needs_that_come_and_go_are_no_growth() -> None:

@@ -25,8 +25,7 @@ def test_the_callback_runs_once_when_all_have_ended(alias: str) -> None:
         lease = taken(alias)
         lease.complete({"n": n}) if n else lease.poison()
     last = taken(alias, "letters")
-    assert last.payload == {"n": 1}
-    assert last.parents.counts == {"COMPLETED": 3, "POISON": 1}
+    assert last.payload == {"n": 1} and last.parents.counts == {"COMPLETED": 3, "POISON": 1}
     assert [one.result for one in last.parents if one.status == "COMPLETED"] == [{"n": 1}, {"n": 2}, {"n": 3}]
     last.complete()
     assert take(alias, "letters") is None
@@ -45,8 +44,7 @@ def test_a_block_that_raises_stores_nothing(alias: str) -> None:
     with pytest.raises(RuntimeError), batch("import", on_complete="letters", using=alias):
         enqueue("parcels", using=alias)
         raise RuntimeError
-    assert not Task.objects.using(alias).exists()
-    assert not Batch.objects.using(alias).exists()
+    assert not Task.objects.using(alias).exists() and not Batch.objects.using(alias).exists()
     assert state(enqueue("parcels", using=alias)) == READY  # no block is open any more
 
 
@@ -161,8 +159,7 @@ def test_enqueue_many_after_a_parent(alias: str) -> None:
     taken(alias, "letters").complete("x")
     leases = [taken(alias), taken(alias)]
     assert take(alias) is None  # the other one of the group
-    assert leases[0].parents["start"].result == "x"
-    assert Dependency.objects.using(alias).count() == 3
+    assert leases[0].parents["start"].result == "x" and Dependency.objects.using(alias).count() == 3
 
 
 def test_a_batch_goes_when_its_tasks_have_left(alias: str) -> None:

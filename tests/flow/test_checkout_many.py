@@ -7,17 +7,8 @@ from typing import Any
 import pytest
 
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import move
-from django_dbtaskqueue.flow.checkout import (
-    FULL_SCAN_MAX_INTERVAL_S,
-    SCAN_NOW,
-    Checkout,
-    QueueShare,
-    Scan,
-    ScanCursor,
-    next_due,
-    take_rows,
-)
+from django_dbtaskqueue.flow import checkout, move
+from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, Scan, ScanCursor, take_rows
 from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
@@ -60,8 +51,7 @@ def test_no_line_gives_more_than_its_share_whatever_its_priorities(lines: Lines)
     made = [make_task(queue="letters", priority=priority).pk for priority in (2, 1, 1, 2, 0)]
     make_task(queue="parcels")
     parts = take(lines, shares={"letters": 4})
-    assert ids(parts)[0] == [made[4], made[1], made[2], made[0]]
-    assert len(parts[2].taken) == 1
+    assert ids(parts)[0] == [made[4], made[1], made[2], made[0]] and len(parts[2].taken) == 1
 
 
 def test_what_is_there_costs_one_statement_and_nothing_two(lines: Lines, django_assert_num_queries: Any) -> None:
@@ -120,10 +110,9 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="letters", ready_time=timedelta(minutes=5), priority=3)
     make_task(queue="letters", ready_time=timedelta(minutes=2))
     make_task(queue="other")
-    found = next_due(Session.on("default"), {"letters": [0, 3], "other": [0], "parcels": [0]})
-    assert list(found) == ["letters"]
-    assert 60 < found["letters"] <= 120
-    assert next_due(Session.on("default"), {}) == {}
+    found = checkout.next_due(Session.on("default"), {"letters": [0, 3], "other": [0], "parcels": [0]})
+    assert list(found) == ["letters"] and 60 < found["letters"] <= 120
+    assert checkout.next_due(Session.on("default"), {}) == {}
 
 
 # -- the scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon -------------------
@@ -139,7 +128,7 @@ def test_on_a_quiet_queue_one_statement_takes_what_came(django_assert_num_querie
     cursor = ScanCursor("parcels")
     first = make_task()
     assert take_one(cursor) == [first.pk]
-    cursor.next_full_scan = SCAN_NOW
+    cursor.next_full_scan = checkout.SCAN_NOW
     assert take_one(cursor) == []
     second = make_task()
     cursor.next_full_scan = PAST
@@ -195,7 +184,7 @@ def test_a_full_scan_that_fails_is_still_due() -> None:
     assert take_one(cursor) == [task.pk]
 
 
-@pytest.mark.parametrize(("rows", "pause"), [(0, FULL_SCAN_MAX_INTERVAL_S), (100, 0.0)])
+@pytest.mark.parametrize(("rows", "pause"), [(0, checkout.FULL_SCAN_MAX_INTERVAL_S), (100, 0.0)])
 def test_a_full_scan_is_charged_its_cost_beyond_an_equal_checkout(rows: int, pause: float, clock: SteppedClock) -> None:
     clock.stop()
     cursor = ScanCursor("parcels")

@@ -177,8 +177,7 @@ def test_a_sweep_tells_an_end_that_was_told_before_only_once(alias: str, put: Ca
     for _ in range(2):
         dependencies.ended(session, [parents[0].pk])
         dependencies.sweep(session)
-    assert Hold.objects.using(alias).get().remaining == 1
-    assert state(child) == WAITS
+    assert Hold.objects.using(alias).get().remaining == 1 and state(child) == WAITS
 
 
 def test_what_a_task_waited_for_goes_when_the_task_is_gone(alias: str, put: Callable[..., Task]) -> None:
@@ -256,8 +255,7 @@ def test_an_outcome_tells_an_end_and_nothing_else(alias: str, told: Callable[[],
     settings.DBTASKQUEUE = {"QUEUES": {"parcels": {"keep": "delete"}}}
     task = watched(alias)
     taken(alias).complete()
-    assert not Task.objects.using(alias).filter(pk=task.pk).exists()
-    assert told() == [*ended, task.pk]
+    assert not Task.objects.using(alias).filter(pk=task.pk).exists() and told() == [*ended, task.pk]
 
 
 def test_an_end_is_told_after_its_commit(alias: str, told: Callable[[], list[int]]) -> None:

@@ -120,8 +120,7 @@ def test_a_payload_comes_back_and_a_typed_one_with_its_type(alias: str) -> None:
         assert Task.objects.using(alias).filter(pk=task.pk, payload__isnull=True).exists() is (payload is None)
     parcel = Parcel(Decimal("1.50"), date(2013, 1, 31), ["JFK", "LGA"])
     task = Task.objects.using(alias).get(pk=enqueue("parcels", payload=parcel, using=alias).pk)
-    assert task.payload_type == f"{Parcel.__module__}.Parcel"
-    assert codecs.decode(Parcel, task.payload) == parcel
+    assert task.payload_type == f"{Parcel.__module__}.Parcel" and codecs.decode(Parcel, task.payload) == parcel
 
 
 def test_every_argument_is_stored_and_the_task_returned_is_the_row(alias: str) -> None:
@@ -136,8 +135,7 @@ def test_every_argument_is_stored_and_the_task_returned_is_the_row(alias: str) -
         due = stored.create_time + timedelta(minutes=5)
         assert abs(stored.ready_time - due) < timedelta(milliseconds=2)
         assert abs(stored.expire_time - due - timedelta(hours=1)) < timedelta(milliseconds=2)
-        assert task == stored
-        assert task._state.db == alias
+        assert task == stored and task._state.db == alias
         assert not task._state.adding
         assert task.get_deferred_fields().isdisjoint({
             "id", "queue", "reference", "status", "payload", "payload_type", "priority", "group_key", "tag", "attempt",
@@ -263,8 +261,7 @@ def test_a_bad_payload_is_refused_before_anything_is_written(django_assert_num_q
     ]:
         with django_assert_num_queries(0), pytest.raises(PayloadError, match=reason) as refused:
             enqueue("parcels", payload=payload)
-        assert refused.value.path == path
-        assert path in str(refused.value)
+        assert refused.value.path == path and path in str(refused.value)
 
 
 def test_a_payload_is_as_large_as_the_settings_say_and_of_its_type(settings: Any) -> None:
@@ -346,8 +343,6 @@ class Raises:
 
 
 class Liar(str):
-    """A text that shows another one."""
-
     def __str__(self) -> str:
         return "fuzz"
 

@@ -5,7 +5,6 @@ import math
 import operator
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -26,13 +25,9 @@ from django_dbtaskqueue.flow.insert import Batch, UniformRows
 from django_dbtaskqueue.models import Task
 from tests.factories import make_task
 from tests.patience import PATIENCE
+from tests.processing.conftest import Crate, Letter
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
-
-
-@dataclass
-class Letter:
-    to: str
 
 
 def references(alias: str) -> list[str | None]:
@@ -207,11 +202,6 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
 # -- on their way into statements: columns where items are alike, rows where not, and never too much at once -----------
 
 
-@dataclass
-class Card:
-    to: str
-
-
 def shares(items: Any) -> list[Batch]:
     chunks = Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
     return [share for one in chunks for share in one.values()]
@@ -226,7 +216,7 @@ UNIFORM: list[list[Any]] = [
 NOT_UNIFORM: list[list[Any]] = [
     [("a", 1), {"reference": "b"}],
     [{"reference": "a", "priority": 1, "tag": "gpu", "context": {"n": 1}}],
-    [("a", Letter("me")), ("b", Card("you"))],
+    [("a", Letter("me")), ("b", Crate(1))],
 ]
 ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JSON writer that is installed
 
@@ -234,8 +224,7 @@ ODD = [[("a", (1, 2))], [("a", 1e16)]]  # which form they take depends on the JS
 def test_items_of_one_form_become_columns_and_others_rows() -> None:
     for items in UNIFORM:
         [share] = shares(items)
-        assert isinstance(share, UniformRows)
-        assert len(share) == len(items)
+        assert isinstance(share, UniformRows) and len(share) == len(items)
     for items in NOT_UNIFORM:
         assert [type(share) for share in shares(items)] == [list]
 
@@ -257,8 +246,7 @@ def test_a_chunk_of_mixed_slices_is_one_statement_in_order(alias: str) -> None:
     items[700] = {"payload": 700, "tag": "gpu"}
     assert enqueue_many("parcels", items, using=alias) == EnqueueReport(enqueued=900)
     stored = Task.objects.using(alias).order_by("id").values_list("payload", flat=True)
-    assert list(stored) == list(range(900))
-    assert len(shares(items)) == 1
+    assert list(stored) == list(range(900)) and len(shares(items)) == 1
     # So are references out of order
     names: list[str | None] = ["b", "é", "a", None, "\U0001f600", "Z", "~"]
     enqueue_many("parcels", [(name, None) for name in names], on_duplicate="ignore", using=alias)
@@ -271,7 +259,7 @@ def test_a_bad_item_is_named(alias: str, before: int) -> None:
     for item, words in [
         (("a\0", 1), "without NUL"),
         (("a", {"b": "\0"}), "[#].payload.b"),
-        (Letter(5), "[#].payload.to"),  # type: ignore[arg-type]
+        (Letter(5), "[#].payload.text"),  # type: ignore[arg-type]
         ({"refrence": "a"}, "[#] has no argument 'refrence'. Did you mean 'reference'?"),
         ("text", "[#] is 'text'"),
         (("a", 1, 2), "[#] is ('a', 1, 2)"),
@@ -299,5 +287,4 @@ def test_large_payloads_make_small_statements(settings: Any) -> None:
     for chunk in Chunks("parcels", items(), queue_settings("parcels", "default"), ["default"], None):
         sizes += map(len, chunk.values())
         assert read == sum(sizes)
-    assert sum(sizes) == 50
-    assert max(sizes) <= 18
+    assert sum(sizes) == 50 and max(sizes) <= 18

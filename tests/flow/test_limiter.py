@@ -343,8 +343,7 @@ def test_a_task_that_waits_for_a_token_keeps_its_place(alias: str) -> None:
     assert (head.payload, head.attempt) == (1, 0)
     Poller.objects.using(alias).create(instance="p", state="RUNNING", slots=4, queues=[{"queue": "slow"}])
     found = explain(head)
-    assert found.code == "rate_per_group"
-    assert "tasks of group a may start 1/h" in found.sentence
+    assert found.code == "rate_per_group" and "tasks of group a may start 1/h" in found.sentence
     assert explain(waiting).code == "group"
     # A killed poller's start counts, and its task starts again when there is a token
     advance(3601 * SECOND, using=alias)
@@ -355,8 +354,7 @@ def test_a_task_that_waits_for_a_token_keeps_its_place(alias: str) -> None:
         lost.complete()
     advance(3600 * SECOND, using=alias)
     (again,) = take("slow", alias)
-    assert (again.payload, again.attempt) == (1, 2)
-    assert again.lost_leases > 0
+    assert (again.payload, again.attempt) == (1, 2) and again.lost_leases > 0
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -422,8 +420,7 @@ def test_people_read_which_limit_holds_a_task_back(name: str, word: str, setting
     assert f"The limit {word} of queue {name} is reached, over all pollers" in found.sentence
     used = "2 of 2 running" if name == "two" else "at most 3/h start, the next in 19m"
     assert f"; due tasks held back: {8 if name == 'two' else 7}." in found.sentence
-    assert used in found.sentence
-    assert f"{name}: {used}" in command("status")
+    assert used in found.sentence and f"{name}: {used}" in command("status")
     shown = {one["queue"]: one["limits"] for one in data("status")["queues"]}
     assert shown["free"] == []
     [limits] = shown[name]

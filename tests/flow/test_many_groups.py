@@ -19,11 +19,11 @@ from tests.factories import make_task
 from tests.poller.processes import polling
 from tests.support import until
 
+pytestmark = pytest.mark.django_db(transaction=True)
 GROUPS, TASKS = 400, 8000
 KEYS = [f"g{number}".ljust(150, "-") for number in range(GROUPS)]  # long: the index of groups is higher than others
 
 
-@pytest.mark.django_db(databases=["default"], transaction=True)
 @pytest.mark.parametrize("vacuumed", [False, True], ids=["", "vacuumed"])
 @pytest.mark.parametrize("finished", [0, 50], ids=["an empty table", "no group"])
 def test_no_task_of_another_group_is_read(finished: int, vacuumed: bool) -> None:
@@ -61,7 +61,6 @@ def test_no_task_of_another_group_is_read(finished: int, vacuumed: bool) -> None
             transaction.set_rollback(True)  # the settings end here
 
 
-@pytest.mark.django_db(databases=["default"], transaction=True)
 @pytest.mark.parametrize(("parked", "probes"), [(False, 1), (True, 1 + GROUPS)])
 def test_a_settle_looks_once_where_no_task_is_parked(parked: bool, probes: int) -> None:
     """A poller's plan, made for any parameters, looked for a parked task of each group that it settled."""
@@ -71,11 +70,9 @@ def test_a_settle_looks_once_where_no_task_is_parked(parked: bool, probes: int) 
     with closing(Session.open("default")) as session, session.atomic():
         params = {"queue_name": "claims", "groups": KEYS, "hold": True, "every": False, "number": 1}
         assert session.run(session.sql.place_heads, params) == []
-        sql = "SELECT pg_stat_get_xact_numscans('dbtaskqueue_task_next'::regclass)"
-        assert session.run(sql, {}) == [(probes,)]
+        assert session.run("SELECT pg_stat_get_xact_numscans('dbtaskqueue_task_next'::regclass)", {}) == [(probes,)]
 
 
-@pytest.mark.django_db(databases=["default"])
 def test_a_head_is_written_once(settings: Any) -> None:
     """Inserted as parked and then made ready, it would have two versions, and entries of both in each index."""
     settings.DBTASKQUEUE = {"QUEUES": {"claims": {"max_running_per_group": 2}}}
@@ -94,8 +91,7 @@ def test_a_head_is_written_once(settings: Any) -> None:
         assert enqueued(0) == 0
         # Of group 1 the first has an ignored reference: the third gets its place, by a second write.
         assert enqueued(*range(1, 12)) == 1
-        assert ready() == ["0", "2", "3", "4", "5", "7"]
-        assert Task.objects.filter(parked_by="group").count() == 5
+        assert ready() == ["0", "2", "3", "4", "5", "7"] and Task.objects.filter(parked_by="group").count() == 5
         assert enqueued(12, 13, 14) == 0
     assert ready() == ["0", "2", "3", "4", "5", "7"]
 

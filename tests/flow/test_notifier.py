@@ -21,7 +21,7 @@ from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations import queue_control
 from tests.conftest import ProcessDatabase
 from tests.factories import make_task
-from tests.support import PATIENCE, until
+from tests.support import PATIENCE, alias_beside, until
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
 
@@ -124,14 +124,12 @@ def test_other_processes_hear_of_it_through_the_database(recorder: WakeupRecorde
         enqueue("letters")
         assert recorder.rest() == []
     heard = [*recorder.hear(2), *recorder.rest()]
-    assert set(heard) == {"letters", "parcels"}
-    assert len(heard) <= 3
+    assert set(heard) == {"letters", "parcels"} and len(heard) <= 3
     # A storm of commits is a trickle of wake-ups
     for _ in range(300):
         enqueue("parcels")
     heard = [*recorder.hear(1), *recorder.rest()]
-    assert set(heard) == {"parcels"}
-    assert len(heard) < 150
+    assert set(heard) == {"parcels"} and len(heard) < 150
 
 
 def test_it_can_be_turned_off(settings: Any, recorder: WakeupRecorder, heard: list[str]) -> None:
@@ -214,10 +212,8 @@ def test_a_listener_rests_until_it_hears_something(monkeypatch: pytest.MonkeyPat
             cursor.execute(f"NOTIFY {notify.CHANNEL}, 'letters'")
             until(lambda: woken == ["", "letters"])
             # When its connection breaks, then it makes a new one, and what it may have missed is looked for
-            cursor.execute(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                " WHERE query LIKE 'LISTEN %' AND datname = current_database()"
-            )
+            listens = "query LIKE 'LISTEN %' AND datname = current_database()"
+            cursor.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {listens}")
         until(lambda: woken == ["", "letters", ""])
     finally:
         listener.stop()
@@ -258,18 +254,15 @@ def test_a_transaction_by_hand_can_enqueue_and_settle(alias: str, heard: list[st
     finally:
         transaction.rollback(using=alias)
         transaction.set_autocommit(True, using=alias)
-    assert Task.objects.using(alias).get().status == "COMPLETED"
-    assert heard == []
+    assert Task.objects.using(alias).get().status == "COMPLETED" and heard == []
 
 
 @pytest.fixture
 def site(settings: Any) -> Iterator[str]:
     """A database that is not one of a test run, so that a notifier keeps its connection."""
     name = urlsplit(settings.SERVER_URL).path.removeprefix("/")
-    connections.settings["site"] = {**connections.settings["default"], "NAME": name, "CONN_MAX_AGE": None}
-    yield "site"
-    connections["site"].close()
-    del connections.settings["site"], connections["site"]
+    with alias_beside("site", NAME=name, CONN_MAX_AGE=None) as alias:
+        yield alias
 
 
 @pytest.fixture
@@ -325,15 +318,9 @@ def test_nobody_waits_for_the_notifier_s_connection(site: str, monkeypatch: pyte
 
 
 def test_the_notifier_keeps_its_connection_as_the_site_keeps_its_own(site: str) -> None:
-    for changed, seconds in (
-        ({"CONN_MAX_AGE": 0}, 1),
-        ({"CONN_MAX_AGE": 20}, 20),
-        ({"CONN_MAX_AGE": 3600}, 60),
-        ({"CONN_MAX_AGE": None}, 60),
-        ({"CONN_MAX_AGE": None, "OPTIONS": {"pool": True}}, 1),
-    ):
+    for age, pool, seconds in ((0, False, 1), (20, False, 20), (3600, False, 60), (None, False, 60), (None, True, 1)):
         connection = connections.create_connection(site)
-        connection.settings_dict.update(changed)
+        connection.settings_dict.update({"CONN_MAX_AGE": age, "OPTIONS": {"pool": pool}})
         assert notify._linger(connection) == seconds
 
 

@@ -84,11 +84,9 @@ def test_the_last_statement_ends_a_transaction_that_has_no_other(*, wrote_before
         if wrote_before:
             enqueue("parcels", "mine")
         session.repeat(RENAME, {"new": "renamed", "old": "r-0"})
-        assert seen_by_others("renamed") is not wrote_before
-        assert not connection.connection.autocommit
+        assert seen_by_others("renamed") is not wrote_before and not connection.connection.autocommit
         transaction.set_rollback(True)
-    assert connection.connection.autocommit
-    assert seen_by_others("renamed") is not wrote_before
+    assert connection.connection.autocommit and seen_by_others("renamed") is not wrote_before
 
 
 def seen_by_others(reference: str) -> bool:
@@ -113,8 +111,7 @@ def test_connections_that_come_and_go_are_not_kept() -> None:
         connection.close()
     enqueue("parcels")
     gc.collect()
-    assert [one() for one in gone] == [None, None, None]
-    assert Task.objects.count() == 4
+    assert [one() for one in gone] == [None, None, None] and Task.objects.count() == 4
 
 
 def test_an_owned_connection_is_none_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:

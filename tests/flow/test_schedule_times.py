@@ -103,8 +103,7 @@ def test_ticks_grow_and_do_not_depend_on_where_one_begins(cron: str, change: Cha
     for _ in found:
         after = next(ticks(cron, zone, after))
         again.append(after)
-    assert again == found
-    assert found[-1] - begin < timedelta(days=31 * 13)
+    assert again == found and found[-1] - begin < timedelta(days=31 * 13)
 
 
 def test_what_is_wrong_or_ambiguous_is_said() -> None:

@@ -1,7 +1,7 @@
 """Ticks: one task for each, whatever was missed, edited or refused; and what the code declares."""
 
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, date, datetime, timedelta
 from threading import Event
 from typing import Any
@@ -20,6 +20,7 @@ from django_dbtaskqueue.models import Schedule, Task
 from django_dbtaskqueue.operations.schedules import declared
 from django_dbtaskqueue.poller.heartbeat import ScheduleJob
 from tests.clock import SteppedClock
+from tests.processing.conftest import Crate
 from tests.support import PATIENCE, actors, until
 
 pytestmark = [pytest.mark.django_db(databases=["default", "sqlite"]), pytest.mark.usefixtures("taskqueue_registry")]
@@ -171,16 +172,11 @@ def test_what_a_person_made_first_stays_the_person_s(alias: str) -> None:
     assert (after.source, after.cron, after.missed, after.edited) == ("code", "5 * * * *", "one", ["cron", "missed"])
 
 
-@dataclass
-class Parcel:
-    weight: int
-
-
 def test_periodic_is_stacked_on_a_processor_or_stands_beside_it() -> None:
     processor("parcels", payload=date)(lambda task: None)
 
-    @periodic("0 7 * * *", name="above", timezone="Europe/Madrid", payload=Parcel(3), missed="all")
-    @processor("parcels", payload=Parcel)
+    @periodic("0 7 * * *", name="above", timezone="Europe/Madrid", payload=Crate(3), missed="all")
+    @processor("parcels", payload=Crate)
     @periodic("* * * * *", name="below", priority=2)
     def send(task: object) -> None: ...
 
@@ -191,10 +187,9 @@ def test_periodic_is_stacked_on_a_processor_or_stands_beside_it() -> None:
 
     periodic("2 * * * *", queue="mail", name="beside", overlap="skip")
     found = declared()
-    kind = f"{__name__}.Parcel"
+    kind = f"{Crate.__module__}.Crate"
     above = Definition("parcels", "0 7 * * *", "Europe/Madrid", {"weight": 3}, payload_type=kind, missed="all")
-    assert found["above"] == above
-    assert found["below"] == Definition("parcels", "* * * * *", "UTC", priority=2)
+    assert found["above"] == above and found["below"] == Definition("parcels", "* * * * *", "UTC", priority=2)
     assert found["beside"] == Definition("mail", "2 * * * *", "UTC", overlap="skip")
     assert found[f"{__name__}.{Sort.__qualname__}"].queue == "letters"
     declare("default", found)
@@ -210,8 +205,7 @@ def test_a_poller_declares_in_each_database_the_schedules_of_its_queues(settings
         periodic("0 7 1 1 *", queue=queue, name=f"{queue} of the year")
     for alias in ("default", "sqlite"):
         ScheduleJob(alias, lambda _: None).run()
-    assert Schedule.objects.get().queue == "parcels"
-    assert Schedule.objects.using("sqlite").get().queue == "mail"
+    assert Schedule.objects.get().queue == "parcels" and Schedule.objects.using("sqlite").get().queue == "mail"
 
 
 def test_periodic_says_what_is_wrong() -> None:

@@ -117,8 +117,7 @@ def test_a_period_counts_also_when_the_task_has_left_the_table(alias: str, keep:
     known = enqueue(keep, payload=1, unique=rule, using=alias)
     assert known.pk == (first.pk if keep == "keep" else None)
     assert (known.reference, known.queue) == (first.reference, keep)
-    assert "No task was inserted" in known.enqueue_note
-    assert "1h" in known.enqueue_note.replace(" ", "")
+    assert "No task was inserted" in known.enqueue_note and "1h" in known.enqueue_note.replace(" ", "")
     assert enqueue_many(keep, [{"payload": 1}, {"payload": 2}], unique=rule, using=alias).ignored == 1
     advance(HOUR - MINUTE, using=alias)
     assert enqueue(keep, payload=1, unique=rule, using=alias).enqueue_note

@@ -316,7 +316,7 @@ def test_a_confirmed_act_on_one_task_reads_it_once(verb: str, status: Status, ow
     shown = [statement for statement in found if not statement.startswith("SELECT DISTINCT")]
     # The groups to lock before the task, of a verb that can change the head of a group.
     assert len(found) - len(shown) == (verb not in ("mark_poison", "unpoison", "housekeep"))
-    assert len(shown) == 10 + own, shown
+    assert len(shown) == 9 + own, shown
     # A verb that keeps the task records last what it was: the time of the update, and the record.
     logged = -6 if TASK_VERBS[verb].undoable else -5
     common = shown[:7] + (shown[-3:] if TASK_VERBS[verb].deletes else [shown[logged], shown[-4], shown[-1]])

@@ -33,7 +33,6 @@ def configure(settings: Any) -> Configure:
 
 @pytest.fixture
 def mail(process_database: ProcessDatabase) -> Iterator[QueueHandle]:
-    """The queue ``mail``."""
     yield queue("mail")
     notify.flush()
     usage.discard("default", "mail")
@@ -58,14 +57,12 @@ def told() -> Iterator[Told]:
 
 
 def take(handle: QueueHandle, **options: Any) -> Lease:
-    """Take a task that must be there."""
     task = handle.take(**options)
     assert task is not None
     return task
 
 
 def taken(handle: QueueHandle, *payload: Any, **options: Any) -> Lease:
-    """Put a task, and take it."""
     handle.put(*payload, **options)
     return take(handle)
 

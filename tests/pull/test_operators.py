@@ -18,7 +18,6 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 
 @pytest.fixture(params=["default", "sqlite"], ids=["postgresql", "sqlite"], autouse=True)
 def alias(request: pytest.FixtureRequest, settings: Any) -> str:
-    """Let all queues live on one database."""
     queues: dict[str, Any] = {"mail": {}, "other": {}, "scratch": {"temporary": True}}
     settings.DBTASKQUEUE = {"DATABASE": request.param, "QUEUES": queues}
     if request.param == "sqlite":
@@ -28,8 +27,6 @@ def alias(request: pytest.FixtureRequest, settings: Any) -> str:
 
 
 class ToSqlite:
-    """All on SQLite."""
-
     def db_for_write(self, model: Any, **_: Any) -> str:
         return "sqlite"
 

@@ -80,8 +80,7 @@ def lease_minutes() -> float:
 def test_the_file_goes_over_the_dict_setting_by_setting(edit: Edit) -> None:
     mail = conf.queue_settings("mail")
     assert (mail.lease, mail.timeout, mail.max_attempts) == (timedelta(minutes=15), timedelta(seconds=30), 3)
-    assert mail.retry == Fixed(timedelta(seconds=30))
-    assert conf.queue_settings("letters").capacity == 10
+    assert mail.retry == Fixed(timedelta(seconds=30)) and conf.queue_settings("letters").capacity == 10
     assert conf.queue_settings("plain") == conf.default_settings("never heard of")
     with pytest.raises(UnknownQueue):
         conf.queue_settings("leters")
@@ -138,17 +137,13 @@ def test_the_path_may_start_at_base_dir_and_must_be_one(file: Path, settings: An
 def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(edit: Edit, caplog: Any) -> None:
     assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "20m"\n[queues.novel]\nttl = "1h"')
-    assert lease_minutes() == 20
-    assert conf.queue_settings("novel").ttl == timedelta(hours=1)
-    assert not conf.is_known("letters")
-    assert conf.queue_settings("mail").max_attempts == 5
+    assert lease_minutes() == 20 and conf.queue_settings("novel").ttl == timedelta(hours=1)
+    assert not conf.is_known("letters") and conf.queue_settings("mail").max_attempts == 5
     # A bad edit changes nothing, and that is logged once, with every fault, also of a newer file
     for _ in range(2):
         edit('[queues.mail]\nlease = "25m"\nkeep = "forever"\nttl = 5')
-        assert lease_minutes() == 20
-        assert conf.settings() is conf.settings()
-    assert "has 2 faults" in caplog.text
-    assert caplog.text.count("The settings stay as they were") == 1
+        assert lease_minutes() == 20 and conf.settings() is conf.settings()
+    assert "has 2 faults" in caplog.text and caplog.text.count("The settings stay as they were") == 1
     edit('[queues.mail]\nlease = "25m"')
     assert lease_minutes() == 25
 
@@ -157,8 +152,7 @@ def test_a_lost_file_is_no_change(file: Path, edit: Edit, clock: SteppedClock, c
     assert lease_minutes() == 15
     file.unlink()
     clock.advance(conf.CHECK_INTERVAL_S)
-    assert lease_minutes() == 15
-    assert "cannot be read" in caplog.text
+    assert lease_minutes() == 15 and "cannot be read" in caplog.text
     edit('[queues.mail]\nlease = "2m"')
     assert lease_minutes() == 2
 
@@ -170,13 +164,10 @@ def test_tasks_do_not_move_with_an_edit(edit: Edit, caplog: pytest.LogCaptureFix
     assert "database = 'sqlite' cannot change while processes run" in caplog.text
     assert "[queues.new]" not in caplog.text  # nothing lives there yet
     edit('[queues.mail]\nlease = "2m"\n[queues.new]\ndatabase = "sqlite"')
-    assert lease_minutes() == 2
-    assert conf.queue_settings("new").database == "sqlite"
+    assert lease_minutes() == 2 and conf.queue_settings("new").database == "sqlite"
 
 
-def test_it_is_looked_at_each_second_and_read_when_it_changed(
-    file: Path, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_looked_at_each_second_and_read_when_it_changed(file: Path, clock: Any, monkeypatch: Any) -> None:
     clock.stop()
     assert lease_minutes() == 15
     looks = []
@@ -224,9 +215,8 @@ def test_producers_follow_and_the_row_goes_over_the_file(sqlite_process_database
     assert enqueue("mail").max_attempts == 9
 
 
-def test_pollers_follow_and_show_what_they_applied(
-    sqlite_process_database: ProcessDatabase, file: Path, settings: Any, edit: Edit, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.usefixtures("sqlite_process_database")
+def test_pollers_follow_and_show_what_they_applied(file: Path, settings: Any, edit: Edit, caplog: Any) -> None:
     caplog.set_level(logging.INFO)
     settings.DBTASKQUEUE = {"FILE": file, "HEARTBEAT": "100ms"}
     with polling({"work": 1}) as poller:

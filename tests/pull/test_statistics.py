@@ -43,7 +43,6 @@ ITS_CALLS = {"put": 6, "take": 4, "ack": 1, "touch": 1, "release": 1, "bury": 1,
 
 
 def poll(function: Any) -> None:
-    """Let a poller empty the queue ``mail``."""
     registry.register("mail", function)
     with run_poller("mail"):
         pass
@@ -79,9 +78,8 @@ def test_each_call_is_counted_and_told(mail: QueueHandle, told: Told) -> None:
     age(2 * SECOND, pk=mail.put(ttl=SECOND, priority=-1).pk)
     take(mail)
     assert mail.truncate() == 4
-    assert mail.statistics().by_call == {
-        "put": 5, "take": 5, "ack": 1, "touch": 1, "release": 2, "bury": 1, "kick": 1, "ttl": 1, "delete": 5,
-    }  # fmt: skip
+    counts = Counter(put=5, take=5, ack=1, touch=1, release=2, bury=1, kick=1, ttl=1, delete=5)
+    assert mail.statistics().by_call == counts
 
 
 def test_what_a_poller_does_is_counted_and_told(mail: QueueHandle, told: Told, taskqueue_registry: None) -> None:
@@ -100,9 +98,8 @@ def test_what_a_poller_does_is_counted_and_told(mail: QueueHandle, told: Told, t
     assert mail.statistics().by_call == Counter(call for call, _ in expected) + Counter(put=len(ids) + 1)
 
 
-def test_only_a_lease_that_ran_out_is_counted_as_expired(
-    mail: QueueHandle, told: Told, taskqueue_registry: None
-) -> None:
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_only_a_lease_that_ran_out_is_counted_as_expired(mail: QueueHandle, told: Told) -> None:
     """A task's holder died; then a poller's processor settles by itself, after a touch, twice."""
     task = taken(mail)
     age(HOUR)
@@ -113,8 +110,7 @@ def test_only_a_lease_that_ran_out_is_counted_as_expired(
         task.reenqueue(timedelta(0)) if task.reenqueue_attempt == 0 else task.complete()
 
     poll(work)
-    calls = ["lease_expired", "take", "touch", "reenqueue", "take", "touch", "ack"]
-    assert told == [(call, task.id) for call in calls]
+    assert told == [(call, task.id) for call in ("lease_expired", "take", "touch", "reenqueue", "take", "touch", "ack")]
 
 
 def test_a_release_after_a_crash_is_no_expired_lease(mail: QueueHandle, told: Told, taskqueue_registry: None) -> None:
@@ -142,23 +138,20 @@ def test_what_operators_do_in_any_way_is_counted_and_told(mail: QueueHandle, tol
     Task.objects.filter(pk=failed[0]).reprocess()
     call_command("taskqueue", "reprocess", f"--id={failed[1]}", "--yes", stdout=StringIO())
     body = {"ids": [failed[2]], "reason": "mended"}
-    answer = browser.post("/api/tasks/reprocess/ids", body, content_type="application/json")
-    assert answer.json()["changed"] == 1
+    assert browser.post("/api/tasks/reprocess/ids", body, content_type="application/json").json()["changed"] == 1
     form = {"action": "reprocess", "_selected_action": [failed[3]], "reason": "mended", "confirm": "yes"}
     assert browser.post("/admin/dbtaskqueue/task/", form).status_code == 302
     assert lookup.reprocess("mail", "R4")
     call_command("housekeeptasks", stdout=StringIO())
     Task.objects.filter(pk=failed[0]).cancel()
     Task.objects.filter(queue="mail").purge()
-    # Then each change is counted and told once
     expected = [("reprocess", pk) for pk in failed] + [("ttl", pk) for pk in late] + [("cancel", failed[0])]
     assert told == expected + [("delete", pk) for pk in failed + late]
     assert mail.statistics().by_call == {"put": 2, "reprocess": 5, "ttl": 2, "cancel": 1, "delete": 7}
 
 
-def test_a_task_whose_holder_died_on_its_last_attempt_is_counted_where_a_poller_ends_it(
-    mail: QueueHandle, told: Told, taskqueue_registry: None, configure: Configure
-) -> None:
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_a_spent_task_is_counted_where_a_poller_ends_it(mail: QueueHandle, told: Told, configure: Configure) -> None:
     configure(max_attempts=1)
     registry.register("mail", lambda task: None)
     task = taken(mail)
@@ -249,8 +242,7 @@ def test_old_rows_are_merged_and_nothing_is_lost(mail: QueueHandle) -> None:
         for minute in minutes:
             MinuteCount.objects.create(kind="call", queue="mail", minute=minute, name=call, count=2)
     gone = roll_up(Session.on("default"))
-    assert minute_counts("call").filter(name="put").count() == 2 + 1 + 1 + 1
-    assert gone == 2 * (len(minutes) - 5)
+    assert minute_counts("call").filter(name="put").count() == 2 + 1 + 1 + 1 and gone == 2 * (len(minutes) - 5)
     assert mail.statistics().by_call == {"put": 2 * len(minutes), "take": 2 * len(minutes)}
     assert roll_up(Session.on("default")) == 0
 

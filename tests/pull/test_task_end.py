@@ -39,7 +39,6 @@ def _nobody_is_left() -> Iterator[None]:
 
 
 def waited_for(alias: str, actor: Actor, wait: Callable[..., Any] = Task.wait) -> tuple[Task, Future[Any]]:
-    """Enqueue a task, for whose end the actor waits."""
     task = enqueue("mail", using=alias)
     future = actor.do(wait, task, PATIENCE)
     until(Task.objects.using(alias).filter(watched=True).exists)

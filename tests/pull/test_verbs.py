@@ -1,6 +1,5 @@
 """Put, take and what becomes of a task: each verb of the pull API, by the lease or by its token."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -13,7 +12,6 @@ from django_dbtaskqueue import enqueue_many, processor, queue
 from django_dbtaskqueue.core.exceptions import DuplicateTask, LeaseLost, TaskQueueError
 from django_dbtaskqueue.models import Attempt, Task
 from django_dbtaskqueue.pull.handle import QueueHandle
-from tests.conftest import ProcessDatabase
 from tests.factories import age, make_task
 from tests.processing.conftest import Letter
 from tests.pull.conftest import DAY, HOUR, SECOND, Configure, Told, row, status, take, taken
@@ -30,26 +28,22 @@ def test_behind_tasks_whose_group_has_no_token_others_are_taken(mail: QueueHandl
     assert mail.take() is None
 
 
-def test_a_payload_comes_back_as_the_processor_s_type_or_goes_to_error_alone(
-    mail: QueueHandle, taskqueue_registry: None
-) -> None:
+@pytest.mark.usefixtures("taskqueue_registry")
+def test_a_payload_comes_back_as_the_processor_s_type_or_goes_to_error_alone(mail: QueueHandle) -> None:
     processor("mail", payload=Letter)(lambda task: None)
     broken = make_task(queue="mail", payload={"nobody": 1})
     assert taken(mail, Letter("ada")).payload == Letter("ada")
     assert status(broken) == "ERROR"
 
 
-def test_a_task_whose_holder_died_on_its_last_attempt_ends_without_a_poller(
-    mail: QueueHandle, configure: Configure, told: Told, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_take_ends_a_dead_last_attempt(mail: QueueHandle, configure: Configure, told: Told, monkeypatch: Any) -> None:
     configure(max_attempts=1)
     task = taken(mail)
     age(HOUR)
     monkeypatch.setattr("django_dbtaskqueue.pull.handle.RESCUE_INTERVAL_S", 0.0)
     monkeypatch.setattr("django_dbtaskqueue.pull.handle._next_rescue", {})
     assert mail.take() is None
-    assert status(task) == "ERROR"
-    assert Attempt.objects.get().error_type.endswith("ProcessDied")
+    assert status(task) == "ERROR" and Attempt.objects.get().error_type.endswith("ProcessDied")
     assert told[-1] == ("lease_expired", task.id)
 
 
@@ -126,15 +120,12 @@ def test_after_a_reconnect_the_token_is_as_good_as_the_lease(mail: QueueHandle) 
     assert status(held) == "COMPLETED"
 
 
-def test_another_process_acks_by_the_token_and_knows_a_queue_made_here(
-    postgres_process_database: ProcessDatabase,
-) -> None:
+def test_another_process_acks_by_the_token_and_knows_a_queue_made_here(postgres_process_database: Any) -> None:
     queue("made").create(max_attempts=7)
     task = taken(work := queue("work"))
     code = f"from django_dbtaskqueue import queue; queue('work').ack({work.token(task)!r}); queue('made').put()"
     postgres_process_database.run("shell", "-v", "0", "-c", code)
-    assert status(task) == "COMPLETED"
-    assert Task.objects.get(queue="made").max_attempts == 7
+    assert status(task) == "COMPLETED" and Task.objects.get(queue="made").max_attempts == 7
 
 
 def test_a_token_is_used_up_by_settling(mail: QueueHandle) -> None:
@@ -176,14 +167,12 @@ def test_inside_a_transaction_everything_commits_or_rolls_back_with_it(mail: Que
         mail.ack(take(mail))
         mail.put("rolled back, too")
         raise ZeroDivisionError
-    assert (row(task).status, row(task).total_attempt) == ("CREATED", 0)
-    assert told == []
+    assert (row(task).status, row(task).total_attempt) == ("CREATED", 0) and told == []
     with transaction.atomic():
         mail.ack(take(mail))
         taken(mail)
         assert told == []
-    assert status(task) == "COMPLETED"
-    assert told.calls() == ["take", "ack", "put", "take"]
+    assert status(task) == "COMPLETED" and told.calls() == ["take", "ack", "put", "take"]
     assert mail.take() is None
 
 
@@ -313,9 +302,7 @@ def test_a_member_of_a_group_keeps_what_was_left_when_it_became_the_head(mail: Q
 
 
 def test_a_buried_task_never_expires_and_a_kick_gives_its_whole_time_to_live(mail: QueueHandle) -> None:
-    ends: list[Callable[[Task], object]] = [
-        lambda task: mail.bury(take(mail)), lambda task: mail.bury(task.pk), lambda task: age(HOUR) or mail.take(),
-    ]  # fmt: skip
+    ends = [lambda _: mail.bury(take(mail)), lambda task: mail.bury(task.pk), lambda _: age(HOUR) or mail.take()]
     for end in ends:
         task = mail.put(ttl=TTL)
         end(task)

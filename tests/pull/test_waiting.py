@@ -136,14 +136,11 @@ def test_waiters_are_served_longest_first(mail: QueueHandle, waiter: Waiter) -> 
     assert [got(future) for future in futures] == sorted(Task.objects.values_list("pk", flat=True))
     futures = [waiter() for _ in range(3)]
     for place, future in enumerate(futures):
-        task = mail.put()
-        assert got(future) == task.pk
+        assert mail.put().pk == got(future)
         assert not any(later.done() for later in futures[place + 1 :])
 
 
-def test_a_newcomer_gets_only_what_the_waiters_leave(
-    mail: QueueHandle, waiter: Waiter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newcomer_gets_only_what_the_waiters_leave(mail: QueueHandle, waiter: Waiter, monkeypatch: Any) -> None:
     monkeypatch.setattr(blocking, "GIVE_WAY_S", PATIENCE)  # on a busy machine those before it take long
     for _ in range(10):
         future = waiter()
@@ -159,10 +156,8 @@ def test_a_newcomer_gets_only_what_the_waiters_leave(
 
 def test_waiters_of_other_tags_do_not_wait_for_each_other(mail: QueueHandle, waiter: Waiter) -> None:
     plain, tagged = waiter(), waiter(queue("mail", tags=["eu"]).take)
-    task = mail.put(tag="eu")
-    assert got(tagged) == task.pk and not plain.done()
-    other = mail.put()
-    assert got(plain) == other.pk
+    assert mail.put(tag="eu").pk == got(tagged) and not plain.done()
+    assert mail.put().pk == got(plain)
 
 
 def test_a_wait_ends_in_time_with_few_looks(mail: QueueHandle, waiter: Waiter, clock: SteppedClock) -> None:
@@ -216,9 +211,7 @@ def test_a_transaction_waits_where_news_reach_it(postgres_process_database: Proc
     assert got(future) == task.pk and status(task) == "PROCESSING"
 
 
-def test_a_transaction_that_sees_no_news_does_not_wait(
-    mail: QueueHandle, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transaction_that_sees_no_news_does_not_wait(mail: QueueHandle, clock: Any, monkeypatch: Any) -> None:
     with transaction.atomic(), monkeypatch.context() as patch:
         patch.setattr(durations.clock, "wait_for", None)  # who waits all the same fails
         if connection.vendor == "postgresql":
@@ -235,23 +228,19 @@ def test_a_transaction_gives_way_to_nobody(mail: QueueHandle, waiter: Waiter) ->
         task = take(mail)
         assert task.id == own.pk
         mail.ack(task)
-    other = mail.put()
-    assert got(future) == other.pk
+    assert mail.put().pk == got(future)
 
 
 def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: ProcessDatabase, waiter: Waiter) -> None:
-    def listening() -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
-            )
-            return int(cursor.fetchone()[0])
+    def listeners() -> int:
+        sql = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'LISTEN %%' AND datname = current_database()"
+        return len(Session.on("default").run(sql, {}))
 
     future = waiter()
-    until(lambda: listening() == 1)
+    until(lambda: listeners() == 1)
     queue("mail").put()
     got(future)
-    until(lambda: listening() == 0)
+    until(lambda: listeners() == 0)
 
 
 # -- from one group of a queue, in its order, under the same fence, by an index ----------------------------------------
@@ -275,8 +264,7 @@ def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle, 
     # A put into it wakes who waits
     future = waiter(partial(mail.take, group="f"))
     mail.put(group="e")
-    task = mail.put(group="f")
-    assert got(future) == task.pk
+    assert mail.put(group="f").pk == got(future)
 
 
 def test_a_lease_that_ran_out_is_taken_over_and_its_holder_fenced_off(mail: QueueHandle, told: Told) -> None:
@@ -288,8 +276,7 @@ def test_a_lease_that_ran_out_is_taken_over_and_its_holder_fenced_off(mail: Queu
     with pytest.raises(LeaseLost):
         mail.ack(late)
     mail.ack(newer)
-    assert told.calls() == ["put", "take", "lease_expired", "take", "ack"]
-    assert status(task) == "COMPLETED"
+    assert told.calls() == ["put", "take", "lease_expired", "take", "ack"] and status(task) == "COMPLETED"
 
 
 def test_of_a_group_tags_pauses_and_due_times_hold(mail: QueueHandle) -> None:

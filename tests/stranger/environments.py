@@ -72,23 +72,16 @@ def make_environment(python: Python, wheel: Path, folder: Path) -> dict[str, str
     wanted = DJANGO.get(python.version, "Django>=6.0")
     constraints.write_text(f"django-dbtaskqueue=={wheel.name.split('-')[1]}\n{wanted}\n")
     hidden = {"PYTHONPATH", "PYTHONHOME", "DJANGO_SETTINGS_MODULE", "DATABASE_URL", "PYTEST_ADDOPTS"}
-    return {
-        **{name: value for name, value in os.environ.items() if name not in hidden},
-        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
-        "VIRTUAL_ENV": str(folder),
-        "PIP_CONSTRAINT": str(constraints),
-        "PIP_FIND_LINKS": str(wheel.parent),
-        "PIP_QUIET": "1",
-        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-        "PYTHONUNBUFFERED": "1",
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    active = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(folder)}
+    pip = {"PIP_CONSTRAINT": str(constraints), "PIP_FIND_LINKS": str(wheel.parent)}
+    quiet = dict.fromkeys(("PIP_QUIET", "PIP_DISABLE_PIP_VERSION_CHECK", "PYTHONUNBUFFERED"), "1")
+    return kept | active | pip | quiet
 
 
 def execute(command: list[str], *, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
-    done = subprocess.run(
-        command, env=env, cwd=cwd, text=True, timeout=PATIENCE,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, env=env, cwd=cwd, text=True, timeout=PATIENCE, check=False, **output)
     assert done.returncode == 0, f"{' '.join(command)}: exit {done.returncode}\n{done.stdout}"
     return done.stdout
 

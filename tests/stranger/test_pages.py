@@ -41,10 +41,8 @@ urlpatterns += [path("order", views.place_order)]
 """
 # What a bare install may bring: Django, the driver of PostgreSQL, the libraries of the admin and of schedules, and what
 # these need.
-BARE = {
-    *("django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2", "cronsim"),
-    *("asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"),
-}
+BARE = {"django-dbtaskqueue", "django", "psycopg", "django-filter", "django-tables2", "cronsim"}
+BARE |= {"asgiref", "sqlparse", "typing_extensions", "pip", "setuptools"}
 WITHOUT_LIBPQ = {"PSYCOPG_IMPL": "binary"}  # which a bare install lacks: importing psycopg fails, as without libpq
 JOB = """
 from django_dbtaskqueue import enqueue, processor

@@ -91,13 +91,9 @@ OTHER_COMMANDS: dict[str, list[list[str]]] = {
     "generatetasks": [["--tasks", "1", "--queues", "1"]],
 }
 # What some verbs ask for beside the tasks.
-INPUTS: dict[str, dict[str, object]] = {
-    "snooze": {"for": "1h"},
-    "change_priority": {"priority": 1},
-    "move": {"to_queue": next(iter(known_queues()), QUEUE)},
-    "edit": {"payload": {}},
-    "signal": {"signal": "approved"},
-}
+INPUTS: dict[str, dict[str, object]] = {"snooze": {"for": "1h"}, "change_priority": {"priority": 1}}
+INPUTS |= {"edit": {"payload": {}}, "signal": {"signal": "approved"}}
+INPUTS |= {"move": {"to_queue": next(iter(known_queues()), QUEUE)}}
 
 
 def main() -> int:
@@ -117,9 +113,6 @@ def users() -> dict[str, User | None]:
     none, _ = User.objects.get_or_create(username="none", is_staff=True)
     some.user_permissions.set(Permission.objects.filter(codename__in=["view_task", "view_queue"]))
     return {"superuser": root, "staff who may see some": some, "staff who may see nothing": none, "nobody": None}
-
-
-# -- pages -------------------------------------------------------------------------------------------------------------
 
 
 class Browser:
@@ -222,9 +215,6 @@ def collect_static_files() -> None:
             faults.append(f"collectstatic\n{traceback.format_exc()}")
 
 
-# -- the API -----------------------------------------------------------------------------------------------------------
-
-
 def visit_api(name: str, user: User | None) -> None:
     """Send both methods to every route of the API, if the project has it among its URLs."""
     browser = Browser(name, user)
@@ -242,14 +232,10 @@ def api_addresses() -> Iterator[str]:
     _, routes = get_resolver().namespace_dict.get(API, ("", None))
     for route in {name for name in routes.reverse_dict if isinstance(name, str)} if routes else ():
         params = routes.reverse_dict.getlist(route)[0][0][0][1]
-        for verb, pk in product(
-            (*TASK_VERBS, *QUEUE_VERBS) if "verb" in params else [""], (1, 987654) if "pk" in params else (1,)
-        ):
+        verbs, pks = (*TASK_VERBS, *QUEUE_VERBS) if "verb" in params else [""], (1, 987654) if "pk" in params else (1,)
+        for verb, pk in product(verbs, pks):
             values = {"pk": pk, "queue": QUEUE, "verb": verb, **NO_SUCH}
             yield reverse(f"{API}:{route}", kwargs={name: values[name] for name in params})
-
-
-# -- commands ----------------------------------------------------------------------------------------------------------
 
 
 def option(key: str, value: object) -> list[str]:

@@ -29,15 +29,10 @@ class Release:
 
     def env(self, database: str) -> dict[str, str]:
         hidden = ("PYTHONPATH", "DATABASE_URL", "DJANGO_SETTINGS_MODULE")
-        return {
-            **{name: value for name, value in os.environ.items() if name not in hidden},
-            "UPGRADE_DATABASE": json.dumps(database_from_url(database)),
-            "UPGRADE_RELEASE": self.name,
-            "UPGRADE_APPS": self.plants,
-            "DJANGO_SETTINGS_MODULE": "settings",
-            "PYTHONPATH": str(PROJECT),
-            "PYTHONUNBUFFERED": "1",
-        }
+        kept = {name: value for name, value in os.environ.items() if name not in hidden}
+        ours = {"UPGRADE_DATABASE": json.dumps(database_from_url(database)), "UPGRADE_RELEASE": self.name}
+        ours |= {"UPGRADE_APPS": self.plants, "DJANGO_SETTINGS_MODULE": "settings", "PYTHONPATH": str(PROJECT)}
+        return kept | ours | {"PYTHONUNBUFFERED": "1"}
 
     def manage(self, database: str, *arguments: str) -> str:
         return execute([str(self.python), "-m", "django", *arguments], env=self.env(database), cwd=PROJECT)

@@ -11,10 +11,9 @@ RELEASE = os.environ["UPGRADE_RELEASE"]
 
 
 def run(task):
+    sql = "INSERT INTO effects (queue, reference, release) VALUES (%s, %s, %s)"
     with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO effects (queue, reference, release) VALUES (%s, %s, %s)", [task.queue, task.reference, RELEASE]
-        )
+        cursor.execute(sql, [task.queue, task.reference, RELEASE])
     return Complete()
 
 
