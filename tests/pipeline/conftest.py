@@ -77,7 +77,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The URL of a server of S3, a process of its own."""
     with program([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"], os.environ) as server:
         server.until_logged("Press CTRL+C")
         yield re.findall(r"http://127.0.0.1:\d+", server.log)[0]

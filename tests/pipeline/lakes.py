@@ -39,7 +39,6 @@ def fill() -> None:
 
 
 def to_history(task: Task) -> None:
-    """Move one finished task to the history, as the settle statement does."""
     Task.objects.filter(pk=task.pk).housekeep(older_than=timedelta(0))
 
 
@@ -62,19 +61,15 @@ class Census:
         """Count in the database and in the files of the lake, if there is one."""
         tasks = [*Task.objects.values_list("pk", flat=True), *TaskHistory.objects.values_list("task_id", flat=True)]
         attempts = [*Attempt.objects.values_list("pk", flat=True)]
-        return cls(
-            Counter([*tasks, *ids(folder, "tasks")]),
-            Counter([*attempts, *ids(folder, "attempts")]),
-            sum(minute_counts("deletion").values_list("count", flat=True)),
-        )
+        deleted = sum(minute_counts("deletion").values_list("count", flat=True))
+        return cls(Counter([*tasks, *ids(folder, "tasks")]), Counter([*attempts, *ids(folder, "attempts")]), deleted)
 
 
 def ids(folder: Path | str, table: str) -> list[int]:
     """Return the ids in those files of a lake that count, read without Spark and without our reader."""
     if not DeltaTable.is_deltatable(f"{folder}/{table}"):
         return []
-    rows = DeltaTable(f"{folder}/{table}").to_pyarrow_table(columns=["id"])
-    return [*rows["id"].to_pylist()]
+    return [*DeltaTable(f"{folder}/{table}").to_pyarrow_table(columns=["id"])["id"].to_pylist()]
 
 
 def counted(database: Database, folder: Path) -> list[int]:
@@ -104,13 +99,8 @@ class Bucket:
     @property
     def env(self) -> dict[str, str]:
         """The variables that lead a process to the server. It takes any keys."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "the-id-of-a-key",
-            "AWS_SECRET_ACCESS_KEY": "the-key-that-nobody-may-see",
-        }
+        keys = {"AWS_ACCESS_KEY_ID": "the-id-of-a-key", "AWS_SECRET_ACCESS_KEY": "the-key-that-nobody-may-see"}
+        return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1", **keys}
 
     def get(self, key: str) -> bytes:
         return self._asked("GET", key)
@@ -119,7 +109,6 @@ class Bucket:
         self._asked("PUT", key, content)
 
     def flip(self, url: str) -> None:
-        """Change one bit in the middle of an object."""
         key = url.removeprefix(f"s3://{self.name}/")
         content = bytearray(self.get(key))
         content[len(content) // 2] ^= 1

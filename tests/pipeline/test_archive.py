@@ -23,7 +23,6 @@ from django_dbtaskqueue.models import ArchiveBatch, Attempt, Hold, Task
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.lake.export import Batches
-from tests.conftest import ProcessDatabase
 from tests.factories import make_task
 from tests.kills import KILLED, killing
 from tests.pipeline.lakes import DAY, MEANWHILE, Bucket, Census, archive, counted, fill, flip, ids
@@ -36,7 +35,6 @@ def test_a_failed_task_stays_while_another_waits_for_it(database: Database, fold
     child = enqueue("work", after=make_task("ERROR", queue="work", finish_time=-2 * DAY, **MEANWHILE))
     assert archive(database, folder)["tasks"] == 0
     assert Hold.objects.filter(task_id=child.pk).exists()
-
     Task.objects.filter(pk=child.pk).delete()
     dependencies.sweep_missing(Session.on("default"), 0)
     assert archive(database, folder)["tasks"] == 1
@@ -57,7 +55,6 @@ def test_delta_readers_read_the_same(pg: Database, folder: Path) -> None:
     fill()
     expected = {(task.pk, task.queue, task.status, task.finish_time, task.total_attempt) for task in Task.objects.all()}
     archive(pg, folder, source="task")
-
     with duckdb.connect() as reader:
         reader.register("tasks", DeltaTable(str(folder / "tasks")).to_pyarrow_dataset())
         reader.execute("SET TimeZone = 'UTC'")
@@ -105,7 +102,6 @@ def test_a_task_changed_meanwhile_stays_and_does_not_count_in_the_lake(pg: Datab
         ended.set()
         for one in started:
             one.result(PATIENCE)
-
     stayed = {again.pk, flipped.pk, held.pk, last.pk}
     assert (set(Task.objects.values_list("pk", flat=True)), done["withdrawn"]) == (stayed, 4)
     assert Census.of(folder) == before
@@ -141,20 +137,15 @@ def test_a_task_that_breaks_a_rule_is_quarantined_and_the_others_are_archived(da
             archive(database, folder)
         assert caught.value.result["broken"] == {"finished before it started": 1}
         assert (caught.value.result["tasks"], caught.value.result["quarantined"]) == (number, 1)
-        assert [task.pk for task in Task.objects.all()] == [bad.pk]
-        assert Census.of(folder) == before
-
+        assert [task.pk for task in Task.objects.all()] == [bad.pk] and Census.of(folder) == before
     assert archive(database, folder, no_check=True)["tasks"] == 1
-    assert not Task.objects.exists()
-    assert Census.of(folder) == before
+    assert not Task.objects.exists() and Census.of(folder) == before
 
 
 @pytest.mark.parametrize("others", [1, 0])
-def test_a_task_that_stays_keeps_its_attempts_beside_an_older_transaction(
-    pg: Database, postgres_process_database: ProcessDatabase, folder: Path, others: int
-) -> None:
+def test_what_stays_keeps_its_attempts_beside_an_older_transaction(pg: Database, folder: Path, others: int) -> None:
     """The fast delete of rows that no open transaction can have changed takes the good tasks, and only theirs."""
-    with psycopg.connect(postgres_process_database.url) as older:
+    with psycopg.connect(**pg.conninfo) as older:
         for good in [True] * others + [False]:
             if not good:
                 older.execute("SELECT pg_current_xact_id()")
@@ -173,7 +164,6 @@ def test_only_what_is_asked_for_is_archived(database: Database, folder: Path) ->
     wanted = {"queue": ["parcels"], "status": ["ERROR"], "older_than": "1h"}
     errors = set(Task.objects.filter(status="ERROR").exclude(pk=young.pk).values_list("pk", flat=True))
     others = set(Task.objects.values_list("pk", flat=True)) - errors
-
     assert archive(database, folder, dry_run=True, **wanted)["tasks"] == len(errors)
     assert not folder.exists()
     assert archive(database, folder, limit=2, batch_size=1, **wanted)["tasks"] == 2
@@ -236,8 +226,7 @@ def test_a_batch_that_another_process_has_taken_back_deletes_nothing(database: D
 
     with pytest.raises(PipelineError, match="was revoked by another process"):
         archive(database, folder, progress=revoke)
-    assert Census.of(folder) == before
-    assert not ids(folder, "tasks")
+    assert Census.of(folder) == before and not ids(folder, "tasks")
     assert archive(database, folder)["tasks"] == before.tasks.total()
     assert Census.of(folder) == before
 
@@ -265,9 +254,7 @@ STEPS = ("export", "verify", "delete", "publish", "close")
 
 
 @pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.slow)])
-def test_a_run_killed_at_any_step_is_continued_by_the_next(
-    postgres_process_database: ProcessDatabase, where: str, request: pytest.FixtureRequest
-) -> None:
+def test_a_run_killed_at_any_step_is_continued(postgres_process_database: Any, where: str, request: Any) -> None:
     found = request.getfixturevalue(where)
     lake = found.lake if isinstance(found, Bucket) else str(found)
     fill()
@@ -282,8 +269,7 @@ def test_a_run_killed_at_any_step_is_continued_by_the_next(
             if step == "delete":
                 assert Task.objects.filter(pk=again.pk).reprocess() == 1
         assert archive_until("end") == 0
-    assert Census.of(lake) == before
-    assert [task.pk for task in Task.objects.all()] == [again.pk]
+    assert Census.of(lake) == before and [task.pk for task in Task.objects.all()] == [again.pk]
     assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed", "abandoned"}
 
 
@@ -333,10 +319,8 @@ def test_random_histories_conserve(database: Database, folder: Path, seed: int) 
         with suppress(Killed):
             archive(database, folder, batch_size=chance.choice([3, 100]), progress=step)
     archive(database, folder)
-
     found = Census.of(folder)
-    assert max(found.tasks.values()) == 1
-    assert set(found.tasks) <= made
+    assert max(found.tasks.values()) == 1 and set(found.tasks) <= made
     assert (found.tasks.total() + found.deleted, found.attempts.total()) == (len(made), failures)
     assert not set(Task.objects.values_list("status", flat=True)) - {"CREATED"}
     archived = sum(ArchiveBatch.objects.values_list("tasks", flat=True))

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyspark
@@ -49,8 +50,7 @@ def workers_of_new_applications(folder: Path, seen: set[str]) -> set[str]:
 
 def confs(*settings: str) -> list[str]:
     """Return options for a small driver on this machine, with these settings."""
-    found = (*SETTINGS, f"driver.{QUICK}", *settings)
-    return [word for setting in found for word in ("--conf", f"spark.{setting}")]
+    return [word for one in (*SETTINGS, f"driver.{QUICK}", *settings) for word in ("--conf", f"spark.{one}")]
 
 
 @pytest.mark.slow
@@ -70,16 +70,13 @@ def test_spark_submit_s_job_runs(postgres_process_database: ProcessDatabase, clu
     env = {**postgres_process_database.env, "JAVA_HOME": str(find_java(scratch())), "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(command, env=env, cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    assert "enqueued: 20" in done.stdout
-    assert Task.objects.count() == 20
+    assert "enqueued: 20" in done.stdout and Task.objects.count() == 20
     assert workers_of_new_applications(cluster.folder, seen) == {"work-0", "work-1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_page_s_commands_do_their_work_on_a_cluster(
-    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_commands_of_the_page_on_a_cluster(postgres_process_database: Any, cluster: Cluster, tmp_path: Path) -> None:
     """Each as it stands on the page, but for the names of what is elsewhere here, and what makes this cluster small."""
     orders = [f'{{"reference": "o{number}", "result": {number}}}\n' for number in range(40)]
     (tmp_path / "orders.jsonl").write_text("".join(orders))
@@ -95,17 +92,13 @@ def test_the_page_s_commands_do_their_work_on_a_cluster(
             is_job = "runtaskpipeline" in words
             said.append(run(*words[2:])[1] if is_job else postgres_process_database.run(*words[1:], *small).stdout)
             assert workers_of_new_applications(cluster.folder, seen) == {"work-0", "work-1"}, words
-    assert "enqueued: 40" in said[0]
-    assert "tasks: 40" in said[2]
+    assert "enqueued: 40" in said[0] and "tasks: 40" in said[2]
     assert "40 tasks ended, 100 % of them COMPLETED" in said[3]
-    assert (tmp_path / "report" / "report.html").exists()
-    assert not Task.objects.exists()
+    assert (tmp_path / "report" / "report.html").exists() and not Task.objects.exists()
 
 
 @pytest.mark.slow
-def test_a_lost_executor_loses_no_task_and_completes_none_twice(
-    postgres_process_database: ProcessDatabase, cluster: Cluster, tmp_path: Path
-) -> None:
+def test_a_lost_executor_loses_no_task(postgres_process_database: Any, cluster: Cluster, tmp_path: Path) -> None:
     marks, gate = tmp_path / "marks", tmp_path / "gate"
     held = {"do": "book", "mark": str(marks), "then": {"do": "wait", "until": str(gate)}}
     for number in range(8):
@@ -137,9 +130,7 @@ def test_a_lost_executor_loses_no_task_and_completes_none_twice(
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_a_job_on_a_busy_cluster_says_what_it_waits_for_and_ends_by_sigterm(
-    postgres_process_database: ProcessDatabase, tmp_path: Path
-) -> None:
+def test_a_job_on_a_busy_cluster_says_so_and_ends_by_sigterm(postgres_process_database: Any, tmp_path: Path) -> None:
     orders = tmp_path / "orders.jsonl"
     orders.write_text('{"reference": "a"}\n')
     words = ["enqueue", "--input", str(orders), "--queue", "claims", "--map", "reference=reference"]

@@ -28,18 +28,7 @@ from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline import spark as terminal
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import (
-    JOBS,
-    Argument,
-    Context,
-    Face,
-    Objective,
-    by_queue,
-    complete,
-    job,
-    objective,
-    perform,
-)
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Face, Objective, by_queue, complete, job, objective
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import shown_on
 from tests.conftest import ProcessDatabase
@@ -87,7 +76,7 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     url = Argument("database_url", "the database", metavar="URL")
-    code = perform(words, Face("run", (url,), jobs.database_of_url, out, err))
+    code = jobs.perform(words, Face("run", (url,), jobs.database_of_url, out, err))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -142,9 +131,6 @@ def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch
     assert jobs.database_of_url(None) is None
     with pytest.raises(PipelineError, match="is not understood"):
         jobs.database_of_url("mysql://db/x")
-
-
-# -- manage.py ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Database, settings: Any) -> None:
@@ -273,8 +259,7 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_off_and_a_second_one_does_not(han
         signal.raise_signal(signal.SIGINT)
         finished.append("start")
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    assert finished == ["start"]
-    assert signal.getsignal(signal.SIGINT) == handler
+    assert finished == ["start"] and signal.getsignal(signal.SIGINT) == handler
     with terminal.interrupts_delayed():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     assert signal.getsignal(signal.SIGINT) == handler
@@ -290,8 +275,7 @@ def test_sigterm_interrupts_and_waits_as_ctrl_c_does() -> None:
     with pytest.raises(KeyboardInterrupt), terminal.sigterm_interrupts(), terminal.interrupts_delayed():
         signal.raise_signal(signal.SIGTERM)
         finished.append("start")
-    assert finished == ["start"]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert finished == ["start"] and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_only_the_main_thread_is_held() -> None:
@@ -318,7 +302,7 @@ def test_what_py4j_raises_it_does_not_log_too(caplog: pytest.LogCaptureFixture) 
 
 
 def test_every_job_says_what_it_is() -> None:
-    for name in JOBS:
+    for name in jobs.JOBS:
         found = job(name)
         assert found.name == name
         assert found.summary and inspect.getdoc(type(found)), name

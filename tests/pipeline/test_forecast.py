@@ -16,18 +16,7 @@ from hypothesis import strategies as st
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline.reports import forecast as f
-from django_dbtaskqueue.pipeline.reports.forecast import (
-    HOURS_OF_WEEK,
-    NAIVE,
-    Need,
-    Prediction,
-    Service,
-    Target,
-    models,
-    predict,
-    sentence,
-    wall_clock,
-)
+from django_dbtaskqueue.pipeline.reports.forecast import HOURS_OF_WEEK, NAIVE, Need, Service, Target, models, predict
 from django_dbtaskqueue.pipeline.reports.whatif import Arrival, WhatIf, most_at_once, replay
 from tests.pipeline.histories import BERLIN, HOUR, MONDAY, office
 
@@ -55,7 +44,7 @@ def test_the_servers_needed_are_the_least_that_do(rate: float, run: float, wait:
 
 
 def test_the_need_has_the_interval_of_the_arrivals() -> None:
-    coming = Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2)
+    coming = f.Prediction("any", {9: 3599.0}, (-10, 90), {}, None, 3, 2)
     (found,) = f.needs(coming, Service(2), TARGET, 1.0)
     assert (found.arrivals_least, found.arrivals, found.arrivals_most) == (2999, 3599, 8999)
     assert found.expected < found.servers == f.servers_needed(8999 / 3600, Service(2), TARGET)
@@ -63,10 +52,8 @@ def test_the_need_has_the_interval_of_the_arrivals() -> None:
 
 def test_neighbouring_hours_of_a_day_are_one_stretch() -> None:
     found = [Need(hour, 1.0, servers, servers - 3) for hour, servers in ((9, 9), (10, 20), (11, 4), (23, 9), (24, 9))]
-    stretches = f.short_stretches(found, have=2, slots=4)
-    assert [(str(one), one.pollers, one.expected) for one in stretches] == [
-        ("Monday 09-11", 5, 5), ("Monday 23-24", 3, 2), ("Tuesday 00-01", 3, 2),
-    ]  # fmt: skip
+    stretches = [(str(one), one.pollers, one.expected) for one in f.short_stretches(found, have=2, slots=4)]
+    assert stretches == [("Monday 09-11", 5, 5), ("Monday 23-24", 3, 2), ("Tuesday 00-01", 3, 2)]
 
 
 def odd(values: dict[datetime, float], zone: tzinfo = UTC) -> list[f.Anomaly]:
@@ -77,12 +64,10 @@ def odd(values: dict[datetime, float], zone: tzinfo = UTC) -> list[f.Anomaly]:
 
 
 def test_one_wild_hour_is_named_and_hides_no_other() -> None:
-    values = {MONDAY + HOUR * hour: 100.0 for hour in range(24 * 28)}
-    values[MONDAY + timedelta(days=8)] = 1_000_000.0
-    values[MONDAY + timedelta(days=16)] = 0.0
-    assert [(one.hour, one.usual, one.score > 0) for one in odd(values)] == [
-        (MONDAY + timedelta(days=8), 100.0, True), (MONDAY + timedelta(days=16), 100.0, False),
-    ]  # fmt: skip
+    high, low = MONDAY + timedelta(days=8), MONDAY + timedelta(days=16)
+    values = {MONDAY + HOUR * hour: 100.0 for hour in range(24 * 28)} | {high: 1_000_000.0, low: 0.0}
+    found = [(one.hour, one.usual, one.score > 0) for one in odd(values)]
+    assert found == [(high, 100.0, True), (low, 100.0, False)]
 
 
 def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
@@ -97,13 +82,10 @@ def test_a_season_and_a_change_of_the_clock_are_no_anomaly() -> None:
 def test_it_says_when_there_are_enough() -> None:
     options = {"share": 0.95, "target_wait": timedelta(seconds=30), "timezone": "UTC"}
     need = [Need(9, 400.0, 4, 4)]
-    assert sentence([], need, have=9, slots=2, options=options) == (
+    assert f.sentence([], need, have=9, slots=2, options=options) == (
         "9 pollers of 2 slots are enough in every hour of the week to keep 95 % of the waits within 30s; 2 would do."
     )
-    assert sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
-
-
-# -- arrivals ----------------------------------------------------------------------------------------------------------
+    assert f.sentence([], need, have=2, slots=2, options=options).endswith("within 30s.")
 
 
 MIN_WEEKS_BEFORE = 8  # the first weeks judged are the same with 4 and with 26 weeks of history
@@ -123,7 +105,7 @@ def judged(arrivals: dict[datetime, int], zone: tzinfo, weeks: int) -> list[floa
 
     Return two mean absolute errors, ours and the naive one, and the share of hours that the 90 % interval held.
     """
-    begin, counts = wall_clock(arrivals, zone)
+    begin, counts = f.wall_clock(arrivals, zone)
     monday = (-begin.weekday() * 24 - begin.hour) % HOURS_OF_WEEK
     found = []
     for start in range(monday + max(weeks, MIN_WEEKS_BEFORE) * HOURS_OF_WEEK, len(counts) - 167, HOURS_OF_WEEK):
@@ -188,9 +170,6 @@ def test_the_library_s_model_is_compared_where_it_is_installed() -> None:
     pytest.importorskip("statsforecast")
     assert set(predict(office(datetime(2026, 3, 9), 29), BERLIN).errors) == set(models())
     assert "statsforecast" in models()
-
-
-# -- whatif ------------------------------------------------------------------------------------------------------------
 
 
 def tenths(attempt: int) -> timedelta:

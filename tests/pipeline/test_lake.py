@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, Schema
 
@@ -91,13 +92,10 @@ def test_a_flipped_bit_is_never_returned_as_truth(tmp_path: Path) -> None:
         with pytest.raises(LakeError, match=f"{path.name} is damaged"):
             lake.read(first, ["payload"])
         path.write_bytes(whole)
-
     assert read(str(tmp_path), "payload") == sound
 
 
 def test_other_readers_find_checksums_in_the_pages(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
     lake = lake_of(tmp_path, rows(*range(100)))
     path = Path(lake.path(lake.files("tasks")[0]))
     place = pq.ParquetFile(path).metadata.row_group(0).column(4)

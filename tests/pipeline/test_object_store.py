@@ -113,8 +113,7 @@ def test_a_store_that_refuses_is_named_and_no_key_is_shown(bucket: Bucket, monke
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "NoSuchBucket")  # stands for a key in an error of the store
     with pytest.raises(LakeError) as shown:
         Lake.at("s3://no-bucket/lake", create=True)
-    assert "NoSuchBucket" not in str(shown.value)
-    assert "\x1b" not in str(found.value) + str(shown.value)
+    assert "NoSuchBucket" not in str(shown.value) and "\x1b" not in str(found.value) + str(shown.value)
     assert shown.value.__cause__ is None
 
 

@@ -32,9 +32,6 @@ def test_numbers_are_written_for_people() -> None:
     assert [*map(number, (12_345, 0.12345, 1234.5, 7))] == ["12,345", "0.123", "1,234", "7"]
 
 
-# -- figures of the charts ---------------------------------------------------------------------------------------------
-
-
 def level(hour: int, **columns: Any) -> dict[str, Any]:
     counts = {"ended": 2, "good": 1, "completed": 1, "errors": 1, "poisoned": 0, "wait_p95": None, "run_p95": None}
     return {"queue": "claims", "hour": MONDAY + HOUR * hour, "failure_rate": 0.5, **counts, **columns}
@@ -48,8 +45,7 @@ def backlog_of(values: dict[int, int]) -> pd.DataFrame:
 def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
     levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
     found = over_time(pd.DataFrame(levels), backlog_of({}), {})
-    assert len(found["times"]) <= MAX_CHART_STEPS
-    assert found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
+    assert len(found["times"]) <= MAX_CHART_STEPS and found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
     assert (found["completed"][0], sum(found["completed"]), sum(found["failed"])) == (24, 2400, 2400)
     (waits,) = found["wait_p95"]
     assert (waits["name"], waits["values"][:5]) == ("claims", [1.0, 1.0, 1.0, 9.0, 1.0])
@@ -84,18 +80,13 @@ def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
     assert shown({2: 1}) == [[None, None, 1, 1, 1]]
 
 
-# -- pages -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_page_has_the_figures_as_people_write_them() -> None:
     page = str(report_body("report", report_figures(since=None)))
-    assert '<td class="number">12,345</td>' in page
-    assert '<td class="number">1m1s</td>' in page
+    assert '<td class="number">12,345</td>' in page and '<td class="number">1m1s</td>' in page
     assert "the beginning to 2026-01-12 00:00 UTC" in page
     assert '<td class="number">-</td>' in page, "what is unknown is a dash"
     assert page.count('class="dbtq-broken"') == 3, "two budgets and one noisy queue"
-    assert "all, and there was none" in page
-    assert '<p class="quiet">None.</p>' in page
+    assert "all, and there was none" in page and '<p class="quiet">None.</p>' in page
     assert '<time datetime="2026-01-05T01:00:00+00:00">2026-01-05 01:00</time>' in page
     assert re.search('<td class="number" data-value="2.4[0-9]*">2.4[0-9]* %</td>', page)
     charts = re.findall('id="dbtq-([a-z]+)-chart"', page)
@@ -104,8 +95,7 @@ def test_a_page_has_the_figures_as_people_write_them() -> None:
 
 def test_a_forecast_is_a_map_of_the_week() -> None:
     page = str(report_body("forecast", forecast_figures()))
-    assert page.count('<tr><th scope="row">Mon</th>') == 2
-    assert "dbtq-heat-9" in page
+    assert page.count('<tr><th scope="row">Mon</th>') == 2 and "dbtq-heat-9" in page
     assert '<td class="number dbtq-heat-0"></td>' in page, "of an hour that was not seen nothing is said"
     assert "Sunday 10-14" in page
 
@@ -115,8 +105,7 @@ def test_a_replay_shows_its_waits() -> None:
     assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["wait", "curve"]
     assert '<th scope="row"><data value="100">100 %</data></th>' in page
     row = '<th scope="row">p95</th><td class="number">3m</td><td class="number">2m</td><td class="number">30s</td>'
-    assert row in page
-    assert "mean_lead" not in page
+    assert row in page and "mean_lead" not in page
 
 
 def test_names_are_text_and_secrets_are_masked() -> None:
@@ -152,8 +141,7 @@ def test_a_file_stands_alone_and_runs_no_script_but_its_own() -> None:
     (policy,) = (one["content"] for one in attributes if "http-equiv" in one)
     scripts = re.findall("<script[^>]*>(.+?)</script>", page, re.DOTALL)
     hashes = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in scripts]
-    assert re.findall(r"'sha256-([^']+)'", policy) == hashes
-    assert len(hashes) == 2
+    assert re.findall(r"'sha256-([^']+)'", policy) == hashes and len(hashes) == 2
     assert policy.startswith("default-src 'none';")
 
 

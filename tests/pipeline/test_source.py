@@ -101,8 +101,8 @@ CHOICES: list[tuple[dict[str, Any], dict[str, Any], set[str | None]]] = [
 def test_rows_are_chosen_by_the_database(database: Database, tasks: list[dict[str, Any]]) -> None:
     for among, ranges, references in CHOICES:
         found = reader(database, "reference_number")
-        conditions = _conditions(among, ranges)
-        found.selection = replace(found.selection, conditions=tuple(conditions))
+        conditions = tuple(_conditions(among, ranges))
+        found.selection = replace(found.selection, conditions=conditions)
         assert {*read(found)["reference_number"].to_pylist()} == references, (among, ranges)
 
 

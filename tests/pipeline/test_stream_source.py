@@ -23,10 +23,8 @@ from tests.patience import Deadline, eventually
 from tests.support import until
 from tests.testapp.models import Parcel
 
-SETTLE = (
-    "UPDATE dbtaskqueue_task SET status = 'ERROR', final_status = 'ERROR', ready_time = NULL,"
-    " finish_time = statement_timestamp(), last_update_time = statement_timestamp()"
-)
+ENDED = "ready_time = NULL, finish_time = statement_timestamp(), last_update_time = statement_timestamp()"
+SETTLE = f"UPDATE dbtaskqueue_task SET status = 'ERROR', final_status = 'ERROR', {ENDED}"
 
 
 class Follower:
@@ -124,7 +122,6 @@ def test_a_micro_batch_reads_what_finished_and_not_the_table(pg: Database) -> No
     commit(finish(pg, *"abc"))
 
     def read() -> int:
-        """Return the blocks that were read for a micro-batch."""
         before = blocks_read()
         assert follower.read() == ["a", "b", "c"]
         return blocks_read() - before

@@ -22,9 +22,6 @@ from tests.pipeline.test_stream_source import commit, finish
 pytestmark = pytest.mark.slow
 
 
-# -- replay ------------------------------------------------------------------------------------------------------------
-
-
 def replay(spark: SparkSession, database: Database, lake: Path, **options: Any) -> Mapping[str, Any]:
     return Replay().run(Replay.context(spark=spark, database=database, lake=lake, **options))
 
@@ -43,14 +40,13 @@ def fill_archive(database: Database, lake: Path) -> Task:
 def test_tasks_come_back_once(spark: SparkSession, database: Database, folder: Path) -> None:
     letter = fill_archive(database, folder)
     make_task("CREATED", reference="r2")
-
     dry = replay(spark, database, folder, dry_run=True)
     assert (dry["chosen"], dry["would_enqueue"], dry["already_there"]) == (3, 2, 1)
     assert dry["first"] == [f"letters/replay:dbtaskqueue.task:{letter.pk}", "parcels/r1", "parcels/r2"]
     assert Task.objects.count() == 1
-
-    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 2, "already_there": 1, "rejected": 0}
-    assert replay(spark, database, folder) == {"chosen": 3, "enqueued": 0, "already_there": 3, "rejected": 0}
+    for new in (2, 0):
+        done = {"chosen": 3, "enqueued": new, "already_there": 3 - new, "rejected": 0}
+        assert replay(spark, database, folder) == done
     found = {task.reference: (task.queue, task.status, task.payload, task.total_attempt) for task in Task.objects.all()}
     assert found["r1"] == ("parcels", "CREATED", {"n": 9}, 0)
     assert found[f"replay:dbtaskqueue.task:{letter.pk}"] == ("letters", "CREATED", {"n": 3}, 0)
@@ -64,7 +60,6 @@ def test_filters_target_and_rate(spark: SparkSession, pg: Database, tmp_path: Pa
     for options in (*one, {"until": yesterday, "reference": "r1"}):
         assert replay(spark, pg, tmp_path, **options, dry_run=True)["chosen"] == 1, options
     assert replay(spark, pg, tmp_path, since="2999-01-01", dry_run=True)["chosen"] == 0
-
     where = "get_json_object(payload, '$.n') >= 2"
     assert replay(spark, pg, tmp_path, where=where, to="again", rate="0.01")["enqueued"] == 3
     first, second, third = Task.objects.filter(queue="again").order_by("ready_time")
@@ -74,17 +69,12 @@ def test_filters_target_and_rate(spark: SparkSession, pg: Database, tmp_path: Pa
     assert (second.priority, second.tag) == (4, "eu")
 
 
-def test_a_replayed_task_has_the_lease_time_to_live_and_budget_of_the_archived_one(
-    spark: SparkSession, database: Database, tmp_path: Path
-) -> None:
-    made = make_task(
-        "POISON", reference="r1", context={"user": 7}, group_key="g", lease_seconds=90.5, max_attempts=9,
-        finish_time=-DAY, expire_time=-2 * DAY, **MEANWHILE,
-    )  # fmt: skip
+def test_a_replayed_task_keeps_its_lease_and_budget(spark: SparkSession, database: Database, folder: Path) -> None:
+    own = {"context": {"user": 7}, "group_key": "g", "lease_seconds": 90.5, "max_attempts": 9, "expire_time": -2 * DAY}
+    made = make_task("POISON", reference="r1", finish_time=-DAY, **own, **MEANWHILE)
     make_task("ERROR", reference="r2", finish_time=-DAY, **MEANWHILE)
-    lake = tmp_path / "lake"
-    archive(database, lake)
-    assert replay(spark, database, lake)["enqueued"] == 2
+    archive(database, folder)
+    assert replay(spark, database, folder)["enqueued"] == 2
     fresh, plain = Task.objects.order_by("reference")
     assert (fresh.lease_seconds, fresh.max_attempts, fresh.group_key, fresh.context) == (90.5, 9, "g", {"user": 7})
     assert abs((fresh.expire_time - fresh.create_time) - (made.expire_time - made.create_time)) < timedelta(seconds=1)
@@ -103,16 +93,12 @@ def test_options_that_cannot_be(spark: SparkSession, sqlite: Database, tmp_path:
             replay(spark, sqlite, tmp_path / "lake", **options)
 
 
-# -- stream ------------------------------------------------------------------------------------------------------------
-
-
 def stream(spark: SparkSession, database: Database, lake: Path, **options: Any) -> Mapping[str, Any]:
     return Stream().run(Stream.context(spark=spark, database=database, lake=lake, once=True, **options))
 
 
 def copied(spark: SparkSession, lake: Path) -> list[tuple[int, int, str]]:
-    rows = read_lake(spark, lake, table="finished").collect()
-    return sorted((row.id, row.total_attempt, row.status) for row in rows)
+    return sorted(map(tuple, read_lake(spark, lake, table="finished")["id", "total_attempt", "status"].collect()))
 
 
 def test_a_query_restarted_goes_on_where_it_was(spark: SparkSession, quiet_pg: Database, tmp_path: Path) -> None:
@@ -140,12 +126,10 @@ def test_each_finish_is_copied_once(spark: SparkSession, quiet_pg: Database, tmp
     done, failed = make_task("COMPLETED"), make_task("ERROR", queue="черга", max_attempts=2)
     make_task("CREATED")
     expected = [(done.pk, 1, "COMPLETED"), (failed.pk, 2, "ERROR")]
-
     assert stream(spark, quiet_pg, tmp_path, dry_run=False)["rows"] == 2
     assert copied(spark, tmp_path) == expected
     assert {row.queue_name for row in read_lake(spark, tmp_path, table="finished").collect()} == {"parcels", "черга"}
     assert Task.objects.count() == 3
-
     Task.objects.filter(pk=failed.pk).mark_poison()
     late = make_task("POISON")
     assert stream(spark, quiet_pg, tmp_path)["rows"] == 2

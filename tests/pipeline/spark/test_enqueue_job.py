@@ -87,7 +87,6 @@ def test_a_stopped_load_goes_on_unless_rows_of_finished_chunks_changed(spark: Sp
         with pytest.raises(CommandError, match=f"--resume flights .*{change}.* 1 of 1 finished chunks") as caught:
             resumed(queue=queue)
         assert (caught.value.returncode, references()) == (1, {first[0]})
-
     write(first[0], *second, *third)
     out = resumed(chunk="2")  # other chunks of the same rows are the same load
     assert "chunks: 3" in out and "chunks done before: 1" in out
@@ -104,13 +103,11 @@ def test_bad_rows_are_set_aside_or_stop_the_job(spark: SparkSession, pg: Databas
         with pytest.raises(PipelineError, match="payload: not JSON"):
             enqueue(spark, pg, str(file), dry_run=dry_run, **load)
     assert not Task.objects.exists()
-
     rejects = tmp_path / "rejects.jsonl"
     tried = enqueue(spark, pg, str(file), dry_run=True, rejects=str(rejects), **load)
     assert (tried["would_enqueue"], tried["rejected"]) == (1, 2)
     done = enqueue(spark, pg, str(file), rejects=str(rejects), **load)
-    assert (done["enqueued"], done["rejected"]) == (1, 2)
-    assert Task.objects.get().payload == {"a": 1}
+    assert (done["enqueued"], done["rejected"]) == (1, 2) and Task.objects.get().payload == {"a": 1}
     lines = [json.loads(line) for line in rejects.read_text().splitlines()]
     assert {line["reference"] for line in lines if line["reason"]} == {"B", None}
 
@@ -161,9 +158,7 @@ LINES = ['{"a": 1, "n": {"z": 1.50}}', '{"a": "x"}', '{"a": 2.5, "n": [1]}', '{"
         ("payload=n", ['{"z": 1.5}', None, "[1]", None, None]),
     ],
 )
-def test_payloads_of_json_lines_are_the_lines_own(
-    spark: SparkSession, sqlite: Database, tmp_path: Path, mapping: str, wanted: list[str | None]
-) -> None:
+def test_payloads_of_lines(spark: SparkSession, sqlite: Database, tmp_path: Path, mapping: str, wanted: Any) -> None:
     (tmp_path / "x.jsonl").write_text("\n".join(LINES))
     enqueue(spark, sqlite, str(tmp_path / "x.jsonl"), map=(mapping,))
     payloads = [*Task.objects.order_by("pk").values_list("payload", flat=True)]
@@ -228,9 +223,7 @@ def test_the_project_s_limit_of_a_payload_holds(spark: SparkSession, sqlite: Dat
 TTL = timedelta(minutes=5)
 
 
-def test_an_archived_task_that_the_queue_would_not_take_now_holds_no_other_back(
-    spark: SparkSession, database: Database, tmp_path: Path
-) -> None:
+def test_a_task_that_is_refused_now_holds_none_back(spark: SparkSession, database: Database, tmp_path: Path) -> None:
     for reference, payload in (("fine", {}), ("large", {"text": "x" * 100})):
         columns: dict[str, Any] = {"reference": reference, "payload": payload, **MEANWHILE}
         make_task("ERROR", queue="claims", finish_time=-DAY, **columns)

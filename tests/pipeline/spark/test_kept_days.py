@@ -142,7 +142,6 @@ def test_a_day_that_changed_or_is_damaged_is_read_again(spark: SparkSession, lak
     now = {one.day: one for one in lake.files("summaries")}
     assert [*now] == [*DAYS] and lake.sound(now.values()) == [*now.values()]
     assert [day for day in DAYS if now[day] != kept[day]] == [DAYS[1]], "a summary out of date is gone, the others not"
-
     add(lake, FIRST + 3 * DAY, 20, random.Random(9))
     damaged = next(one for one in lake.files("tasks") if one.day == DAYS[3])
     flip(Path(lake.path(damaged)), damaged.bytes // 2)
@@ -195,8 +194,7 @@ def test_a_summary_of_files_that_were_changed_meanwhile_is_deleted(folder: Path)
     late = _summary(lake, [*lake.files("tasks"), *lake.files("attempts")])
     add(lake, FIRST, 5, random.Random(3))
     remove_out_of_date(lake, [late])
-    assert lake.files("summaries") == []
-    assert not Path(lake.path(late)).exists()
+    assert lake.files("summaries") == [] and not Path(lake.path(late)).exists()
 
 
 def test_erase_deletes_the_summaries_of_the_days_it_changes(folder: Path) -> None:
@@ -209,8 +207,7 @@ def test_erase_deletes_the_summaries_of_the_days_it_changes(folder: Path) -> Non
     lake.commit("tasks", (), [one for one in lake.files("tasks") if one.day == changed.day])
     remove_out_of_date(lake)
     purge(lake)
-    assert lake.files("summaries") == [other]
-    assert not Path(lake.path(changed)).exists()
+    assert lake.files("summaries") == [other] and not Path(lake.path(changed)).exists()
 
 
 def _summary(lake: Lake, files: list[DataFile]) -> DataFile:

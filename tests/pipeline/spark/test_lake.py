@@ -69,10 +69,8 @@ def test_finished_tasks_and_attempts_move_to_the_lake(spark: SparkSession, datab
     waiting = make_task("CREATED")
     before = Census.of(folder)
     done = archive(database, folder, spark=spark)
-    assert Census.of(folder) == before
-    assert [task.pk for task in Task.objects.all()] == [waiting.pk]
-    assert not TaskHistory.objects.exists()
-    assert not Attempt.objects.exists()
+    assert Census.of(folder) == before and [task.pk for task in Task.objects.all()] == [waiting.pk]
+    assert not TaskHistory.objects.exists() and not Attempt.objects.exists()
     assert (done["tasks"], done["attempts"]) == (12, 3)
     assert set(ArchiveBatch.objects.values_list("state", flat=True)) == {"closed"}
     rows = read_lake(spark, folder, database=database).orderBy("id").collect()
@@ -81,8 +79,7 @@ def test_finished_tasks_and_attempts_move_to_the_lake(spark: SparkSession, datab
     assert {row.queue_name for row in rows} == {"parcels", "a/b=c %d"}
     assert all(row.finished_date == row.finish_time.date() for row in rows)
     assert {row.payload for row in errors} == {'{"city": "Kyiv"}'}
-    attempts = read_lake(spark, folder, table="attempts").collect()
-    assert {row.task_id for row in attempts} == {row.id for row in errors}
+    assert {row.task_id for row in read_lake(spark, folder, table="attempts").collect()} == {row.id for row in errors}
 
 
 @pytest.mark.slow
@@ -98,11 +95,9 @@ def test_files_of_a_failed_try_do_not_count(spark: SparkSession, folder: Path) -
             tried.touch()
             raise RuntimeError("the first try fails after it has written")
 
-    row = [None] * len(TASKS)
-    rows = spark.createDataFrame([[7, "q", "r", "ERROR", *row[4:]]], TASKS)
+    rows = spark.createDataFrame([[7, "q", "r", "ERROR", *[None] * (len(TASKS) - 4)]], TASKS)
     rows = rows.withColumn("finish_time", F.lit(datetime(2026, 1, 31, tzinfo=UTC)))
     (file,) = export.files_of(rows, fail_once)
-    assert tried.exists()
-    assert len(list(folder.glob("finished/*/*.parquet"))) == 2
+    assert tried.exists() and len(list(folder.glob("finished/*/*.parquet"))) == 2
     export.lake.commit("finished", [file])
     assert read_lake(spark, folder, table="finished").count() == file.rows == 1

@@ -19,10 +19,8 @@ from tests.factories import make_task
 from tests.pipeline.lakes import DAY, archive, fill, flip
 
 T = datetime(2026, 1, 31, 8, tzinfo=UTC)
-PLACED = (
-    "place string, location string, id long, queue_name string, status string, start_time timestamp,"
-    " finish_time timestamp, last_update_time timestamp"
-)
+PLACED = "place string, location string, id long, queue_name string, status string, start_time timestamp"
+PLACED += ", finish_time timestamp, last_update_time timestamp"
 
 
 def check(spark: SparkSession, database: Database, lake: Path | None = None, **options: Any) -> Mapping[str, Any]:

@@ -100,9 +100,6 @@ def everything_written(spark: SparkSession) -> str:
     return " ".join([*logs, *commands, str(spark.sparkContext.getConf().getAll())])
 
 
-# -- writing -----------------------------------------------------------------------------------------------------------
-
-
 NAMES = ("reference", "payload", "priority", "run_at", "delay", "group", "tag", "ttl", "context", "lease")
 SCHEMA = (
     "reference string, payload struct<text string>, priority int, run_at timestamp, delay interval day to second,"

@@ -56,8 +56,6 @@ def of(levels: DataFrame, *queues: str) -> DataFrame:
     return levels.where(levels["queue"].isin(*queues))
 
 
-# -- service levels ----------------------------------------------------------------------------------------------------
-
 seconds = st.floats(0, 9_000).map(lambda value: round(value, 3))
 tasks = st.builds(
     row,
@@ -102,9 +100,6 @@ def test_throughput_counts_hours_in_which_something_was_and_waits_are_of_tasks_t
     found = {one["queue"]: one for one in of(levels, "slow", "once").collect()}
     assert found["slow"]["throughput"] == pytest.approx(3 / 7200)
     assert found["once"]["wait_p99"] == pytest.approx(1, rel=0.01)
-
-
-# -- error budgets, noise, waste, failures -----------------------------------------------------------------------------
 
 
 def test_a_budget_counts_failures_and_late_ones_and_may_be_of_nothing(spark: SparkSession, levels: DataFrame) -> None:
@@ -183,5 +178,4 @@ def test_hours_are_utc_whatever_the_session_says(spark: SparkSession) -> None:
         (level,) = levels_of(T.hour_parts(tasks), "queue", "hour").collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", before)
-    assert level["hour"].timestamp() == MONDAY.timestamp()
-    assert level["arrived"] == level["ended"] == 1
+    assert level["hour"].timestamp() == MONDAY.timestamp() and level["arrived"] == level["ended"] == 1
