@@ -16,9 +16,8 @@ from tests.proxy import Proxy, proxied
 from tests.support import Audit
 
 # No lease runs out by itself: ``expire`` and ``until_all`` of processes.py let it.
-QUEUE: dict[str, Any] = {
-    "lease": "10m", "max_attempts": 3, "retry": "fixed:50ms", "poll_interval": "100ms", "idle_interval": "200ms"
-}  # fmt: skip
+QUEUE: dict[str, Any] = {"lease": "10m", "max_attempts": 3, "retry": "fixed:50ms"}
+QUEUE |= {"poll_interval": "100ms", "idle_interval": "200ms"}
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from tests.support import eventually
 
 class PollerProcess(Fork):
     def ready(self) -> Self:
-        """Wait until it reports that it polls."""
-
         def reports() -> None:
             if self.code is not None:
                 pytest.fail(f"it ended with {self.code}:\n{self.log[-4000:]}")

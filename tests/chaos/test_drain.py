@@ -27,7 +27,6 @@ def test_memory_threads_files_and_connections_stay_flat(rounds: int, start: Star
 
 
 def of(poller: PollerProcess) -> tuple[int, int, int, int]:
-    """Return what a process holds: memory, threads, files, connections."""
     facts = psutil.Process(poller.pid)
     with connections["default"].cursor() as cursor:
         cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")

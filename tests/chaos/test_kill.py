@@ -22,7 +22,6 @@ SPENT = {"attempt": 3, "max_attempts": 3, "next_process_time": timedelta(seconds
 
 
 def feed(point: str, gate: Path) -> None:
-    """Enqueue what leads the poller to the point."""
     if point == "in rescue":
         factories.make_task("PROCESSING", queue=QUEUES[point], **SPENT)
     else:
@@ -39,15 +38,12 @@ def test_nothing_is_lost_wherever_a_poller_dies(audited: None, start: Start, que
     until_dead(*[start(queue=QUEUES[point], die=point) for point in POINTS])
     orphans, settled = holds("PROCESSING"), holds("COMPLETED")
     assert orphans.keys() - {"after the outcome's commit"} == {*POINTS} - {"before checkout's commit", *settled}
-    assert settled.keys() == {"after the outcome's commit"}
-    assert not Attempt.objects.exists()
+    assert settled.keys() == {"after the outcome's commit"} and not Attempt.objects.exists()
     held = set(Task.objects.filter(status="PROCESSING", attempt=1).values_list("pk", flat=True))
-    # When another poller does what was never taken, and then the leases run out
     gate.touch()
     heir = start(queue=",".join(QUEUES.values())).ready()
     until(lambda: not Task.objects.filter(status="CREATED").exists())
     until_all("COMPLETED", "ERROR")
-    # Then each task comes to its end by legal steps, and only what was held is charged twice
     rescued = Task.objects.get(queue=QUEUES["in rescue"])
     assert (rescued.status, rescued.attempt) == ("ERROR", 3)
     assert [row.task_id for row in Attempt.objects.all()] == [rescued.pk]

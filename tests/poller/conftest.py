@@ -12,7 +12,6 @@ from tests.poller.processes import Gate, Start, runtaskpoller
 
 @pytest.fixture
 def start(postgres_process_database: ProcessDatabase) -> Start:
-    """Run ``runtaskpoller`` with options, for a ``with`` block."""
     return partial(runtaskpoller, postgres_process_database)
 
 

@@ -30,7 +30,6 @@ def _flood(settings: Any, taskqueue_registry: None) -> None:
 
 
 def orphan(**columns: Any) -> Task:
-    """A task whose process died."""
     return make_task("PROCESSING", queue="flood", attempt=1, next_process_time=timedelta(0), **columns)
 
 

@@ -23,7 +23,7 @@ from tests.conftest import ProcessDatabase
 from tests.poller.processes import Held, completed, cut_connections, polling, status_of
 from tests.support import PATIENCE, actors, refused, until
 
-committed = pytest.mark.django_db(transaction=True)
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,6 @@ def until_tried(poller: Poller) -> None:
     until(lambda: any(lease.unstored_tries > settle.BLAMED_TRIES for lease in poller.settler.held.copy()))
 
 
-@committed
 @pytest.mark.parametrize("condition", ["NEW.status <> 'PROCESSING'", "NEW.status <> 'PROCESSING' AND NEW.id % 3 = 0"])
 def test_an_internal_error_for_a_while_spoils_no_good_work(condition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(held_leases, "UNSTORED_OUTCOME_SECONDS", PATIENCE)
@@ -52,11 +51,9 @@ def test_an_internal_error_for_a_while_spoils_no_good_work(condition: str, monke
             until_tried(poller)
             execute("ALTER TABLE dbtaskqueue_task DISABLE TRIGGER test_refuse")
             until(lambda: completed() == 30)
-    assert set(Task.objects.values_list("total_attempt", flat=True)) == {1}
-    assert not Attempt.objects.exists()
+    assert set(Task.objects.values_list("total_attempt", flat=True)) == {1} and not Attempt.objects.exists()
 
 
-@committed
 def test_an_outcome_whose_row_is_locked_is_stored_when_it_is_free() -> None:
     held = Held()
     registry.unregister("parcels")
@@ -74,7 +71,6 @@ def test_an_outcome_whose_row_is_locked_is_stored_when_it_is_free() -> None:
         until(lambda: status_of(task) == "COMPLETED")
 
 
-@committed
 def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
     with polling({"letters": 1}) as poller:
         until(lambda: poller.state == "RUNNING")
@@ -86,7 +82,6 @@ def test_a_schema_change_that_hits_every_outcome_is_an_outage() -> None:
     assert Attempt.objects.get(task_id=task.pk).error_type == "builtins.ZeroDivisionError"
 
 
-@committed
 def test_a_process_that_was_stopped_between_two_tries_blames_no_task(clock: SteppedClock) -> None:
     task = enqueue("letters")
     (lease,) = Task.objects.checkout("letters", poller_instance="a")
@@ -99,7 +94,6 @@ def test_a_process_that_was_stopped_between_two_tries_blames_no_task(clock: Step
     assert status_of(task) == "COMPLETED"
 
 
-@committed
 @pytest.mark.parametrize(("takes_no", "end"), [("= 'COMPLETED'", "ERROR"), ("<> 'PROCESSING'", "PROCESSING")])
 def test_a_row_that_takes_no_outcome_is_at_fault_alone(takes_no: str, end: str, clock: SteppedClock) -> None:
     with refused(f"NEW.status {takes_no} AND NEW.reference_number = 'bad'"), polling({"letters": 1}) as poller:
@@ -115,7 +109,6 @@ def test_a_row_that_takes_no_outcome_is_at_fault_alone(takes_no: str, end: str, 
     assert ("could not be stored" in str(Task.objects.get(pk=bad.pk).process_result)) == (end == "ERROR")
 
 
-@committed
 def test_a_release_that_is_refused_for_a_while_blames_no_task() -> None:
     """A task of a lost checkout, which had not run, ended in ERROR when the database refused its release once."""
     enqueue_many("letters", [{}] * 3)
@@ -171,7 +164,6 @@ def test_a_lease_that_is_shorter_than_its_checkout(process_database: ProcessData
     assert task.attempt == 1 and task.total_attempt < 10
 
 
-@committed
 def test_tasks_of_a_lost_checkout_are_given_back_uncharged(taskqueue: TaskQueueKit, settings: Any) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {"letters": {"lease": "10m"}}}
     held = Held()
@@ -192,6 +184,5 @@ def test_tasks_of_a_lost_checkout_are_given_back_uncharged(taskqueue: TaskQueueK
         until(lambda: completed() == 2)  # long before the lease is over
         held.go_on.set()
     rows = Task.objects.in_bulk()
-    assert (rows[lost.pk].attempt, rows[lost.pk].total_attempt) == (1, 2)
-    assert rows[other.pk].attempt == 1
+    assert (rows[lost.pk].attempt, rows[lost.pk].total_attempt) == (1, 2) and rows[other.pk].attempt == 1
     assert rows[long.pk].total_attempt == 1, "a task that runs is not given back"

@@ -131,8 +131,7 @@ def test_log_lines_stand_whole_above_it() -> None:
         "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",
         "at the end",
     ]  # fmt: skip
-    assert all("work | 0/0 running" in part for part in shown[1:4])
-    assert shown[-1] == "at the end\n"
+    assert all("work | 0/0 running" in part for part in shown[1:4]) and shown[-1] == "at the end\n"
 
 
 @pytest.mark.parametrize("options", [{}, {"log_format": "json"}, {"verbosity": 0}, {"child": 1}])

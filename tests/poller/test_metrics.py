@@ -46,13 +46,8 @@ def ended(settlement: Any, *, lost: str = "", attempt: int = 1) -> Any:
     return lease, lease.result_of(settlement), 0.01
 
 
-OUTCOMES = {
-    "completed": Complete(),
-    "deleted": CompleteDelete(),
-    "retried": Failed(Fail("no"), timedelta(seconds=1)),
-    "poisoned": Poison("no"),
-    "reenqueued": Reenqueue(HOUR),
-}
+OUTCOMES: dict[str, Any] = {"completed": Complete(), "deleted": CompleteDelete(), "poisoned": Poison("no")}
+OUTCOMES |= {"retried": Failed(Fail("no"), timedelta(seconds=1)), "reenqueued": Reenqueue(HOUR)}
 
 
 @both

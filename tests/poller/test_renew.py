@@ -165,6 +165,5 @@ def test_a_lease_lost_in_memory_never_runs(taskqueue: TaskQueueKit, slow: Slow, 
         until(lambda: all(held.deadline == 0.0 for held in ours))
         settle(Session.on("default"), [(lease, Complete())])
         slow.done.set()
-    assert [held.id for held in ours] == [lease.id] == [task.pk]
-    assert task.pk not in slow.started
+    assert [held.id for held in ours] == [lease.id] == [task.pk] and task.pk not in slow.started
     assert set(Task.objects.values_list("status", "total_attempt")) == {("COMPLETED", 1), ("COMPLETED", 2)}

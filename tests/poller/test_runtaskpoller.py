@@ -40,8 +40,7 @@ def test_drain_processes_everything_and_ends(postgres_process_database: ProcessD
     with runtaskpoller(postgres_process_database, *words) as poller:
         said = [json.loads(line) for line in poller.ended().splitlines()]
     assert statuses() == {"COMPLETED": 21} and statuses("other") == {"ERROR": 1}
-    assert statuses("atomic") == statuses("aio") == {"COMPLETED": 1}
-    assert len(lines(mark)) == 20
+    assert statuses("atomic") == statuses("aio") == {"COMPLETED": 1} and len(lines(mark)) == 20
     assert Attempt.objects.filter(queue="other").count() == 3
     log = "\n".join(line["message"] for line in said)
     assert "Stopped: 23 completed, 1 failed, 1 reenqueued, 2 retried, 0 lost" in log
@@ -135,8 +134,7 @@ def test_what_they_mean_also_if_a_name_has_a_colon(taskqueue_registry: None) -> 
     ):
         assert queue_state.parse(texts, excluded) == wanted
     registry.register("mail:8", print)
-    assert queue_state.parse(["mail:8"]) == {"mail:8": 1}
-    assert queue_state.parse(["mail:8:2"]) == {"mail:8": 2}
+    assert queue_state.parse(["mail:8"]) == {"mail:8": 1} and queue_state.parse(["mail:8:2"]) == {"mail:8": 2}
 
 
 BAD_OPTIONS = (

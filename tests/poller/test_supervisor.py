@@ -48,7 +48,6 @@ def test_a_child_that_is_worn_out_is_replaced_without_a_gap(start: Start, gate: 
         until(lambda: gate.starts() and pids())
         (old,) = pids()
         enqueue_many("work", [{}] * 3)
-        # Then another one polls, and the old one waits for its task, which may take longer than a shutdown
         until(Poller.objects.filter(pid=old, state="ENDING").exists)
         (new,) = set(pids()) - {old}
         mark = tmp_path / "mark"

@@ -58,11 +58,8 @@ def unused(call: Call) -> Call:
     raise MiddlewareNotUsed
 
 
-class NotDone:
-    """Not what ``factory(call)`` may return."""
-
-    def __new__(cls, call: Call) -> Any:
-        return "nothing to call"
+def no_call(call: Call) -> Any:
+    return "nothing to call"
 
 
 def with_process(call: Call) -> Call:
@@ -100,7 +97,6 @@ class Diary(Told):
         self.book.append((self.name, hook, subject, *facts))
 
     def of(self, subject: Any) -> list[tuple[Any, ...]]:
-        """Return what it was told of one task, or of a poller."""
         return [(hook, *facts) for _, hook, about, *facts in self.book if about == subject]
 
     def hooks(self, subject: Any) -> list[str]:
@@ -130,8 +126,6 @@ def listening(*listeners: signals.Listener) -> Iterator[None]:
 
 
 class Inline:
-    """Runs a call at once, where it is submitted."""
-
     slots = 3
 
     def submit(self, function: Any, *arguments: Any) -> Future[Any]:

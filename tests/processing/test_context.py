@@ -34,8 +34,7 @@ def test_what_is_bound_travels_and_explicit_values_win(site: Site) -> None:
     with context.bound(request="4711", user="ann"), context.bound(user="bob"):
         task = site.enqueue(context={"request": "0815"})
     site.drain()
-    assert site.task(task).result == [{"request": "0815", "user": "bob"}] * 2
-    assert context.current() == {}
+    assert site.task(task).result == [{"request": "0815", "user": "bob"}] * 2 and context.current() == {}
     assert site.task(site.enqueue()).context is None
     with context.bound(run=7):
         enqueue_many(QUEUE, [("a", 1), {"reference": "b", "context": {"x": 1}}], using=site.alias)
@@ -137,8 +136,6 @@ def test_async_enqueue_takes_it_along(site: Site) -> None:
 
     assert site.task(asyncio.run(produce())).context == {"request": "async"}
 
-
-# -- OpenTelemetry ----------------------------------------------------------------------------------------------------
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

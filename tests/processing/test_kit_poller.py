@@ -20,7 +20,6 @@ def _quick(settings: Any, _registrations: None) -> None:
 
 
 def override(site: Site, **overrides: Any) -> None:
-    """Store runtime overrides, as an operator does."""
     row, _ = Queue.objects.using(site.alias).get_or_create(name=QUEUE)
     row.overrides = {**row.overrides, **overrides}
     row.save()

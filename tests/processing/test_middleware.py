@@ -66,8 +66,7 @@ def test_the_first_is_outermost_and_sees_the_lease(site: Site, settings: Any, is
     names, moments, facts, threads = zip(*named.BOOK, strict=True)
     assert names == ("outer", "inner", "inner", "outer") and moments == ("before", "before", "after", "after")
     assert facts[0] is facts[1] and (facts[0].reference, facts[0].payload) == ("a", 7)
-    assert facts[2:] == ({"said": 7}, {"said": 7})
-    assert {*threads} == {*places}
+    assert facts[2:] == ({"said": 7}, {"said": 7}) and {*threads} == {*places}
 
 
 def test_a_processor_s_own_is_inside_that_of_the_settings(site: Site, settings: Any) -> None:
@@ -118,11 +117,7 @@ def test_another_value_is_refused(site: Site, returned: Any, caplog: pytest.LogC
     assert ("does it lack a return?" in line) is (returned is None)
 
 
-@pytest.mark.parametrize(
-    "then",
-    [lambda *_: None, lambda *_: {}["other"], lambda call, task: call(task)],
-    ids=["hides it", "raises another", "tries again"],
-)
+@pytest.mark.parametrize("then", [lambda *_: None, lambda *_: {}["other"], lambda call, task: call(task)])
 def test_the_failure_of_the_processor_stands(site: Site, then: Any, caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
@@ -195,8 +190,7 @@ def test_one_that_says_so_changes_the_outcome(site: Site) -> None:
     *_, own_error = site.fill("works", "fails", "not now", "settled", "own error")
     site.run()
     assert site.values("status") == ["COMPLETED", "POISON", "CREATED", "POISON", "ERROR"]
-    assert site.values("result")[0] == "more than mine"
-    assert site.values("attempt")[2] == 0
+    assert site.values("result")[0] == "more than mine" and site.values("attempt")[2] == 0
     (attempt,) = site.attempts(own_error)
     assert attempt.error_type == "builtins.KeyError"
     assert "Raised by the middleware tests.processing.test_middleware." in attempt.traceback
@@ -214,7 +208,7 @@ def test_the_test_kit_raises_its_error(site: Site) -> None:
     [
         ("nowhere", "cannot be imported: "),
         ("BOOK", r"is \[\], and not a factory that takes call"),
-        ("NotDone", "returned 'nothing to call', and not a function of the task"),
+        ("no_call", "returned 'nothing to call', and not a function of the task"),
         ("sync_only", "is not for async processors, and there is one. Decorate it with "),
     ],
 )

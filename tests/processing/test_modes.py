@@ -31,8 +31,7 @@ def test_what_an_exception_leaves_behind(site: Site, mode: str, left: list[str])
     processor(QUEUE, mode=mode, **ONCE)(lambda task: site.book("a") / 0)
     task = site.enqueue()
     site.run()
-    assert site.booked() == left
-    assert site.task(task).status == "ERROR"
+    assert site.booked() == left and site.task(task).status == "ERROR"
     assert [attempt.message for attempt in site.attempts(task)] == ["division by zero"]
 
 
@@ -263,8 +262,6 @@ def test_what_is_no_mode_is_refused() -> None:
 
 
 def test_a_processor_that_hangs_with_its_row_locked_stops_nobody_else(site: Site, held: Held) -> None:
-    """Past its timeout, too."""
-
     @processor(QUEUE, mode="atomic", timeout=timedelta(milliseconds=50), **ONCE)
     def hang(task: Lease) -> None:
         if task.payload == "hangs":
@@ -371,8 +368,7 @@ def test_atomic_when_the_batch_fails_each_runs_alone_and_only_the_bad_one_fails(
     register(process, mode="atomic", max_attempts=1)
     enqueue_batch(site, 3)
     site.run()
-    assert calls == [["r0", "r1", "r2"], ["r0"], ["r1"], ["r2"]]
-    assert site.booked() == ["r0", "r2"]
+    assert calls == [["r0", "r1", "r2"], ["r0"], ["r1"], ["r2"]] and site.booked() == ["r0", "r2"]
     # One attempt, however often it was called
     assert site.values("status", "total_attempt") == [("COMPLETED", 1), ("ERROR", 1), ("COMPLETED", 1)]
 

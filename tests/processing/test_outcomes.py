@@ -304,8 +304,7 @@ def test_a_queue_may_be_a_member_of_an_enum_of_texts(site: Site, settings: Any) 
     enqueue_many(Queue.MAIL, [{}], using=site.alias)
     testing.drain("mail", using=site.alias)
     found = Task.objects.using(site.alias).values_list("queue", "status", "result", "max_attempts")
-    assert [*found] == [("mail", "COMPLETED", "mail", 9)] * 2
-    assert type(one.queue) is str
+    assert [*found] == [("mail", "COMPLETED", "mail", 9)] * 2 and type(one.queue) is str
 
 
 @pytest.mark.parametrize("characters", range(3970, 4001, 5))

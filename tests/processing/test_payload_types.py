@@ -78,8 +78,7 @@ def test_a_full_type_keeps_nobody_from_his_turn(site: Site, is_async: bool) -> N
         until(lambda: len(poller.settler.held) == 2)  # the letters leave it soon after their commit
         assert crates.running == 2
         crates.gate.set()
-    assert (crates.most, crates.total) == (2, 30)
-    assert site.tasks(status="COMPLETED").count() == 50
+    assert (crates.most, crates.total) == (2, 30) and site.tasks(status="COMPLETED").count() == 50
 
 
 @both
@@ -205,8 +204,7 @@ def test_handlers_come_and_go_from_many_threads_and_no_task_is_lost(site: Site) 
     with site.poller():
         at_once(2, keep_changing)
         until(lambda: site.tasks(status="COMPLETED").count() == 30)
-    assert ran.total == 30
-    assert set(site.values("attempt")) == {1}
+    assert ran.total == 30 and set(site.values("attempt")) == {1}
 
 
 def test_two_handlers_declare_different_things_of_their_queue_together_and_may_not_contradict_each_other() -> None:

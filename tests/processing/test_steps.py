@@ -43,8 +43,7 @@ def test_a_step_runs_once_and_returns_its_result_in_later_attempts(site: Site, m
 
     site.enqueue()
     report = site.drain()
-    assert (report.completed, report.retried) == (1, 1)
-    assert site.values("result") == ["shipped"]
+    assert (report.completed, report.retried) == (1, 1) and site.values("result") == ["shipped"]
     assert site.booked() == ["seat"]
     # In one transaction the first attempt leaves nothing, so that its step runs again.
     assert len(calls) == {"separate": 1, "atomic": 2}[mode]
@@ -99,8 +98,7 @@ def test_a_holder_whose_lease_is_gone_writes_nothing(site: Site) -> None:
 
     site.enqueue()
     report = site.drain()
-    assert (report.lost, report.completed) == (1, 1)
-    assert site.booked() == ["seat 2"]
+    assert (report.lost, report.completed) == (1, 1) and site.booked() == ["seat 2"]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +127,7 @@ def test_a_changed_step_fails_at_once_and_says_which(site: Site, later: tuple[st
     site.drain()
     assert site.values("status", "attempt") == [("ERROR", 2)]
     [_, failure] = site.attempts(task)
-    assert failure.error_type.endswith(StepChanged.__name__)
-    assert message.format(task.pk) in failure.message
+    assert failure.error_type.endswith(StepChanged.__name__) and message.format(task.pk) in failure.message
 
 
 WRONG: list[tuple[Callable[[Lease], Any], str]] = [
@@ -205,8 +202,7 @@ def test_a_replaced_task_begins_anew(site: Site, many: bool, keep_due: bool) -> 
     else:
         site.enqueue("12B", "UA-15", on_duplicate="replace", keep_due=keep_due)
     site.drain()
-    assert site.booked()[:2] == ["12A", "12B"]
-    assert site.task(task).parked_by == "signal"
+    assert site.booked()[:2] == ["12A", "12B"] and site.task(task).parked_by == "signal"
 
 
 @both
@@ -249,5 +245,4 @@ def test_a_processor_without_steps_asks_nothing_more(site: Site) -> None:
     site.enqueue()
     with CaptureQueriesContext(connections[site.alias]) as queries:
         site.drain()
-    assert len(queries) > 0
-    assert not [query["sql"] for query in queries if "dbtaskqueue_step" in query["sql"]]
+    assert len(queries) > 0 and not [query["sql"] for query in queries if "dbtaskqueue_step" in query["sql"]]

@@ -19,13 +19,9 @@ from tests.processing import named
 from tests.processing.conftest import QUEUE, Site, both, on_real_connections
 from tests.support import PATIENCE, Audit, actors, backend_pid, until, until_blocked
 
-in_a_test = pytest.mark.django_db(databases=["default", "sqlite"])
+pytestmark = pytest.mark.django_db(databases=["default", "sqlite"])
 DAY, HOUR = timedelta(days=1), timedelta(hours=1)
 NOW = Fixed(timedelta(0))
-
-
-def on_both(test: Any) -> Any:
-    return in_a_test(both(test))
 
 
 def wait(task: Lease) -> Any:
@@ -40,7 +36,7 @@ def suspended(site: Site) -> list[tuple[Any, ...]]:
     return site.values("status", "attempt", "total_attempt", "parked_by", "lost_leases")
 
 
-@on_both
+@both
 @pytest.mark.parametrize("mode", ["separate", "atomic"])
 def test_a_sleep_spends_no_attempt_and_is_passed_when_it_is_over(site: Site, mode: str) -> None:
     calls: list[str] = []
@@ -62,7 +58,6 @@ def test_a_sleep_spends_no_attempt_and_is_passed_when_it_is_over(site: Site, mod
     assert (site.values("result"), calls) == (["shipped"], ["before", "after"])
 
 
-@in_a_test
 def test_a_sleeping_task_that_starts_early_sleeps_the_rest(site: Site) -> None:
     processor(QUEUE)(lambda task: task.sleep(3 * DAY))
     site.enqueue()
@@ -75,7 +70,6 @@ def test_a_sleeping_task_that_starts_early_sleeps_the_rest(site: Site) -> None:
     assert site.drain(with_scheduled=True).completed == 1
 
 
-@in_a_test
 def test_async_processors_sleep_and_wait(site: Site) -> None:
     @processor(QUEUE)
     async def ship(task: Lease) -> Any:
@@ -92,7 +86,7 @@ def test_async_processors_sleep_and_wait(site: Site) -> None:
     assert site.values("result") == [{"by": "Ana"}]
 
 
-@on_both
+@both
 @pytest.mark.parametrize("sent", ["before", "while it waits"])
 @pytest.mark.parametrize("group", [None, "ana"])
 def test_a_signal_is_received_whenever_it_is_sent(site: Site, sent: str, group: str | None) -> None:
@@ -114,7 +108,7 @@ def test_a_signal_is_received_whenever_it_is_sent(site: Site, sent: str, group: 
     assert list(received.values_list("kind", "result", "position")) == [("signal", 1, 1), ("signal", 2, 2)]
 
 
-@on_both
+@both
 def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: Site) -> None:
     answers: list[str] = []
 
@@ -136,7 +130,6 @@ def test_a_wait_ends_at_its_timeout_and_gives_the_same_answer_ever_after(site: S
     assert Step.objects.using(site.alias).get().kind == "timeout"
 
 
-@in_a_test
 def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     processor(QUEUE, retry=NOW)(lambda task: task.wait_for("approved", timeout=timedelta(0)))
     task = site.enqueue()
@@ -145,7 +138,7 @@ def test_an_uncaught_timeout_fails_at_once(site: Site) -> None:
     assert "waited for the signal 'approved'" in site.attempts(task)[0].message
 
 
-@on_both
+@both
 def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
     processor(QUEUE)(lambda task: wait(task) if task.payload == "waits" else None)
     first, _ = site.enqueue("waits", group="ana"), site.enqueue(group="ana")
@@ -156,7 +149,6 @@ def test_others_of_the_group_run_while_one_waits(site: Site) -> None:
     assert site.values("status") == ["COMPLETED", "COMPLETED"]
 
 
-@in_a_test
 def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site) -> None:
     processor(QUEUE)(lambda task: None)
     task = site.enqueue()
@@ -172,17 +164,16 @@ def test_a_signal_to_a_task_that_has_ended_or_is_not_there_is_refused(site: Site
     assert not Step.objects.using(site.alias).exists()
 
 
-@on_both
+@both
 def test_a_signal_is_sent_with_the_caller_s_transaction(site: Site) -> None:
     task = site.enqueue()
     with pytest.raises(ZeroDivisionError), transaction.atomic(using=site.alias):
         signal(task, "approved")
         _ = 1 / 0
-    assert not Step.objects.using(site.alias).exists()
-    assert site.task(task).signals is None
+    assert not Step.objects.using(site.alias).exists() and site.task(task).signals is None
 
 
-@on_both
+@both
 def test_time_to_live_moves_with_a_sleep_and_runs_on_in_a_wait(site: Site) -> None:
     processor(QUEUE)(lambda task: task.sleep(3 * DAY) if task.payload == "sleeps" else wait(task))
     sleeper, waiter = site.enqueue("sleeps", ttl=HOUR), site.enqueue("waits", ttl=HOUR)
@@ -193,7 +184,7 @@ def test_time_to_live_moves_with_a_sleep_and_runs_on_in_a_wait(site: Site) -> No
         assert abs(row.next_process_time - row.start_time - wanted) < timedelta(seconds=PATIENCE)
 
 
-@on_both
+@both
 @pytest.mark.parametrize("group", [None, "ana"])
 def test_steps_and_signals_in_a_table_with_names_of_its_own(site: Site, settings: Any, group: str | None) -> None:
     settings.DBTASKQUEUE = {"QUEUES": {QUEUE: {"model": "testapp.Parcel", "database": site.alias}}}
@@ -232,6 +223,7 @@ def wait_and(meanwhile: Callable[[Lease], Any], timeout: timedelta | None = None
 @pytest.mark.parametrize("timeout", [None, DAY])
 @pytest.mark.parametrize("group", [None, "ana"])
 @pytest.mark.usefixtures("process_database")
+@on_real_connections
 def test_a_signal_between_the_look_and_the_settle_wakes(timeout: timedelta | None, group: str | None) -> None:
     audit = Audit()
     audit.install()
@@ -244,10 +236,10 @@ def test_a_signal_between_the_look_and_the_settle_wakes(timeout: timedelta | Non
         enqueue(QUEUE, group=group)
         drain(QUEUE)
     row = Task.objects.get()
-    assert (row.status, row.result, row.attempt) == ("COMPLETED", "yes", 1)
-    assert audit.problems() == []
+    assert (row.status, row.result, row.attempt) == ("COMPLETED", "yes", 1) and audit.problems() == []
 
 
+@on_real_connections
 def test_a_signal_that_commits_while_the_settle_waits_for_it_wakes(postgres_process_database: ProcessDatabase) -> None:
     main = backend_pid()
 
@@ -268,6 +260,7 @@ def test_a_signal_that_commits_while_the_settle_waits_for_it_wakes(postgres_proc
 
 
 @pytest.mark.usefixtures("postgres_process_database")
+@on_real_connections
 def test_a_signal_that_waits_for_the_settle_sees_what_the_task_waits_for() -> None:
     answers: list[Future[bool]] = []
 
@@ -307,5 +300,4 @@ def test_a_task_in_a_process_goes_on_after_a_signal(site: Site, settings: Any, m
         until(lambda: site.task(task).parked_by == "signal")
         assert signal(site.task(task), "approved", "yes") is True
     pid, answer = site.task(task).result
-    assert (pid != os.getpid(), answer) == (True, "yes")
-    assert site.booked() == ["r1"]
+    assert (pid != os.getpid(), answer) == (True, "yes") and site.booked() == ["r1"]
