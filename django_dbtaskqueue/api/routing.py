@@ -35,7 +35,7 @@ from django_dbtaskqueue.db.session import alias_for, migrated
 from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.control import OPERATE_SCOPE
 from django_dbtaskqueue.operations import serializers
-from django_dbtaskqueue.operations.permissions import APP, REASON_MAX_LENGTH, Actor, Scope
+from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
 from django_dbtaskqueue.operations.serializers import (
     BadInput,
     DocumentEncoder,
@@ -188,6 +188,11 @@ class Route:
         """The name of the view's function: the route's name in Django and its ``operationId``."""
         return str(getattr(self.view, "__name__", ""))
 
+    @property
+    def permission(self) -> str:
+        """The permission that it needs, in words."""
+        return self.needs if isinstance(self.needs, str) else f"view_{self.needs._meta.model_name}"
+
     def answer(self, call: Call, parts: Mapping[str, object]) -> object:
         """Return the document that answers a call."""
         if not isinstance(self.needs, str):
@@ -290,8 +295,8 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
             **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
         },
     }
-    if needs := route.needs if isinstance(route.needs, str) else _permission_to_view(route.needs):
-        found["description"] = f"Needs {needs.removeprefix(f'{APP}.')}."
+    if route.permission:
+        found["description"] = f"Needs {route.permission}."
     if route.method != "GET":
         required = [one.name for one in route.body if one.required]
         body = _closed({one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body}, required)
@@ -454,14 +459,10 @@ def _caught(get_answer: Callable[[], HttpResponse]) -> HttpResponse:
 
 def may_view(actor: Actor, model: type[Model]) -> None:
     """Check the permission of the model: the table of a queue has its own."""
-    permission = _permission_to_view(model)
+    permission = f"{model._meta.app_label}.view_{model._meta.model_name}"
     if actor.user is not None and not actor.user.has_perm(permission):
         text = _("%(who)s needs the permission %(permission)s.")
         raise PermissionDenied(text % {"who": actor.name, "permission": permission})
-
-
-def _permission_to_view(model: type[Model]) -> str:
-    return f"{model._meta.app_label}.view_{model._meta.model_name}"
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

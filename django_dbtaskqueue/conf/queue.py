@@ -13,18 +13,9 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue.core import retry
+from django_dbtaskqueue.core import durations, retry
 from django_dbtaskqueue.core import unique as uniqueness
-from django_dbtaskqueue.core.durations import (
-    MAX_TEXT_LENGTH,
-    MIN_LEASE,
-    Rate,
-    format_duration,
-    iso_duration,
-    parse_duration,
-    parse_length,
-    parse_rate,
-)
+from django_dbtaskqueue.core.durations import Rate
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked
 
@@ -114,7 +105,7 @@ POSITIVE_OR_NONE: Rule = (lambda v: v is None or _positive(v), "None or a positi
 STRATEGIES = ("auto", "skip_locked", "optimistic")
 RATES = ("rate", "rate_per_group")
 QUEUE_RULES: dict[str, Rule] = {
-    "lease": (lambda v: _positive(v) and v >= MIN_LEASE, "a duration of at least 100 ms"),
+    "lease": (lambda v: _positive(v) and v >= durations.MIN_LEASE, "a duration of at least 100 ms"),
     "retry": (callable, "a retry policy, e.g. Geometric(timedelta(seconds=10))"),
     "reenqueue": (lambda v: v is None or callable(v), 'a retry policy, or None or "manual" for none'),
     "max_attempts": (lambda v: type(v) is int and 1 <= v <= 32_767, "a whole number from 1 to 32767"),
@@ -187,8 +178,8 @@ def check_name(name: object, *, where: str) -> str:
 def duration(value: Any, *, where: str) -> timedelta:
     """Return the duration of a setting; ``ImproperlyConfigured`` names the setting and shows the accepted forms."""
     try:
-        found = parse_duration(value)
-        return found if found < timedelta(0) else parse_length(value)  # what may be negative, its rule decides
+        found = durations.parse_duration(value)
+        return found if found < timedelta(0) else durations.parse_length(value)  # its rule says what may be negative
     except ValueError as error:
         raise ImproperlyConfigured(f"{where}: {error}.") from None
 
@@ -203,7 +194,7 @@ def parse(key: str, value: Any, *, where: str) -> Any:
         if key == "unique" and isinstance(value, str):
             return uniqueness.parse(value)
         if key in RATES and value is not None:
-            return parse_rate(value)
+            return durations.parse_rate(value)
         return retry.normalise(value) if key in ("retry", "reenqueue") else value
     except (TypeError, ValueError) as error:
         raise ImproperlyConfigured(f"{where}: {error}") from None
@@ -215,14 +206,14 @@ def typed(key: str, text: str) -> object:
         return None
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    is_whole = text.removeprefix("-").isdecimal() and len(text) <= MAX_TEXT_LENGTH  # a longer one is refused as text
-    return int(text) if is_whole and key not in DURATIONS else text
+    whole = text.removeprefix("-").isdecimal() and len(text) <= durations.MAX_TEXT_LENGTH  # longer is refused as text
+    return int(text) if whole and key not in DURATIONS else text
 
 
 def setting_text(value: object) -> str:
     """Return a setting's value as people write it, secrets of the project's own settings masked."""
     if isinstance(value, timedelta):
-        return format_duration(value)
+        return durations.format_duration(value)
     if isinstance(value, Mapping):
         return str(masked(dict(value)))
     return retry.describe(value) if callable(value) else str(value)
@@ -273,7 +264,7 @@ def _row_values(given: Mapping[str, Any], *, where: str, fixed: Sequence[str] = 
 
 def _json(name: str, value: Any, *, where: str) -> Any:
     if isinstance(value, timedelta):
-        return iso_duration(value)
+        return durations.iso_duration(value)
     if name in ("unique", *RATES) and value is not None:
         return str(value)
     if name not in ("retry", "reenqueue") or value is None:

@@ -31,20 +31,9 @@ from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_
 from django_dbtaskqueue.flow.shard_move import TASKS_PER_SHARD_BATCH, Mark, Moved, ShardMove
 from django_dbtaskqueue.models import AuditEntry, Poller, Queue
 from django_dbtaskqueue.models.control import IN_EFFECT, queue_names_in
+from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import CHANGE, log, record, recorded
-from django_dbtaskqueue.operations.permissions import (
-    CHANGE_SETTINGS,
-    CONTROL_POLLERS,
-    PAUSE,
-    REASON_MAX_LENGTH,
-    Actor,
-    Verb,
-    check,
-    check_queue,
-    check_there,
-    narrow,
-    visible_names,
-)
+from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, CONTROL_POLLERS, PAUSE, Actor, Verb, check
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.search import of_queue
 from django_dbtaskqueue.operations.search.query import select
@@ -67,10 +56,10 @@ def apply_to_queues(
 ) -> int:
     """Do one of ``QUEUE_VERBS`` to queues; record each that changed, and return how many did."""
     for queue in queues:
-        check_queue(queue, actor)
+        permissions.check_queue(queue, actor)
         check(verb, reason, actor, queue)
     if verb is not PAUSE:
-        check_there(queues, actor)
+        permissions.check_there(queues, actor)
         if until is not None:
             raise OperationRefused(_("Only a pause has an end."))
     changed = 0
@@ -102,7 +91,7 @@ def change_settings(
 
     Pollers follow within a heartbeat. Raises as ``new_overrides`` does, and ``UnknownQueue`` for an unknown queue.
     """
-    check_queue(queue, actor)
+    permissions.check_queue(queue, actor)
     check(CHANGE_SETTINGS, reason, actor, queue)
     alias = alias_for(queue, using)
     with recorded(alias):
@@ -155,7 +144,7 @@ def pause(
                     paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()),
                     paused_until=end,
                     paused_by=by[:200],
-                    paused_reason=reason[:REASON_MAX_LENGTH],
+                    paused_reason=reason[: permissions.REASON_MAX_LENGTH],
                 )
             )
     return changed
@@ -246,7 +235,8 @@ def command_pollers(
     verb = POLLER_VERBS[command]
     check(CONTROL_POLLERS, reason, actor)
     with recorded(using):
-        rows = narrow(Poller.objects.using(using).filter(pk__in=instances), actor).exclude(state=STOPPED_STATE)
+        running = Poller.objects.using(using).filter(pk__in=instances).exclude(state=STOPPED_STATE)
+        rows = permissions.narrow(running, actor)
         found = list(rows.select_for_update().order_by("pk"))
         for poller in found:
             _check_poller(poller, actor)
@@ -261,7 +251,7 @@ def command_pollers(
 def _check_poller(poller: Poller, actor: Actor) -> None:
     """Raise ``PermissionDenied`` unless the actor may control each queue of a poller; a hidden one is not named."""
     queues = queue_names_in(poller.queues)
-    for queue in visible_names(queues, actor):
+    for queue in permissions.visible_names(queues, actor):
         check(CONTROL_POLLERS, "", actor, queue)
     if not all(map(actor.sees, queues)):
         words = _("%(poller)s also serves queues that you may not control.")
@@ -381,7 +371,7 @@ class _Run:
 
 def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
     """Return the databases of a queue; raise for an unknown queue or database."""
-    check_queue(queue, actor)
+    permissions.check_queue(queue, actor)
     homes = aliases_of(queue)
     overrides.queue_settings(queue, homes[0])
     for alias in named:

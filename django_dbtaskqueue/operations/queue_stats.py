@@ -31,17 +31,8 @@ from django_dbtaskqueue.metrics import quantile
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.models.readable import ReadableTime, Total
-from django_dbtaskqueue.operations.bounded_reads import (
-    NONE_COUNTED,
-    ApproxCount,
-    LimitUse,
-    QueueCounts,
-    approx,
-    limits_by_queue,
-    prefer_indexes,
-    queue_counts,
-    waits_by_priority,
-)
+from django_dbtaskqueue.operations import bounded_reads
+from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, LimitUse, QueueCounts
 from django_dbtaskqueue.operations.lookup import Location, locations_on
 from django_dbtaskqueue.operations.serializers import pause_note
 
@@ -189,7 +180,7 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
 
 def with_limits(rows: Sequence[QueueStats]) -> list[QueueStats]:
     """Return statistics with the use of each queue's limits."""
-    limits = limits_by_queue(row.queue for row in rows)
+    limits = bounded_reads.limits_by_queue(row.queue for row in rows)
     return [replace(row, limits=limits.get(row.queue, ())) for row in rows]
 
 
@@ -208,9 +199,9 @@ def _read(
     cells = {name: QueueCounts() for name in (only if only is not None else {*known, *context.served})}
     ages: dict[str, float] = {}
     for place in places if only != [] else ():
-        for name, found in queue_counts(place, only).items():
+        for name, found in bounded_reads.queue_counts(place, only).items():
             cells[name] = cells.get(name, QueueCounts()) + found
-        for name, waits in waits_by_priority(place, list(cells)).items():
+        for name, waits in bounded_reads.waits_by_priority(place, list(cells)).items():
             ages[name] = max(*waits.values(), ages.get(name, 0.0))
     for alias in aliases:
         context.read(alias, list(cells))
@@ -405,10 +396,10 @@ def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
     for place in locations_on(alias) if prints else ():
         session = Session.on(*place)
         sql = StatsStatements(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
-        with prefer_indexes(session):
+        with bounded_reads.prefer_indexes(session):
             for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
                 numbers[name] += number
-    return {one: approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
+    return {one: bounded_reads.approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
 
 
 def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, float, float]]:

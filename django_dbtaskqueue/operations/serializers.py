@@ -15,16 +15,7 @@ from typing import Annotated, Any, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db.models import (
-    BooleanField,
-    CharField,
-    DateTimeField,
-    ForeignKey,
-    IntegerField,
-    Model,
-    QuerySet,
-    TextField,
-)
+from django.db import models
 from django.utils.timezone import localtime, make_aware
 from django.utils.translation import gettext as _
 
@@ -44,12 +35,12 @@ FINGERPRINT = re.compile(r"\bfingerprint:([0-9a-f]{8,40})")
 FRAME = '  File "'  # how a line of a traceback begins
 Document = dict[str, Any]
 COLUMN_TYPES: Mapping[type, type] = {
-    BooleanField: bool,
-    CharField: str,
-    DateTimeField: datetime,
-    ForeignKey: int,
-    IntegerField: int,
-    TextField: str,
+    models.BooleanField: bool,
+    models.CharField: str,
+    models.DateTimeField: datetime,
+    models.ForeignKey: int,
+    models.IntegerField: int,
+    models.TextField: str,
 }
 
 
@@ -87,7 +78,7 @@ class RowDocument:
 
     name: str  # in the OpenAPI document
     text: str  # its description there
-    model: type[Model]
+    model: type[models.Model]
     columns: Sequence[str]
     more: Mapping[str, object] = field(default_factory=dict)
     optional: Sequence[str] = ()  # columns that not every reader sees
@@ -98,7 +89,7 @@ class RowDocument:
         columns = {name: _type_of(self.model._meta.get_field(name)) for name in (*self.columns, *self.optional)}
         return {**columns, **self.more}
 
-    def of(self, row: Model, **given: object) -> Document:
+    def of(self, row: models.Model, **given: object) -> Document:
         """Return a row as data; a key that is not given is the row's, and None if the row has no such column."""
         keys = (*self.columns, *self.more)
         return {name: given.pop(name) if name in given else getattr(row, name, None) for name in keys} | given
@@ -194,7 +185,7 @@ def pause_note(by: str, reason: str, until: datetime | None) -> str:
     return ", ".join(part for part in (": ".join(one for one in (who, reason) if one), end) if part)
 
 
-def with_errors(queries: Sequence[str], groups: QuerySet[FailureGroup]) -> list[str]:
+def with_errors(queries: Sequence[str], groups: models.QuerySet[FailureGroup]) -> list[str]:
     """Return searches with the error in the place of the fingerprint of each of these failure groups."""
     prints = {found for query in queries for found in FINGERPRINT.findall(query)}
     words = {

@@ -292,7 +292,7 @@ def requests() -> tuple[Row, Iterator[Row]]:
         given = [name for name in names if name not in qualifiers or set(qualifiers) - set(names)]
         given += ["each qualifier"] if len(given) < len(names) else []
         does = described(route.view).partition(". ")[0]
-        rows.append([code(f"{route.method} {address}"), does, ", ".join(map(code, given)) or "-", route.needs])
+        rows.append([code(f"{route.method} {address}"), does, ", ".join(map(code, given)) or "-", route.permission])
     return ["Request", "Does", "Fields", "Needs"], iter(rows)
 
 
