@@ -1,4 +1,4 @@
-"""Tasks over HTTP: search and count them, read one, apply verbs by ids or by a search, follow bulk operations.
+"""The JSON API over HTTP: tasks, bulk operations, queues, schedules, pollers, failures, the audit and the doctor.
 
 Each view takes its ``Call`` and returns a document; ``urls`` is the table that says what each is sent.
 """
@@ -276,8 +276,6 @@ def _options(call: Call, verb: TaskVerb) -> VerbOptions:
 
 
 # -- monitoring --------------------------------------------------------------------------------------------------------
-
-# Queues, schedules, pollers, failures, audit and doctor over HTTP: as the admin and ``taskqueue`` show them.
 
 MAX_LISTED_ROWS = 500  # pollers
 

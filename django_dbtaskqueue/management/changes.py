@@ -485,7 +485,6 @@ def run_schedules(output: Output, options: Options) -> int:
 
 
 def _import(output: Output, options: Options, actor: Actor) -> int:
-    """Import; say of each row what became of it. Return 1 if one was not imported."""
     if not options["source"]:
         raise CommandError(f"Add --from {' or --from '.join(OTHER_QUEUES)}.", returncode=USAGE_CODE)
     pairs = [text.partition("=") for text in options["queue_of"]]
@@ -509,7 +508,6 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
 
 
 def _values(options: Options) -> Options:
-    """Return the fields that were given, as a schedule has them."""
     values = {name: options[name] for name in SCHEDULE_FIELDS if options[name] is not None}
     try:
         if "payload" in values:

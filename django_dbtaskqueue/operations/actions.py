@@ -34,9 +34,7 @@ from django_dbtaskqueue.operations.verbs import ONE_TASK_VERBS, TaskVerb, VerbOp
 
 # -- what an action changed --------------------------------------------------------------------------------------------
 
-# Which tasks an action changed and how they were before: the history of one task, and "put back as it was".
-
-# What an action can change of a task.
+# What an action can change of a task, and "put back as it was" restores.
 RESTORED = (
     "queue", "status", "final_status", "attempt", "priority", "ready_time", "next_process_time", "finish_time",
     "expire_time", "poller_instance", "parked_by",
@@ -269,12 +267,14 @@ class Preview:
         return lines
 
 
-def preview(tasks: TaskQuerySet, request: ActionRequest) -> Preview:
+def preview(
+    tasks: TaskQuerySet, request: ActionRequest, count: Callable[[TaskQuerySet], ApproxCount | None] = bounded_count
+) -> Preview:
     """Count what is selected, what would change and, if the verb may end leases, what of it runs; bounded counts."""
     eligible = request.verb.eligible(tasks, request.options)
     ends_leases = Status.PROCESSING in request.verb.sources
-    running = bounded_count(eligible.filter(status=Status.PROCESSING)) if ends_leases else None
-    return Preview(request, bounded_count(tasks), bounded_count(eligible), running=running)
+    running = count(eligible.filter(status=Status.PROCESSING)) if ends_leases else None
+    return Preview(request, count(tasks), count(eligible), running=running)
 
 
 def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
@@ -375,7 +375,6 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
 
 
 def _details(request: ActionRequest, report: Report) -> dict[str, Any]:
-    """Return what an audit entry keeps of an action: its options, the tasks, and those skipped by reason."""
     found: dict[str, Any] = {
         "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
         "tasks": named(report.tasks),

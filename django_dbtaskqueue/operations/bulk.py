@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from django.contrib.auth import get_user_model
@@ -22,7 +23,6 @@ from django.utils.translation import gettext as _
 from django_dbtaskqueue.core.durations import Pauses, clock
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import model_named
 from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
@@ -76,12 +76,8 @@ def preview(
     """
     request, search = request_of(verb, q, options=options)
     tasks = select(search, narrow(tasks_for(search, using, write=True), actor or Actor()))
-    selected = count_in_time(tasks)
-    changing = request.verb.eligible(tasks, request.options)
-    ends_leases = Status.PROCESSING in request.verb.sources
-    running = count_in_time(changing.filter(status=Status.PROCESSING)) if ends_leases else None
-    about = estimate(tasks) if selected is None or selected.more else None
-    return Preview(request, selected, count_in_time(changing), about, running)
+    seen = actions.preview(tasks, request, count_in_time)
+    return replace(seen, estimate=estimate(tasks)) if seen.selected is None or seen.selected.more else seen
 
 
 def start(
@@ -276,7 +272,6 @@ def step(operation: BulkOperation) -> None:
 
 
 def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
-    """Change the next tasks that match; return the action in words."""
     request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))

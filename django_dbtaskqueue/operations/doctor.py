@@ -255,7 +255,6 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
 
 
 def _runaways(alias: str) -> Iterator[Finding]:
-    """Yield the tasks that were given up and still run: their slots are lost."""
     for instance, running in living(alias).values_list("instance", "running"):
         for item in running:
             if item.get("given_up") is True:
@@ -385,7 +384,6 @@ def _streams(alias: str) -> Iterator[Finding]:
 
 
 def _blocked(alias: str) -> Iterator[Finding]:
-    """Yield the pollers that report that a coroutine blocks their event loop."""
     rows = living(alias).filter(state="BLOCKED").order_by("pk")
     for instance, queues in rows.values_list("instance", "queues")[:10]:
         words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
@@ -397,7 +395,6 @@ def _blocked(alias: str) -> Iterator[Finding]:
 
 
 def _server(alias: str) -> Iterator[Finding]:
-    """Yield the findings of a PostgreSQL server; nothing for another database."""
     session = Session.on(alias)
     if session.postgresql:
         for check in (_indexes, _dead_rows, _old_transactions, _listeners, _durability, _months):

@@ -308,7 +308,6 @@ def _not_due(case: _Case) -> Explanation | None:
 
 
 def _over_limit(case: _Case) -> Explanation | None:
-    """Return that a limit of the group or of the queue over all pollers is reached."""
     ready, rate = case.task.ready_time, case.settings and case.settings.rate_per_group
     if rate is not None and ready is not None and ready > case.now:
         facts: dict[str, object] = {"group": case.task.group_key, "rate": str(rate), "time": _span(case.now, ready)}

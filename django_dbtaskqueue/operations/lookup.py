@@ -143,7 +143,6 @@ def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> 
 
 
 def _places(queue: str) -> list[Location]:
-    """Return where the tasks of a queue are. Raises ``UnknownQueue``."""
     aliases = aliases_of(queue)
     queue_settings(queue, aliases[0])
     return [(alias, model_for(queue)) for alias in aliases]

@@ -370,7 +370,6 @@ class _Run:
 
 
 def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
-    """Return the databases of a queue; raise for an unknown queue or database."""
     permissions.check_queue(queue, actor)
     homes = aliases_of(queue)
     overrides.queue_settings(queue, homes[0])

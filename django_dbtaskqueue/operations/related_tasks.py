@@ -223,7 +223,6 @@ def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
 
 
 def _rows(alias: str, actor: Actor, **of: int) -> QuerySet[Batch]:
-    """Return batches with the time of their database as ``clock``."""
     return narrow(Batch.objects.using(alias).filter(**of).order_by("-pk").annotate(clock=Now()), actor)
 
 

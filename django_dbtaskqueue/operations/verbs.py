@@ -106,12 +106,6 @@ def _priority(given: object) -> int:
     return int(text)
 
 
-def _queue(given: object) -> str:
-    if not isinstance(given, str) or not given.strip():
-        raise ValueError(f"{given!r} must be the name of a queue")
-    return given.strip()
-
-
 def json_of(text: str) -> Any:
     """Return the value of a JSON text; ``ValueError`` says where it is wrong."""
     try:
@@ -136,7 +130,7 @@ TO = VerbInput(
 )  # fmt: skip
 FOR = VerbInput("for", "delay", _("For how long"), EXAMPLES, _delay)
 PRIORITY = VerbInput("priority", "priority", _("New priority"), _("A whole number; lower runs first."), _priority)
-TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be in the same table."), _queue)
+TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be in the same table."), _name)
 PAYLOAD = VerbInput(
     "payload", "payload", _("New payload"),
     _("As JSON. A secret is shown as •••: leave it as it is. It keeps its value."), lambda given: given, is_json=True,

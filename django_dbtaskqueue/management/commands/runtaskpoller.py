@@ -173,7 +173,6 @@ class Command(BaseCommand):
             return LEFT_RUNNING_CODE if left else 0
 
     def _supervise(self, queues: dict[str, int], options: dict[str, Any], status: StatusLine | None) -> int:
-        """Run child processes, each started as this one was."""
         port, settings = options["metrics_port"], conf.settings()
         parent = supervisor.Supervisor(
             self._command("--processes"),
@@ -195,7 +194,6 @@ class Command(BaseCommand):
         return code
 
     def _show(self, now: Snapshot, status: StatusLine | None, probes: Probes | None, *, stopping: bool) -> None:
-        """Show how the process is: on the terminal, and to the service manager."""
         if status:
             status.draw(now)
         if probes:
@@ -206,7 +204,6 @@ class Command(BaseCommand):
         return supervisor.run_parent(self._command("--reload"), self._shutdown)
 
     def _command(self, option: str) -> list[str]:
-        """Return the words that started this process."""
         if self._arguments is None:
             raise CommandError(f"{option} needs its own process: run manage.py, not call_command().")
         base = get_child_arguments()

@@ -157,7 +157,6 @@ def _number(text: str, term: str) -> str:
 
 
 def _span(text: str, term: str) -> str:
-    """Return a length of time as people write it."""
     if span_of(text) is None:
         words = _("%(value)s is not a length of time. Write >10m, <2h, or 1d..7d.")
         raise SearchError(term, words % {"value": repr(text)})
