@@ -32,6 +32,7 @@ SESSION_SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalsty
 
 
 def database_errors() -> tuple[type[Exception], ...]:
+    """Return what the drivers raise."""
     import psycopg
 
     return psycopg.Error, sqlite3.Error

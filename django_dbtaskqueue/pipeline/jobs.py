@@ -119,10 +119,12 @@ def moment(text: str) -> datetime:
 
 
 def day(text: str) -> date:
+    """Return the day of ISO 8601 text."""
     return parsed(date.fromisoformat, text, "a day. Write it as 2026-01-31")
 
 
 def count(text: str) -> int:
+    """Return a whole number of at least 1."""
     return parsed(int, text, "a whole number of at least 1", lambda number: number >= 1)
 
 
@@ -458,6 +460,7 @@ def _run(found: Job, words: list[str], face: Face) -> int:
 
 
 def parser(found: Job, face: Face) -> Parser:
+    """Return the parser of one job's command line."""
     made = Parser(
         prog=f"{face.program} {found.name}", description=found.summary, epilog=EXIT_CODES_HELP,
         add_help=False, allow_abbrev=False, argument_default=None,

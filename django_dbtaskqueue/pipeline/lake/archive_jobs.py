@@ -219,6 +219,7 @@ class Run:
 
 
 def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
+    """Return (location, id) of tasks as a table."""
     locations, ids = zip(*tasks, strict=True) if tasks else ((), ())
     return pa.table({"location": pa.array(locations, pa.string()), "id": pa.array(ids, pa.int64())})
 
@@ -319,6 +320,7 @@ class Stream(Job):
 
 
 def per_second(text: str) -> float:
+    """Return a rate above 0."""
     return parsed(float, text, "a number of tasks per second above 0", lambda rate: rate > 0)
 
 

@@ -132,6 +132,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Erasure:
+    """One run."""
+
     context: Context
     database: Database
     link: Link

@@ -107,6 +107,8 @@ CHANGED_OR_LOCKED = (RowsChanged, psycopg.errors.LockNotAvailable, psycopg.error
 
 
 class Batches:
+    """The batches of one database."""
+
     def __init__(self, database: Database, link: Link) -> None:
         self.database = database
         self.link = link

@@ -200,6 +200,7 @@ def _finding(check: str, place: str, queue: str | None, rows: int, detail: str =
 
 
 def table(findings: Sequence[Finding]) -> str:
+    """Return findings as a table of text."""
     if not findings:
         return "no findings"
     cells = [list(findings[0]), *([str(value) for value in one.values()] for one in findings)]

@@ -377,6 +377,8 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
 
 @dataclass
 class Staged(WriterCommitMessage):
+    """What a task of a write staged, and where."""
+
     part: Part
     table: str
 
