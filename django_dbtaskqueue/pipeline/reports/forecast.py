@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark.sql import DataFrame
@@ -115,19 +116,11 @@ def wall_clock(arrivals: Mapping[datetime, int], zone: tzinfo) -> tuple[datetime
     When clocks are put back an hour is there twice: its value is the mean. When they are put forward an hour is not
     there: it gets the value of a week before, or else of the hour before.
     """
-    found: dict[datetime, list[int]] = defaultdict(list)
-    hour, last = min(arrivals), max(arrivals)
-    while hour <= last:
-        local = hour.astimezone(zone).replace(minute=0, tzinfo=None, fold=0)
-        found[local].append(arrivals.get(hour, 0))
-        hour += timedelta(hours=1)
-    begin, end = min(found), max(found)
-    counts: list[float] = []
-    for step in range((end - begin) // timedelta(hours=1) + 1):
-        values = found.get(begin + timedelta(hours=step))
-        earlier = counts[-HOURS_OF_WEEK] if len(counts) >= HOURS_OF_WEEK else counts[-1] if counts else 0.0
-        counts.append(sum(values) / len(values) if values else earlier)
-    return begin, np.array(counts)
+    counts = pd.Series(arrivals, dtype=float).sort_index().asfreq("h", fill_value=0)
+    counts.index = counts.index.tz_convert(zone).tz_localize(None).floor("h")
+    counts = counts.groupby(level=0).mean().asfreq("h")
+    counts = counts.fillna(counts.shift(HOURS_OF_WEEK)).ffill()
+    return counts.index[0].to_pydatetime(), counts.to_numpy()
 
 
 # -- the models --------------------------------------------------------------------------------------------------------
