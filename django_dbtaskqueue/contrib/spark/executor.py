@@ -176,7 +176,8 @@ class SparkExecutor:
             else:
                 found: list[Answer] = pickle.loads(row["answers"])  # noqa: S301 -- made by our own workers
                 call.future.set_result([one._replace(seconds=row["seconds"] / len(found)) for one in found])
-        self._learn([row["seconds"] for row in answers if not row["refused"]])
+        if seconds := [row["seconds"] for row in answers if not row["refused"]]:
+            self._mean = smoothed(self._mean, max(fmean(seconds), 1e-6))
 
     def _run(self, calls: list[Call], *, again: bool) -> list[dict[str, Any]]:
         """Run one Spark job; return its answers in order. Raises whatever Spark raises."""
@@ -199,10 +200,6 @@ class SparkExecutor:
             finally:
                 connections.close_all()
         return {alias: self._known_places[alias] for alias in aliases}
-
-    def _learn(self, seconds: list[float]) -> None:
-        if seconds:
-            self._mean = smoothed(self._mean, max(fmean(seconds), 1e-6))
 
     def _failed(self, calls: list[Call], error: Exception) -> None:
         """Handle a job that Spark gave up: find out which tasks are settled, and run the others in halves.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from statistics import fmean
 from zoneinfo import ZoneInfo
@@ -292,11 +292,7 @@ def replay(arrivals: Sequence[Arrival], *, slots: int | Callable[[float], int], 
 def most_at_once(spans: Sequence[tuple[float, float]]) -> int:
     """Return the largest number of spans (start, end) that any moment lies in; at least 1."""
     changes = sorted([(start, 1) for start, _ in spans] + [(end, -1) for _, end in spans])
-    now = most = 0
-    for _, change in changes:
-        now += change
-        most = max(most, now)
-    return max(most, 1)
+    return max([1, *accumulate(change for _, change in changes)])
 
 
 def over_time(served: Sequence[Served]) -> Iterator[tuple[float, float]]:
