@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.flow.batches import Workflow, batch, chain
     from django_dbtaskqueue.flow.enqueue import aenqueue, enqueue
     from django_dbtaskqueue.flow.enqueue_many import EnqueueReport, aenqueue_many, enqueue_many
-    from django_dbtaskqueue.flow.steps import asignal, signal
+    from django_dbtaskqueue.flow.port import asignal, signal
     from django_dbtaskqueue.pull.handle import queue
     from django_dbtaskqueue.registry import periodic, processor
 
@@ -50,7 +50,7 @@ _HOMES = {
     "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
     "flow.batches": ("Workflow", "batch", "chain"),
     "flow.enqueue": ("aenqueue", "enqueue"),
-    "flow.steps": ("asignal", "signal"),
+    "flow.port": ("asignal", "signal"),
     "core.masking": ("Sensitive",),
     "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
     "pull.handle": ("queue",),

@@ -22,9 +22,9 @@ from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.db.storage import is_partitioned, make_month, missing_months, months
 from django_dbtaskqueue.flow import retention
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import end_expired
 from django_dbtaskqueue.flow.retention import RetentionCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.bounded_reads import queue_names

@@ -27,9 +27,9 @@ from django_dbtaskqueue.core.masking import MASKED, masked
 from django_dbtaskqueue.core.states import BY_VERB, Status
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow.move import CAN_RUN_NOW, IS_HERE, change_locked, lock_groups
+from django_dbtaskqueue.flow.port import signal_all
 from django_dbtaskqueue.flow.retention import finished_before, housekeep
 from django_dbtaskqueue.flow.selection import same_rows
-from django_dbtaskqueue.flow.steps import signal_all
 from django_dbtaskqueue.models import AbstractTask
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS

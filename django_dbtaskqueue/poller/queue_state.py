@@ -28,8 +28,8 @@ from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
 from django_dbtaskqueue.flow.checkout import ScanCursor, Strategy
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.placement import known_queues
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import AbstractTask, Poller
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, payload_types_in
 from django_dbtaskqueue.models.readable import as_list

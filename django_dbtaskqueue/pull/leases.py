@@ -24,9 +24,9 @@ from django_dbtaskqueue.flow import checkout as stage
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
 from django_dbtaskqueue.flow.groups import Limiter
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.run import Processor, expiry, prepare
-from django_dbtaskqueue.flow.settle_port import SettlePort
 
 P = TypeVar("P", bound=SettlePort)
 SIGNER = Signer(salt="django_dbtaskqueue.lease")

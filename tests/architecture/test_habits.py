@@ -252,7 +252,7 @@ MAY_STOP = {
     "flow.groups": "chunks of one change of a limit, which is tried again as a whole",
     "flow.retention": "tables that are gone: no row is read",
     "flow.shard_move": "rounds of one step",
-    "flow.steps": "an operator's act: the error is the answer",
+    "flow.port": "an operator's act: the error is the answer",
     "operations.doctor": "its own checks, each of which says its error",
     "operations.housekeeping": "partitions, whose names the package makes",
     "operations.queue_control": "an operator's act: the error is the answer",

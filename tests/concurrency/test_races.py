@@ -20,8 +20,8 @@ from django_dbtaskqueue.core.states import COMPLETED, CREATED, ERROR, POISON, PR
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import groups, move, rescue, retention, settle
 from django_dbtaskqueue.flow.checkout import Checkout, Optimistic, QueueShare, ScanCursor
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import decide
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Queue, Task
 from django_dbtaskqueue.operations import actions
 from django_dbtaskqueue.operations.actions import ActionRequest

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue.core.states import CREATED, ERROR, PROCESSING, Status
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor, strategy_for
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Queue
 from tests.conformance.conftest import CHECKOUTS, FIRST, SECOND, World
 from tests.factories import LEASE

@@ -9,7 +9,7 @@ import pytest
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import checkout, move
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, Scan, ScanCursor, take_rows
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Task
 from tests.clock import SteppedClock
 from tests.factories import LEASE, make_task

@@ -15,9 +15,9 @@ from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import dependencies, move, retention
 from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import rescue
 from django_dbtaskqueue.flow.settle import plan
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Dependency, Hold, Task, TaskHistory
 from tests.clock import SteppedClock
 from tests.factories import make_task

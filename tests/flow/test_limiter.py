@@ -23,7 +23,7 @@ from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import retention, settle
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor
 from django_dbtaskqueue.flow.groups import Limiter
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Limit, Poller, Queue, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.testing import advance

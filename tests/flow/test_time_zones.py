@@ -16,8 +16,8 @@ from django_dbtaskqueue.conf.cron import ticks
 from django_dbtaskqueue.core.states import COMPLETED, PROCESSING
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import Checkout, QueueShare, ScanCursor
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.schedule import Definition, declare, enqueue_due
-from django_dbtaskqueue.flow.settle_port import SettlePort
 from django_dbtaskqueue.models import Attempt, Schedule, Task, TaskHistory
 from django_dbtaskqueue.operations.schedules import next_times
 from tests.factories import age

@@ -22,7 +22,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.checkout import ScanCursor
-from django_dbtaskqueue.flow.settle_port import SettlePort
+from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.models import Attempt, Poller, Task
 from django_dbtaskqueue.operations import doctor
 from django_dbtaskqueue.poller import heartbeat, loop

@@ -1,34 +1,122 @@
-"""Steps that last: a processor that is called again passes the steps it has taken, and signals reach it.
-
-A step is a row, written while the lease holds. Its position and name must be the same in each attempt. A sleep and a
-wait are steps, too: they end the call (``TaskSuspended``), and the task is settled as ``Suspend``.
-
-No wake-up is lost: ``signal`` raises ``signals`` on the task's row, and the settle of a waiting task
-compares it with the number that ``wait_for`` saw when it found no signal.
-"""
+"""The port: a processor settles, reads and steps through it, in the transaction of its own thread. Signals to tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
-from typing import NamedTuple, NoReturn
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, router, transaction
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, StepChanged, TaskQueueError, TaskSuspended
-from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, current_lease
-from django_dbtaskqueue.core.outcomes import MAX_DELAY, Suspend
+from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
+from django_dbtaskqueue.core.outcomes import MAX_DELAY, Outcome, Settlement, Suspend
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, alias_for, model_for
-from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.groups import Groups, lock_in_order, regroup
+from django_dbtaskqueue.flow import groups, usage
+from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
+from django_dbtaskqueue.flow.run import decide
 from django_dbtaskqueue.flow.selection import delete_steps
+from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS, RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
+
+
+class SettlePort:
+    """Settles on the calling thread's Django connection, in the transaction of that thread."""
+
+    calls: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, alias: str, model: type[AbstractTask] = Task, *, key: str = "") -> None:
+        self.alias, self.model, self.key = alias, model, key
+        self.keep, self.group_retry, self.log_level = "keep", "hold", 0
+        self.extra: Mapping[str, object] = {}
+        self.reenqueue: Any = None
+
+    def follow(self, settings: QueueSettings) -> None:
+        """Obey these settings from the next settle on."""
+        self.keep, self.group_retry = settings.keep, settings.group_retry
+        self.log_level, self.extra = settings.life_level, settings.extra
+
+    def time(self, text: str) -> datetime:
+        return Session.on(self.alias, self.model).time(text)
+
+    def settle(self, lease: Lease, outcome: Outcome) -> None:
+        """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
+        self.settle_all([(lease, outcome)])
+
+    def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
+        session = Session.on(self.alias, self.model)
+        session.ends = True
+        self._settle(session, [(lease, decide(lease, outcome))])
+
+    def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
+        session = Session.on(self.alias, self.model)
+        decided = [(lease, decide(lease, outcome)) for lease, outcome in pairs]
+        if len(decided) == 1:
+            self._settle(session, decided)
+            return
+        with transaction.atomic(using=self.alias, savepoint=False):
+            self._settle(session, decided)
+
+    def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+        settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
+        for lease, outcome in pairs:
+            if lease.id not in settled:
+                raise lease.gone(outcome.facts.verb)
+        for lease, outcome in pairs:
+            lease.outcome = outcome
+        notify.on_commit(session.connection, partial(_settled, self.alias, pairs))
+        if any(lease.group is not None or outcome.facts.wakes for lease, outcome in pairs):
+            notify.after_commit(session.connection, pairs[0][0].queue)
+
+    def stands(self, lease: Lease) -> bool:
+        return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
+
+    def parents(self, lease: Lease) -> Parents:
+        return parents_of(TaskKey(self.model._meta.label_lower, lease.id), self.alias)
+
+    def journal(self, lease: Lease) -> Steps:
+        return Journal(lease, self.alias, self.model)
+
+    def touch(self, lease: Lease, delta: timedelta) -> None:
+        session = Session.on(self.alias, self.model)
+        seconds = delta.total_seconds()
+        rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
+        if not rows:
+            raise lease.gone("touch")
+        lease.until_text = str(rows[0][0])
+        lease.deadline += seconds
+        usage.after_commit(session.connection, {(lease.queue, "touch"): (lease.id,)})
+
+    def report_progress(self, lease: Lease, done: float, note: str) -> None:
+        session = Session.on(self.alias, self.model)
+        text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
+        params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
+        if not session.run(session.sql.progress, params):
+            raise lease.gone("report_progress")
+
+
+def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
+    if groups.limit_memories:
+        groups.note_ended(alias, (lease for lease, _ in pairs))
+    for lease, _ in pairs:
+        lease.settled = True
+
+
+# -- steps that last: a processor that is called again passes the steps it has taken -----------------------------------
+
+# A step is a row, written while the lease holds. Its position and name must be the same in each attempt. A sleep and a
+# wait are steps, too: they end the call (``TaskSuspended``), and the task is settled as ``Suspend``.
+#
+# No wake-up is lost: ``signal`` raises ``signals`` on the task's row, and the settle of a waiting task compares it with
+# the number that ``wait_for`` saw when it found no signal.
 
 WAITS = (WAIT, RECEIVED, TIMED_OUT)  # what a wait is, and what it becomes
 STEP_DEFAULTS = {"result": None, "seconds": None, "actor": ""}  # of a step
@@ -266,12 +354,12 @@ def signal(
         "actor": actor[:MAX_NAME_CHARS],
     }  # fmt: skip
 
-    def lock() -> tuple[list[Row], Groups]:
+    def lock() -> tuple[list[Row], groups.Groups]:
         rows = session.run(session.sql.count_signal, params)
         return rows, {queue: {group} for queue, group in rows if group is not None}
 
     with session.atomic():
-        rows = lock_in_order(session, lock)
+        rows = groups.lock_in_order(session, lock)
         if not rows:
             statuses = session.model._base_manager.using(session.connection.alias).filter(pk=task_id)
             raise SignalRefused(task_id, name, statuses.values_list("status", flat=True).first())
@@ -279,7 +367,7 @@ def signal(
         session.run(session.sql.store_signal, params)
         woken = bool(session.run(session.sql.wake_signalled, params))
         if woken and group is not None:
-            regroup(session, of_queue, {group})
+            groups.regroup(session, of_queue, {group})
         usage.after_commit(session.connection, {(of_queue, "signal"): [task_id]})
         if woken:
             notify.after_commit(session.connection, of_queue)
