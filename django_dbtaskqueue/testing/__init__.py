@@ -18,17 +18,21 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.testing.backend_conformance import TaskBackendConformance
-    from django_dbtaskqueue.testing.kit import (
+    from django_dbtaskqueue.testing.kit import Wanted, assert_enqueued, refute_enqueued
+    from django_dbtaskqueue.testing.running import (
+        DrainReport,
         TaskQueueKit,
         TaskQueueTestCase,
-        Wanted,
-        assert_enqueued,
-        refute_enqueued,
+        advance,
+        drain,
+        perform,
         run_poller,
     )
-    from django_dbtaskqueue.testing.running import DrainReport, advance, drain, perform
 
-_MODULE_OF = {"TaskBackendConformance": "backend_conformance", "DrainReport": "running"}  # others: kit
+_MODULE_OF = {
+    "TaskBackendConformance": "backend_conformance",
+    **dict.fromkeys(("Wanted", "assert_enqueued", "refute_enqueued"), "kit"),
+}  # others: running
 
 __all__ = [
     "DrainReport",
@@ -48,7 +52,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'kit')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'running')}"), name)
 
 
 def __dir__() -> list[str]:

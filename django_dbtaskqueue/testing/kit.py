@@ -1,37 +1,27 @@
-"""The test kit: assertions on what waits in a queue, a poller beside a test, and all functions as methods."""
+"""The assertions of the test kit, on what waits in a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypedDict, Unpack
 
-from django.db import connections
 from django.db.models import Count
-from django.test import TestCase
 
-from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.core import codecs
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED
-from django_dbtaskqueue.core.exceptions import PayloadError, TaskQueueError, near_match
+from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask
-from django_dbtaskqueue.poller.heartbeat import Heartbeat
-from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.queue_state import Options
-from django_dbtaskqueue.testing.running import advance, drain, perform
 
 MAX_LISTED_TASKS = 10
 ASSERTABLE = (*(column.option for column in ENQUEUED if column.option), "delay")
 DURATION_ARGUMENTS = tuple(column.argument for column in ENQUEUED if column.type == "float8")
 DELAY_TOLERANCE = timedelta(seconds=1)  # two delays that differ by less are the same
-POLLER_TIMEOUT = timedelta(seconds=30)
 
 
 class Wanted(TypedDict, total=False):
@@ -137,69 +127,3 @@ def _line(task: AbstractTask, expected: dict[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return str(value) if isinstance(value, timedelta) else json_payload.short_repr(value, 200)
-
-
-@contextmanager
-def run_poller(
-    *queues: str,
-    threads: int = 2,
-    coroutines: int = 20,
-    tags: Sequence[str] = (),
-    timeout: timedelta = POLLER_TIMEOUT,
-    using: str | None = None,
-) -> Iterator[Poller]:
-    """Run a real poller of ``queues``, on threads and connections of its own, for as long as the block lasts.
-
-    With all that ``runtaskpoller`` runs in a poller's process: timeouts, heartbeat, operators' settings and commands,
-    unparking, rescue, retention and bulk operations.
-
-    At the end of the block it goes on until nothing is due, being processed, or due within five seconds, like
-    ``runtaskpoller --drain``; ``AssertionError`` when that takes longer than ``timeout``. After an exception in the
-    block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
-    ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use ``drain``).
-    """
-    for alias in {alias for queue in queues for alias in aliases_of(queue, using)}:
-        if connections[alias].in_atomic_block:
-            raise TaskQueueError(
-                f"run_poller() has connections of its own, which see nothing of the open transaction on {alias!r}. "
-                "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
-            )
-    poller = Poller(dict.fromkeys(queues, 1), Options(threads, coroutines, tags=tuple(tags)), using=using)
-    heartbeat = Heartbeat(poller)
-    poller.start()
-    heartbeat.start()
-    try:
-        yield poller
-        poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
-        poller.wake("")
-        if not poller.wait(timeout.total_seconds()):
-            leases = [run.job.lease for run in poller.running()]
-            running = ", ".join(f"{lease.queue}/{lease.reference or lease.id}" for lease in leases) or "nothing"
-            named = f"The poller of {', '.join(poller.queues)}"
-            raise AssertionError(f"{named} was not done after {timeout}: {poller.state}, running {running}.")
-    finally:
-        poller.stop()
-        if not poller.wait(timeout.total_seconds()):
-            poller.cancel()
-        heartbeat.stop()
-        poller.close()
-        notify.flush()
-
-
-class TaskQueueKit:
-    """The functions of this package as methods; mix it into any ``unittest`` class."""
-
-    advance = staticmethod(advance)
-    assert_enqueued = staticmethod(assert_enqueued)
-    drain = staticmethod(drain)
-    perform = staticmethod(perform)
-    refute_enqueued = staticmethod(refute_enqueued)
-    run_poller = staticmethod(run_poller)
-
-
-class TaskQueueTestCase(TaskQueueKit, TestCase):
-    """Django's ``TestCase`` with the kit. Processors that a test registers are gone after it."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        self.addCleanup(registry.restore, registry.snapshot())

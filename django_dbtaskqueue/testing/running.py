@@ -17,6 +17,7 @@ from asgiref.sync import async_to_sync
 from django.apps import apps
 from django.db import connections, router, transaction
 from django.db.models import DateTimeField, Model
+from django.test import TestCase
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
@@ -24,6 +25,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
+from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session, aliases_of
 from django_dbtaskqueue.flow import dependencies, placement
 from django_dbtaskqueue.flow.checkout import ScanCursor
@@ -34,12 +36,15 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, Step, Task, TaskHis
 from django_dbtaskqueue.poller.executors import Done, Executor, Finish, Job
 from django_dbtaskqueue.poller.fetch import Fetcher
 from django_dbtaskqueue.poller.free_slots import Executors
-from django_dbtaskqueue.poller.heartbeat import ScheduleJob
+from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.held_leases import Counts, Settler
+from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 from django_dbtaskqueue.pull.leases import next_due
+from django_dbtaskqueue.testing.kit import assert_enqueued, refute_enqueued
 
 MAX_RUNS = 10_000
+POLLER_TIMEOUT = timedelta(seconds=30)
 CLOCK_TICK = timedelta(milliseconds=1)  # every database can tell two times apart that differ by this much
 TEST_INSTANCE = "testing"
 KINDS_OF_END = {"deleted": "completed", "suspend": "suspended"}  # where ``Facts`` has another word
@@ -410,3 +415,72 @@ def _shift(model: type[Model], passed: timedelta, alias: str) -> None:
         moved = [f"{column} = {session.sql.dialect.later('%(delta)s', start=column)}" for column in columns]
         update = f"UPDATE {quote(model._meta.db_table)} SET {', '.join(moved)}"  # noqa: S608 -- names of models
         session.run(update, {"delta": -passed.total_seconds()})
+
+
+# -- a poller beside a test, and all functions as methods --------------------------------------------------------------
+
+
+@contextmanager
+def run_poller(
+    *queues: str,
+    threads: int = 2,
+    coroutines: int = 20,
+    tags: Sequence[str] = (),
+    timeout: timedelta = POLLER_TIMEOUT,
+    using: str | None = None,
+) -> Iterator[Poller]:
+    """Run a real poller of ``queues``, on threads and connections of its own, for as long as the block lasts.
+
+    With all that ``runtaskpoller`` runs in a poller's process: timeouts, heartbeat, operators' settings and commands,
+    unparking, rescue, retention and bulk operations.
+
+    At the end of the block it goes on until nothing is due, being processed, or due within five seconds, like
+    ``runtaskpoller --drain``; ``AssertionError`` when that takes longer than ``timeout``. After an exception in the
+    block it stops at once. It sees only what is committed: for ``TransactionTestCase`` and
+    ``django_db(transaction=True)``; elsewhere ``TaskQueueError`` (use ``drain``).
+    """
+    for alias in {alias for queue in queues for alias in aliases_of(queue, using)}:
+        if connections[alias].in_atomic_block:
+            raise TaskQueueError(
+                f"run_poller() has connections of its own, which see nothing of the open transaction on {alias!r}. "
+                "Use TransactionTestCase or @pytest.mark.django_db(transaction=True), or drain() instead."
+            )
+    poller = Poller(dict.fromkeys(queues, 1), Options(threads, coroutines, tags=tuple(tags)), using=using)
+    heartbeat = Heartbeat(poller)
+    poller.start()
+    heartbeat.start()
+    try:
+        yield poller
+        poller.options = poller.fetcher.capacity.options = replace(poller.options, drain=True)
+        poller.wake("")
+        if not poller.wait(timeout.total_seconds()):
+            leases = [run.job.lease for run in poller.running()]
+            running = ", ".join(f"{lease.queue}/{lease.reference or lease.id}" for lease in leases) or "nothing"
+            named = f"The poller of {', '.join(poller.queues)}"
+            raise AssertionError(f"{named} was not done after {timeout}: {poller.state}, running {running}.")
+    finally:
+        poller.stop()
+        if not poller.wait(timeout.total_seconds()):
+            poller.cancel()
+        heartbeat.stop()
+        poller.close()
+        notify.flush()
+
+
+class TaskQueueKit:
+    """The functions of this package as methods; mix it into any ``unittest`` class."""
+
+    advance = staticmethod(advance)
+    assert_enqueued = staticmethod(assert_enqueued)
+    drain = staticmethod(drain)
+    perform = staticmethod(perform)
+    refute_enqueued = staticmethod(refute_enqueued)
+    run_poller = staticmethod(run_poller)
+
+
+class TaskQueueTestCase(TaskQueueKit, TestCase):
+    """Django's ``TestCase`` with the kit. Processors that a test registers are gone after it."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.addCleanup(registry.restore, registry.snapshot())
