@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Exists, Model, OuterRef, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import LessThanOrEqual
@@ -222,28 +222,26 @@ def delete_unread_events(session: Session) -> int:
 
 
 def _delete_past(rows: QuerySet[Any], column: str) -> int:
-    past = rows.filter(**{f"{column}__lte": Now()})
-    ids = list(past.order_by(column).values_list("pk", flat=True)[:ROWS_PER_BATCH])
-    if not ids:  # mostly; on SQLite a transaction would lock the database
-        return 0
-    with transaction.atomic(using=rows.db):
-        leaving = list(_locked(past.filter(pk__in=ids)).values_list("pk", flat=True))
-        return rows.filter(pk__in=leaving)._raw_delete(rows.db)
+    past = Q(**{f"{column}__lte": Now()})
+    return _delete(rows, past, rows.filter(past).order_by(column))
 
 
 def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:
     """Delete those of the oldest rows that are old. A longer search would read the whole table for nothing."""
-    oldest = list(rows.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
+    return _delete(rows, old, rows.order_by("pk"))
+
+
+def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any]) -> int:
+    """Delete those of the ``first`` rows that are old and that no other transaction has locked."""
+    ids, features = list(first.values_list("pk", flat=True)[:ROWS_PER_BATCH]), connections[rows.db].features
+    if not ids:  # mostly; on SQLite a transaction would lock the database
+        return 0
     with transaction.atomic(using=rows.db):
-        leaving = list(_locked(rows.filter(old, pk__in=oldest)).values_list("pk", flat=True))
-        return rows.filter(pk__in=leaving)._raw_delete(rows.db) if leaving else 0
-
-
-def _locked(rows: QuerySet[Any]) -> QuerySet[Any]:
-    features = transaction.get_connection(rows.db).features
-    if features.has_select_for_update_skip_locked:
-        rows = rows.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
-    return rows.order_by("pk")
+        leaving = rows.filter(old, pk__in=ids).order_by("pk")
+        if features.has_select_for_update_skip_locked:
+            leaving = leaving.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)
+        found = rows.filter(pk__in=list(leaving.values_list("pk", flat=True)))
+        return found._raw_delete(rows.db) or 0  # None where Django sees that nothing can match
 
 
 def expired(session: Session, queue: str) -> list[int]:
