@@ -279,7 +279,10 @@ class Limiter(threading.local):
         params, self.put_off = {**params, "queue_name": self.queue}, False
         if self.max_running is None and not self.rate:
             with session.atomic():
-                return self._take_by_group(session, params, take_rows)
+                rows = take_rows(params)
+                taken = self._within_group_rates(session, rows)
+            self.pause = MIN_TOKEN_PAUSE_S if len(taken) < len(rows) == params["limit"] else None
+            return taken
         memory = _Memory()
         if session.owned:
             memory = limit_memories.setdefault((session.connection.alias, self.queue), memory)
@@ -400,12 +403,6 @@ class Limiter(threading.local):
         if refused:
             return MIN_TOKEN_PAUSE_S
         return max(MIN_TOKEN_PAUSE_S, (1 - tokens) / self.rate) if self.rate and by_rate else 0.0
-
-    def _take_by_group(self, session: Session, params: Params, take_rows: TakeRows) -> list[Row]:
-        rows = take_rows(params)
-        taken = self._within_group_rates(session, rows)
-        self.pause = MIN_TOKEN_PAUSE_S if len(taken) < len(rows) == params["limit"] else None
-        return taken
 
     def _within_group_rates(self, session: Session, rows: list[Row]) -> list[Row]:
         """Take a token of its group for each task; put those off that get none, until their group has one."""

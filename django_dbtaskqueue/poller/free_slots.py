@@ -303,14 +303,16 @@ class CrashIsolation:
 
         ``alone`` is true if no other fetch is under way.
         """
-        ids = {lease.id for lease in leases if lease.lost_leases and not self._has_process(lease)}
+        lost = [lease for lease in leases if lease.lost_leases]
+        ids = {lease.id for lease in lost if not self._isolates(registry.find(lease.queue, lease.payload_type))}
         if not ids:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
                 self._queues.discard(leases[0].port.key)
             return leases
         isolated = [lease for lease in leases if lease.id in ids]
         others = [lease for lease in leases if lease.id not in ids]
-        chosen = isolated[:1] if alone and not others and not self._busy() else []
+        is_busy = (self._settler.held or self._settler.done) and clock.monotonic() < self._quarantine_until
+        chosen = isolated[:1] if alone and not others and not is_busy else []
         # Release before any task of this batch starts: a crash would charge the isolated tasks that are still leased.
         for queue in {lease.queue for lease in isolated}:
             back = [lease for lease in isolated[len(chosen) :] if lease.queue == queue]
@@ -326,12 +328,6 @@ class CrashIsolation:
         self._quarantine_until = clock.monotonic() + _quarantine_seconds(isolated[0])
         self._active_until = clock.monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
-
-    def _has_process(self, lease: Lease) -> bool:
-        return self._isolates(registry.find(lease.queue, lease.payload_type))
-
-    def _busy(self) -> bool:
-        return bool(self._settler.held or self._settler.done) and clock.monotonic() < self._quarantine_until
 
 
 def _quarantine_seconds(lease: Lease) -> float:
