@@ -125,13 +125,18 @@ def browser_texts() -> str:
     return json.dumps(texts)
 
 
-def frame_context(request: HttpRequest, site: AdminSite, here: str | None) -> dict[str, Any]:
+def frame_of(page: PageAdmin, request: HttpRequest) -> dict[str, Any]:
     """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
+    site = page.admin_site
     return {
-        "nav_entries": list(nav_entries(request, site, here)),
+        **site.each_context(request),
+        "nav_entries": list(nav_entries(request, site, page.opts.model_name)),
         "intervals": REFRESH_INTERVALS_S,
         "keys": SHORTCUTS,
         "texts": browser_texts(),
+        "opts": page.opts,
+        "page": page,
+        "title": capfirst(str(page.opts.verbose_name_plural)),
     }
 
 
@@ -155,7 +160,7 @@ def show(
         with statement_timeout(alias):
             as_of = database_now(Session.on(alias))
             filled = {
-                **_frame(page, request, live=live),
+                **({"opts": page.opts, "page": page} if live else frame_of(page, request)),
                 "as_of": as_of,
                 "where_read": standby.where_read(),
                 **context(),
@@ -195,19 +200,10 @@ def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callabl
 
 
 def _no_answer(page: PageAdmin, request: HttpRequest, context: dict[str, Any], *, status: int = 503) -> HttpResponse:
-    filled = {**_frame(page, request, live=False), **context}
+    filled = {**frame_of(page, request), **context}
     response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=status)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
     return response.render()
-
-
-def _frame(page: PageAdmin, request: HttpRequest, *, live: bool) -> dict[str, Any]:
-    own = {"opts": page.opts, "page": page}
-    if live:
-        return own
-    site = page.admin_site
-    around = {**site.each_context(request), **frame_context(request, site, page.opts.model_name)}
-    return {**around, **own, "title": capfirst(str(page.opts.verbose_name_plural)), "media": page.media}
 
 
 def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> HttpResponse:

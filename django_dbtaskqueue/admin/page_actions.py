@@ -21,7 +21,7 @@ from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import frame_context
+from django_dbtaskqueue.admin.frame import frame_of
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see, viewer
 from django_dbtaskqueue.conf import settings as conf
@@ -224,13 +224,9 @@ def confirmed(request: HttpRequest, form: forms.Form) -> bool:
 
 def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpResponse:
     """Return the confirmation page. It posts to the same address, with the same selection."""
-    site = page.admin_site
     context = {
-        **site.each_context(request),
-        **frame_context(request, site, page.opts.model_name),
+        **frame_of(page, request),
         "title": question.verb.label,
-        "opts": page.opts,
-        "page": page,
         "question": question,
         "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
         "checkbox_name": ACTION_CHECKBOX_NAME,
@@ -239,7 +235,7 @@ def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpRe
         "origin": request.POST.get("origin", ""),
         "back": page.back(request),
     }
-    request.current_app = site.name
+    request.current_app = page.admin_site.name
     return TemplateResponse(request, "admin/dbtaskqueue/confirm.html", context)
 
 

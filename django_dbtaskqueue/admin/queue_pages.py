@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
-from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -146,12 +145,8 @@ class QueueAdmin(SmallListAdmin):
 
     def _number(self, rows: Any, found: Page, place: int | None, filterset: Any) -> str:
         text = ngettext("%(number)s queue", "%(number)s queues", len(rows)) % {"number": len(rows)}
-        if len(rows) > len(found.rows):
-            return _("%(words)s; the first %(shown)s by name: search for others") % {
-                "words": text,
-                "shown": len(found.rows),
-            }
-        return text
+        more = _("%(words)s; the first %(shown)s by name: search for others")
+        return more % {"words": text, "shown": len(found.rows)} if len(rows) > len(found.rows) else text
 
     def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Queue | None:
         """Return the row, or a known queue without one."""
@@ -216,13 +211,11 @@ class QueueAdmin(SmallListAdmin):
         }
 
     def _types(self, name: str) -> list[dict[str, Any]]:
-        address = self.url(model_for(name), "changelist")
+        model = model_for(name)
         return [
             {
                 "name": one.payload_type or _("the queue's default"),
-                "url": f"{address}?{urlencode({'q': text_of(queue=name, type=one.payload_type)})}"
-                if address and one.payload_type
-                else "",
+                "url": one.payload_type and self.url(model, "changelist", q=text_of(queue=name, type=one.payload_type)),
                 "cells": [number(one.statuses.get(str(status), 0)) for status in TERMINAL],
                 "run": quantiles_text(one.run),
                 "wait": quantiles_text(one.wait),
