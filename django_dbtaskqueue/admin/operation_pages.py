@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import django_filters
@@ -320,11 +321,10 @@ class PollerAdmin(SmallListAdmin):
 
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:
     """Return whether the actor may cancel a bulk operation, or put its tasks back."""
-    try:
+    with suppress(PermissionDenied):
         check_cancel(operation, bulk.verb_of(operation), actor)
-    except PermissionDenied:
-        return False
-    return True
+        return True
+    return False
 
 
 def queue_name(item: Any) -> str:

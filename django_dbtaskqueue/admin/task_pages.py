@@ -251,13 +251,6 @@ class Event:
     acted: bool = False  # by an operator
 
 
-def has_temporary_queue() -> bool:
-    """Return whether the project has a queue of temporary tasks, as far as its settings can be read."""
-    with suppress(ImproperlyConfigured):
-        return any(conf.default_settings(name).temporary for name in ("", *conf.known_queues()))
-    return False
-
-
 class TaskAdmin(TaskPage):
     """A task table. Only the verbs change rows."""
 
@@ -274,8 +267,11 @@ class TaskAdmin(TaskPage):
     empty = gettext_lazy("No task matches.")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Show temporary tasks in the index only where a queue has them."""
-        return (self.model is not TemporaryTask or has_temporary_queue()) and super().has_module_permission(request)
+        """Show temporary tasks in the index only where a queue has them, as far as the settings can be read."""
+        used = self.model is not TemporaryTask
+        with suppress(ImproperlyConfigured):
+            used = used or any(conf.default_settings(name).temporary for name in ("", *conf.known_queues()))
+        return used and super().has_module_permission(request)
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may use and that apply to a status of the search."""

@@ -190,6 +190,7 @@ class Migration(migrations.Migration):
             "Task",
             verbose_name="task",
             verbose_name_plural="tasks",
+            default_permissions=("add", "delete", "view"),
             permissions=[
                 ("reprocess_task", "Can reprocess tasks (ERROR to CREATED)"),
                 ("mark_poison_task", "Can mark tasks as poison (ERROR to POISON)"),
@@ -208,7 +209,12 @@ class Migration(migrations.Migration):
             ],
         ),
         TuneTaskTable("task"),
-        task_table("TemporaryTask", verbose_name="temporary task", verbose_name_plural="temporary tasks"),
+        task_table(
+            "TemporaryTask",
+            default_permissions=("view",),
+            verbose_name="temporary task",
+            verbose_name_plural="temporary tasks",
+        ),
         TuneTaskTable("temporarytask", unlogged=True),
         migrations.CreateModel(
             "TaskHistory",
@@ -219,7 +225,11 @@ class Migration(migrations.Migration):
                 ("task_id", models.BigIntegerField("task")),
                 ("moved_time", models.DateTimeField("moved", db_default=Now())),
             ],
-            options={"verbose_name": "task in history", "verbose_name_plural": "history"},
+            options={
+                "default_permissions": ("view",),
+                "verbose_name": "task in history",
+                "verbose_name_plural": "history",
+            },
         ),
         # The indexes come last. ``CreateModel`` would make them at the end of the migration, on the partitioned table,
         # where ``PartitionByMonth`` has already made them.
@@ -248,6 +258,7 @@ class Migration(migrations.Migration):
                 ("fingerprint", models.CharField("fingerprint", max_length=40, db_default="")),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "failed attempt",
                 "verbose_name_plural": "failed attempts",
                 "indexes": [
@@ -405,6 +416,7 @@ class Migration(migrations.Migration):
                 ("paused_reason", models.CharField("reason", max_length=500, blank=True, db_default="")),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "queue",
                 "verbose_name_plural": "queues",
                 "permissions": [
@@ -518,6 +530,7 @@ class Migration(migrations.Migration):
                 ("requested_command", models.CharField("requested command", max_length=30, blank=True, db_default="")),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "poller",
                 "verbose_name_plural": "pollers",
                 "permissions": [("control_poller", "Can drain, stop, pause and start pollers")],
@@ -539,6 +552,7 @@ class Migration(migrations.Migration):
                 ("waits", models.JSONField("histogram of waits", db_default=empty({}))),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "metric",
                 "verbose_name_plural": "metrics",
                 "indexes": [
@@ -559,6 +573,7 @@ class Migration(migrations.Migration):
                 ("last_seen", models.DateTimeField("last seen")),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "failure group",
                 "verbose_name_plural": "failure groups",
                 "indexes": [models.Index(fields=["last_seen"], name="dbtaskqueue_failure_seen")],
@@ -609,6 +624,7 @@ class Migration(migrations.Migration):
                 ("finish_time", models.DateTimeField("ended", null=True, blank=True)),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "bulk operation",
                 "verbose_name_plural": "bulk operations",
                 "indexes": [
@@ -648,6 +664,7 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
+                "default_permissions": ("view",),
                 "verbose_name": "audit entry",
                 "verbose_name_plural": "audit",
                 "indexes": [
@@ -673,6 +690,7 @@ class Migration(migrations.Migration):
                 ("difference", models.JSONField("difference", null=True, blank=True)),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "changed tasks",
                 "verbose_name_plural": "changed tasks",
                 "indexes": [
@@ -695,6 +713,7 @@ class Migration(migrations.Migration):
                 ("create_time", models.DateTimeField("created", db_default=Now())),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "saved search",
                 "verbose_name_plural": "saved searches",
                 "constraints": [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")],
@@ -726,6 +745,7 @@ class Migration(migrations.Migration):
                 ("actor_id", models.CharField("actor id", max_length=200, db_default="")),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "API token",
                 "verbose_name_plural": "API tokens",
                 "constraints": [
@@ -767,6 +787,7 @@ class Migration(migrations.Migration):
                 ("close_time", models.DateTimeField("closed at", null=True, blank=True)),
             ],
             options={
+                "default_permissions": (),
                 "verbose_name": "archive batch",
                 "verbose_name_plural": "archive batches",
                 "constraints": [
@@ -794,7 +815,11 @@ class Migration(migrations.Migration):
                 ("data", models.JSONField("figures", db_default=empty({}), blank=True)),
                 ("location", models.TextField("files", db_default="", blank=True)),
             ],
-            options={"verbose_name": "pipeline report", "verbose_name_plural": "pipeline reports"},
+            options={
+                "default_permissions": ("view",),
+                "verbose_name": "pipeline report",
+                "verbose_name_plural": "pipeline reports",
+            },
         ),
         migrations.CreateModel(
             "StreamPosition",

@@ -37,6 +37,7 @@ class Queue(models.Model):
     paused_reason = models.CharField(_("reason"), max_length=500, blank=True, db_default="")
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("queue")
         verbose_name_plural = _("queues")
         permissions: ClassVar = [
@@ -115,6 +116,7 @@ class Poller(models.Model):
     requested_command = models.CharField(_("requested command"), max_length=30, blank=True, db_default="")
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("poller")
         verbose_name_plural = _("pollers")
         permissions: ClassVar = [("control_poller", "Can drain, stop, pause and start pollers")]
@@ -213,6 +215,7 @@ class MinuteCount(models.Model):
     waits = JsonField(_("histogram of waits"), shape=dict, of=int)
 
     class Meta:
+        default_permissions = ()
         verbose_name = _("metric")
         verbose_name_plural = _("metrics")
         indexes: ClassVar = [
@@ -238,6 +241,7 @@ class FailureGroup(models.Model):
     last_seen = TimeField(_("last seen"))
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("failure group")
         verbose_name_plural = _("failure groups")
         indexes: ClassVar = [models.Index(fields=["last_seen"], name="dbtaskqueue_failure_seen")]
@@ -316,6 +320,7 @@ class BulkOperation(models.Model):
     finish_time = TimeField(_("ended"), null=True, blank=True)
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
         indexes: ClassVar = [
@@ -363,6 +368,7 @@ class AuditEntry(models.Model):
     )
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("audit entry")
         verbose_name_plural = _("audit")
         indexes: ClassVar = [
@@ -407,6 +413,7 @@ class TaskChange(models.Model):
     difference = JsonField(_("difference"), null=True, blank=True)  # of an edited payload, masked
 
     class Meta:
+        default_permissions = ()
         verbose_name = _("changed tasks")
         verbose_name_plural = _("changed tasks")
         indexes: ClassVar = [
@@ -432,6 +439,7 @@ class SavedSearch(models.Model):
     create_time = TimeField(_("created"), db_default=Now())
 
     class Meta:
+        default_permissions = ()
         verbose_name = _("saved search")
         verbose_name_plural = _("saved searches")
         constraints: ClassVar = [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")]
@@ -459,6 +467,7 @@ class ApiToken(models.Model):
     last_used_time = TimeField(_("last used"), null=True, blank=True)
 
     class Meta:
+        default_permissions = ()
         verbose_name = _("API token")
         verbose_name_plural = _("API tokens")
         constraints: ClassVar = [
@@ -511,6 +520,7 @@ class ArchiveBatch(models.Model):
     close_time = TimeField(_("closed at"), null=True, blank=True)
 
     class Meta:
+        default_permissions = ()
         verbose_name = _("archive batch")
         verbose_name_plural = _("archive batches")
         constraints: ClassVar = [
@@ -585,6 +595,7 @@ class PipelineReport(models.Model):
     location = models.TextField(_("files"), db_default="", blank=True)
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("pipeline report")
         verbose_name_plural = _("pipeline reports")
 

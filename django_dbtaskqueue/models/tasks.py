@@ -171,6 +171,7 @@ class Task(AbstractTask):
     """TASKS: the default table of every queue."""
 
     class Meta(AbstractTask.Meta):
+        default_permissions = ("add", "delete", "view")  # a change is a verb, with a permission of its own
         verbose_name = _("task")
         verbose_name_plural = _("tasks")
         permissions: ClassVar = [
@@ -205,6 +206,7 @@ class TemporaryTask(AbstractTask):
     """The table of queues set to ``temporary``: UNLOGGED on PostgreSQL, so a crash of the server empties it."""
 
     class Meta(AbstractTask.Meta):
+        default_permissions = ("view",)
         verbose_name = _("temporary task")
         verbose_name_plural = _("temporary tasks")
 
@@ -221,6 +223,7 @@ class TaskHistory(TaskColumns):
     moved_time: Time = TimeField(_("moved"), db_default=Now())
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("task in history")
         verbose_name_plural = _("history")
         indexes: ClassVar = [
@@ -286,6 +289,7 @@ class Attempt(models.Model):
     fingerprint: Text = models.CharField(_("fingerprint"), max_length=40, db_default="")
 
     class Meta:
+        default_permissions = ("view",)
         verbose_name = _("failed attempt")
         verbose_name_plural = _("failed attempts")
         indexes: ClassVar = [

@@ -25,7 +25,8 @@ from django_dbtaskqueue.models import AuditEntry, BulkOperation, Poller, Queue, 
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
-from django_dbtaskqueue.operations.permissions import Actor, Verb, can_operate
+from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, can_operate
+from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, refused, work
@@ -355,6 +356,9 @@ def test_every_verb_has_a_line_in_the_tables_a_road_and_a_permission_of_its_own(
         assert everything("").filter(codename=verb.permission).count() == 1, name
         sharing = {other.name for other in VERBS.values() if other.permission == verb.permission}
         assert sharing in ({name}, {"pause", "resume"})
+    asked = {verb.permission for verb in (*VERBS.values(), *SCHEDULE_VERBS.values(), ENQUEUE_COPY)} | {"add_schedule"}
+    made = {*everything("").values_list("codename", flat=True)}
+    assert {name.partition("_")[0] for name in made - asked} == {"view"}, "no permission that no verb uses"
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------
