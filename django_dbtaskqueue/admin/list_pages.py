@@ -22,7 +22,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from django_dbtaskqueue.admin.frame import LIVE_KEY
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number
+from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number, own_text
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
 from django_dbtaskqueue.operations.permissions import Verb
@@ -86,7 +86,7 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
     def cell(self, record: Model, place: int) -> str:
         """Return the cell. The table escapes text from a row."""
         value = self._value(record)
-        shown = "" if value is None else value
+        shown = own_text(value) if type(value) is str and value else "" if value is None else value
         if self._page and shown != "":
             address = record.__dict__.get("own_page")  # two columns can lead there
             if address is None:
@@ -138,6 +138,7 @@ class ListAdmin(ReadOnlyAdmin):
     empty: StrOrPromise = ""  # the text of a list without rows
     plural: StrOrPromise = ""  # the name of several rows; empty: the model's name
     list_across = False  # whether an action can apply to all rows that match
+    waits_for_tick = False  # whether the verbs are shown only while a row is ticked
 
     @property
     def live_template(self) -> str:

@@ -30,7 +30,7 @@ from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import is_task_table, model_named
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
-from django_dbtaskqueue.operations.serializers import is_storable
+from django_dbtaskqueue.operations.serializers import is_storable, message_of
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
@@ -42,6 +42,7 @@ else:
 V = TypeVar("V", bound=Verb)
 MAX_ID = 2**63 - 1
 EMPTY_VALUE = "-"
+MAX_UNCUT = 16  # characters that each column has room for
 STATUS_ICONS = {
     Status.CREATED: "○",
     Status.PROCESSING: "◐",
@@ -110,6 +111,17 @@ def json_box(value: Any) -> str:
 
 def _box(text: str) -> str:
     return format_html('<pre class="dbtq-box" tabindex="0">{}</pre>', text)
+
+
+def line_of(task: Any) -> str:
+    """Return the progress or the error of a task. A result needs the permission to see payloads, on its page."""
+    return "" if task.status == Status.COMPLETED else message_of(task.process_result)
+
+
+def own_text(text: str) -> SafeString:
+    """Return a text that a program wrote: in its own direction, with itself as a title where it may be cut."""
+    html = '<bdi title="{0}">{0}</bdi>' if len(text) > MAX_UNCUT else "<bdi>{0}</bdi>"
+    return format_html(html, text)
 
 
 Column = Callable[[Any, Any], str]  # a method of an admin class: the row as text

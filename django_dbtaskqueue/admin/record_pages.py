@@ -32,6 +32,7 @@ from django_dbtaskqueue.admin.read_only import (
     column,
     id_of,
     json_box,
+    line_of,
     local,
     may_see,
     number,
@@ -132,11 +133,7 @@ class TaskHistoryAdmin(LocatedAdmin):
 
     situation = column(gettext_lazy("now"), lambda task: explain(task).sentence)
     moved = age_column(gettext_lazy("moved"), "moved_time")
-    # A result needs the permission to see payloads; the page of the row shows it.
-    says = column(
-        gettext_lazy("error"),
-        lambda task: "" if task.status == Status.COMPLETED else message_of(task.process_result),
-    )
+    says = column(gettext_lazy("error"), line_of)
 
 
 def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:

@@ -33,8 +33,10 @@ from django_dbtaskqueue.admin.read_only import (
     column,
     id_of,
     json_box,
+    line_of,
     may_see,
     number,
+    own_text,
     permitted,
     stamp,
     status_badge,
@@ -63,7 +65,7 @@ from django_dbtaskqueue.operations.permissions import (
     visible_queues,
 )
 from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, of_queue, parse, query, text_of, to_text
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
@@ -91,22 +93,14 @@ SEARCH_EXAMPLES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Sort:
-    """An order of the list."""
-
-    label: StrOrPromise
-    by: tuple[Any, ...]
-
-
-SORTS = {
-    "oldest": Sort(gettext_lazy("oldest first"), ("pk",)),
-    "wait": Sort(gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
-    "run": Sort(
+SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
+    "oldest": (gettext_lazy("oldest first"), ("pk",)),
+    "wait": (gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
+    "run": (
         gettext_lazy("slowest first"),
         ((Coalesce("finish_time", Now()) - F("start_time")).desc(nulls_last=True), "-pk"),
     ),
-    "attempts": Sort(gettext_lazy("most attempts first"), ("-total_attempt", "-pk")),
+    "attempts": (gettext_lazy("most attempts first"), ("-total_attempt", "-pk")),
 }
 
 
@@ -143,12 +137,20 @@ def pickers(
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,
-        "queue_choices": [(text_of(queue=name).partition(":")[2], name, queues == (name,)) for name in names]
-        if len(names) <= MAX_QUEUES_TO_PICK
-        else [],
-        "sorts": [(key, one.label, key == order) for key, one in SORTS.items()],
+        "picks": [
+            _pick("queue", _("Queue"), names if len(names) <= MAX_QUEUES_TO_PICK else [], search),
+            _pick("is", _("State"), STATE_NAMES, search),
+        ],
+        "sorts": [(key, label, key == order) for key, (label, _by) in SORTS.items()],
         "words": json.dumps(_search_words(names[:MAX_QUEUES_TO_PICK])),
     }
+
+
+def _pick(name: str, label: str, values: Sequence[str], search: Search) -> tuple[str, str, list[tuple[str, str, bool]]]:
+    """Return the values of a qualifier to choose from, as the address has them and as people read them."""
+    terms = {value: text_of(**{name: value}) for value in values}
+    chosen = {term.text for term in search.terms}
+    return name, label, [(text.partition(":")[2], value, text in chosen) for value, text in terms.items()]
 
 
 def statuses_of(search: Search) -> set[str]:
@@ -178,9 +180,9 @@ def _search_words(queues: Sequence[str]) -> dict[str, list[str]]:
 def search_context(filterset: Any, path: str) -> dict[str, Any]:
     """Return what the search form shows of a bound ``TaskFilter``."""
     search: Search = filterset.search
-    shown = search  # the queue that the picker shows is not in the text
-    if len(search.queues()) == 1:
-        shown = Search(tuple(term for term in search.terms if term != of_queue(search.queues()[0]).terms[0]))
+    picked = {text_of(**{"is": state}) for state in STATE_NAMES}  # what the pickers show is not in the text
+    picked |= {text_of(queue=queue) for queue in search.queues()}
+    shown = Search(tuple(term for term in search.terms if term.text not in picked))
     return {
         "text": to_text(shown) if search else filterset.data.get("q", ""),
         "chips": [(term.text, _without(search, term, path)) for term in search.terms],
@@ -256,7 +258,7 @@ class TaskAdmin(TaskPage):
 
     detail_template = "task"
     list_template = "tasks"
-    list_across = True
+    list_across = waits_for_tick = True
     filterset = TaskFilter
     list_display = (
         "id", "status_badge", "reference", "queue_link", "attempts", "says", "waited", "took", "when", "created"
@@ -306,7 +308,7 @@ class TaskAdmin(TaskPage):
             return query.page_of_processing(cast(TaskQuerySet, rows), queues, size, **place)
         among = within(self._ids(request, filterset), query.indexed_part(search, filterset.queryset))
         if order := SORTS.get(request.GET.get(SORT_KEY, "")):
-            return query.sorted_page(rows, among, size, order.by)
+            return query.sorted_page(rows, among, size, order[1])
         return query.page_of(rows, among, size, before=place["before"], after=place["after"], **effort)
 
     def _numbers(self, filterset: Any) -> dict[str, ApproxCount]:
@@ -344,7 +346,7 @@ class TaskAdmin(TaskPage):
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
-        return self.link(task.queue, self.url(self.model, "changelist", q=_text_of_queue(task.queue)))
+        return self.link(own_text(task.queue), self.url(self.model, "changelist", q=_text_of_queue(task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
@@ -359,11 +361,7 @@ class TaskAdmin(TaskPage):
             return _within(words, ago(task.next_process_time, task.clock))
         return _within(_("finished %(time)s"), ago(task.finish_time or task.last_update_time, task.clock))
 
-    @admin.display(description=gettext_lazy("progress or error"))
-    def says(self, task: Any) -> str:
-        """Show one line. The result of a COMPLETED task needs the permission to see payloads, on its page."""
-        return "" if task.status == Status.COMPLETED else message_of(task.process_result)
-
+    says = column(gettext_lazy("progress or error"), line_of)
     waited = column(gettext_lazy("waited"), lambda task: _span_text(_waited(task)))
     took = column(gettext_lazy("took"), lambda task: _span_text(_took(task)))
 

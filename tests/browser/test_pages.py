@@ -111,12 +111,21 @@ def graph(page: Any) -> None:
     assert box.evaluate("one => one.scrollLeft") == 7
 
 
+def lines(page: Any) -> None:
+    """At 1440 pixels a task is one line; what was cut has a title."""
+    page.set_viewport_size({"width": 1440, "height": 900})
+    heights = page.locator(".dbtq-lines tbody tr").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert heights and max(heights) < 40
+    expect(page.locator(f'.field-reference bdi[title="{scene.LONG}"]')).to_be_visible()
+    page.set_viewport_size({"width": 1120, "height": 900})
+
+
 def form(page: Any) -> None:
     expect(page.locator("#dbtq-signal button")).to_be_visible()
 
 
 # What else is looked at on a page.
-LOOKS = {"list overview": home, "pipelinereport": report, "batch": graph, "task-that-waits": form}
+LOOKS = {"list overview": home, "tasks": lines, "pipelinereport": report, "batch": graph, "task-that-waits": form}
 
 
 def serious(results: Any) -> list[str]:

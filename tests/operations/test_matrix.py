@@ -26,7 +26,7 @@ from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import actions, bulk, queue_control
 from django_dbtaskqueue.operations.actions import ActionRequest
 from django_dbtaskqueue.operations.permissions import ENQUEUE_COPY, Actor, Verb, can_operate
-from django_dbtaskqueue.operations.schedule_and_batch_control import SCHEDULE_VERBS
+from django_dbtaskqueue.operations.schedules import SCHEDULE_VERBS
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, TASK_VERBS, VERBS, VerbOptions
 from tests.factories import QUEUE, make_task
 from tests.operations.site import POLLERS, QUEUES, TASKS, data, logged_in, post, refused, work
