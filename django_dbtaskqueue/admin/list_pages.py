@@ -300,13 +300,7 @@ def _id(request: HttpRequest, key: str) -> int | None:
 
 def _address(request: HttpRequest, **changes: int | None) -> str:
     query = request.GET.copy()
-    for key in (
-        LIVE_KEY,
-        BEFORE_KEY,
-        AFTER_KEY,
-        LOOKED_KEY,
-        *([FULL_SEARCH_KEY] if FULL_SEARCH_KEY in changes else []),
-    ):
+    for key in {LIVE_KEY, BEFORE_KEY, AFTER_KEY, LOOKED_KEY, *changes}:
         query.pop(key, None)
     query.update({key: str(value) for key, value in changes.items() if value is not None})
     return f"{request.path}?{query.urlencode()}" if query else request.path

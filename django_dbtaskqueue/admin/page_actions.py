@@ -293,8 +293,7 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
 
 def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
-    numbers = [id_of(text) for text in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-    ids = [number for number in numbers if number is not None]
+    ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
     # Read from the database that is written: a replica may lag behind.
     table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
     actor, task = viewer(request), None

@@ -284,10 +284,9 @@ class FailureGroupAdmin(SmallListAdmin):
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add the counts, and the address that actions on the group are posted to."""
         query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
-        windows = figures(row).failed.items()
         return {
             "act_url": self.url(Task, "changelist", q=query),
-            "windows": windows,
+            "windows": figures(row).failed.items(),
             "title": self.what(row),
             "boxes": [(_("newest traceback"), box(row.trace), "traceback")] if row.trace else [],
         }

@@ -197,17 +197,7 @@ class ScheduleAdmin(PlanAdmin):
     when = column(gettext_lazy("when"), lambda row: schedules.in_words(row.cron, row.timezone))
     missed_words = column(gettext_lazy("missed ticks"), lambda row: row.get_missed_display())
     overlap_words = column(gettext_lazy("earlier task not finished"), lambda row: row.get_overlap_display())
-    next_five = column(
-        gettext_lazy("next five"),
-        lambda row: (
-            EMPTY_VALUE
-            if row.paused
-            else format_html_join(
-                SafeString("<br>"), "{}", ((f"{one:%a %Y-%m-%d %H:%M:%S %Z}",) for one in schedules.next_times(row))
-            )
-        ),
-    )
-
+    next_five = column(gettext_lazy("next five"), lambda row: EMPTY_VALUE if row.paused else _next_times(row))
     state = column(gettext_lazy("state"), lambda row: _badge(row))
     origin = column(gettext_lazy("source"), lambda row: _origin(row))
 
@@ -217,6 +207,11 @@ class ScheduleAdmin(PlanAdmin):
         if row.last_task is None:
             return EMPTY_VALUE
         return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
+
+
+def _next_times(row: Schedule) -> str:
+    times = ((f"{one:%a %Y-%m-%d %H:%M:%S %Z}",) for one in schedules.next_times(row))
+    return format_html_join(SafeString("<br>"), "{}", times)
 
 
 def _badge(row: Schedule) -> str:

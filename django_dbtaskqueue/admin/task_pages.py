@@ -64,7 +64,7 @@ from django_dbtaskqueue.operations.permissions import (
     visible_names,
     visible_queues,
 )
-from django_dbtaskqueue.operations.related_tasks import RelatedTasks, awaited, children_of, parents_of, steps_of
+from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
@@ -73,8 +73,6 @@ from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, V
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-    from django_dbtaskqueue.admin.page_actions import TaskPage
 
 # -- search ------------------------------------------------------------------------------------------------------------
 
@@ -91,8 +89,6 @@ SEARCH_EXAMPLES = (
     "payload.carrier:UA",
     "-queue:bulk",
 )
-
-
 SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
     "oldest": (gettext_lazy("oldest first"), ("pk",)),
     "wait": (gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
@@ -289,15 +285,14 @@ class TaskAdmin(TaskPage):
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         """Add the search and the saved searches."""
         context = super().list_context(request)
-        saved = saved_searches(viewer(request), self.get_queryset(request).db)
-        found = search_context(context["filterset"], request.path)
-        if ids := self._ids(request, context["filterset"]):
+        filterset = context["filterset"]
+        if ids := self._ids(request, filterset):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
             context["of_ids"] = text % {"first": number(ids.first), "last": number(ids.end - 1)}
             context["empty"] = _("No task with such an id matches.")
-        filterset = context["filterset"]
+        context["saved"] = saved_searches(viewer(request), self.get_queryset(request).db)
         context |= pickers(self, request, filterset.search, self._numbers(filterset))
-        return {**context, **found, "saved": saved, "can_save": bool(found["chips"])}
+        return context | search_context(filterset, request.path)
 
     def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
         """Return one page. A search without an index reads a limited number of rows."""
@@ -367,10 +362,7 @@ class TaskAdmin(TaskPage):
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
-    @admin.display(description=gettext_lazy("now"))
-    def situation(self, task: Any) -> str:
-        """Show in a sentence why the task does not run, or how it ended."""
-        return explain(task).sentence
+    situation = column(gettext_lazy("now"), lambda task: explain(task).sentence)
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
@@ -423,8 +415,8 @@ class TaskAdmin(TaskPage):
             "may_enqueue": seen and bool(permitted(request, [ENQUEUE_COPY], row.queue)),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
             "related": [
-                (_("Waits for"), self._related(parents_of(row, viewer(request)))),
-                (_("Then runs"), self._related(children_of(row, viewer(request)))),
+                (_("Waits for"), *self._related(row, "parent", viewer(request))),
+                (_("Then runs"), *self._related(row, "child", viewer(request))),
             ],
             "steps": [
                 (step, step.get_kind_display(), stamp(step.create_time), self._step_note(step, seen=seen))
@@ -435,10 +427,10 @@ class TaskAdmin(TaskPage):
             "may_signal": permitted(request, [SEND_SIGNAL], row.queue),
         }
 
-    def _related(self, found: RelatedTasks) -> tuple[list[Any], int] | None:
-        """Return parents or children with the addresses of their pages; None if there are none."""
-        rows = [(one, self.task_url(one.location, one.id), status_badge(one.status or "?")) for one in found.tasks]
-        return (rows, found.more) if rows else None
+    def _related(self, task: Any, there: str, actor: Actor) -> tuple[list[Any], int]:
+        """Return parents or children with the addresses of their pages, and how many more there are."""
+        found, more = related(task, there, actor)
+        return [(one, self.task_url(one.location, one.id), status_badge(one.status or "?")) for one in found], more
 
     def _step_note(self, step: Step, *, seen: bool) -> str:
         """Return until when a step lasts, or its result to users who may see results."""

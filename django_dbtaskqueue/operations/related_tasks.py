@@ -59,19 +59,6 @@ class RelatedTask:
     open: bool  # the child still waits for the parent
 
 
-@dataclass(frozen=True, slots=True)
-class RelatedTasks:
-    """The first parents or children of a task, and how many there are: counted no further than 10,000."""
-
-    tasks: Sequence[RelatedTask]
-    number: int
-
-    @property
-    def more(self) -> int:
-        """How many are not among ``tasks``."""
-        return self.number - len(self.tasks)
-
-
 def waits_for(task: AbstractTask, alias: str) -> tuple[str, Mapping[str, object]]:
     """Return what a held task waits for, as a sentence and as facts."""
     edges = _edges(task, alias, "child").filter(outcome__isnull=True)
@@ -92,22 +79,16 @@ def waits_for(task: AbstractTask, alias: str) -> tuple[str, Mapping[str, object]
     return text, facts
 
 
-def parents_of(task: AbstractTask, actor: Actor) -> RelatedTasks:
-    """Return what a task waits for, or waited for."""
-    return _related(task, "child", "parent", actor)
+def related(task: AbstractTask, there: str, actor: Actor) -> tuple[list[RelatedTask], int]:
+    """Return the first of what a task waits or waited for ("parent"), or of what waits for it ("child").
 
-
-def children_of(task: AbstractTask, actor: Actor) -> RelatedTasks:
-    """Return what waits for a task, or waited for it."""
-    return _related(task, "parent", "child", actor)
-
-
-def _related(task: AbstractTask, here: str, there: str, actor: Actor) -> RelatedTasks:
+    And how many more there are, counted no further than 10,000.
+    """
     alias = str(task._state.db)
-    edges = _edges(task, alias, here)
+    edges = _edges(task, alias, "child" if there == "parent" else "parent")
     found = _read(edges.order_by("pk")[:MAX_RELATED_SHOWN], alias, there, actor)
     number = edges[:COUNTED_RELATED].count() if len(found) == MAX_RELATED_SHOWN else len(found)
-    return RelatedTasks(found, number)
+    return found, number - len(found)
 
 
 def _edges(task: AbstractTask, alias: str, here: str) -> QuerySet[Dependency]:
@@ -145,12 +126,10 @@ def awaited(task: AbstractTask) -> Step | None:
 def suspension(task: AbstractTask, now: datetime) -> tuple[str, str, dict[str, object]] | None:
     """Return why a waiting task sleeps or waits for a signal, as a code, a sentence and facts; None if it does not."""
     last = _last(task) if task.status == Status.CREATED and task.total_attempt else None
-    if last is None:
+    if last is None or (last.until_time is not None and last.until_time <= now):
         return None
     until = last.until_time
-    left = None if until is None else format_duration(max(until, now) - now, rough=True)
-    if until is not None and until <= now:
-        return None
+    left = None if until is None else format_duration(until - now, rough=True)
     if last.kind == SLEEP:
         text = _("The task sleeps. It goes on in %(left)s.") % {"left": left}
         return "sleeping", text, {"until": until}
