@@ -341,7 +341,7 @@ class TaskVerb(Verb):
 
 REPROCESS = TaskVerb(
     name="reprocess",
-    label=_("Reprocess"),
+    label=_("Retry"),
     effect=_(
         "The tasks become ready again (ERROR to CREATED), due now, with a new budget of attempts. Their processor runs "
         "again, with all its effects."
@@ -351,17 +351,17 @@ REPROCESS = TaskVerb(
 )
 MARK_POISON = TaskVerb(
     name="mark_poison",
-    label=_("Mark as poison"),
+    label=_("Discard"),
     effect=_(
         "The tasks are set aside (ERROR to POISON). Nothing processes them, and reprocess skips them, until an "
         "operator takes them back to ERROR."
     ),
     done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
-    hint=_("sets failed tasks aside, so that reprocess skips them"),
+    hint=_("sets failed tasks aside, so that a retry of all skips them"),
 )
 UNPOISON = TaskVerb(
     name="unpoison",
-    label=_("Poison to error"),
+    label=_("Restore"),
     effect=_("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
     done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
     hint=_("counts poison tasks as failed again"),
@@ -369,7 +369,7 @@ UNPOISON = TaskVerb(
 KICK = TaskVerb(
     name="kick",
     rare=True,
-    label=_("Reprocess poison"),
+    label=_("Requeue"),
     effect=_(
         "The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor "
         "runs again, with all its effects."
@@ -426,7 +426,7 @@ PURGE = TaskVerb(
 )
 HOUSEKEEP = TaskVerb(
     name="housekeep",
-    label=_("Housekeep"),
+    label=_("Archive"),
     effect=_(
         "Finished tasks (COMPLETED, ERROR, POISON) of the given age are moved to the history, or deleted and counted "
         "as deleted."

@@ -33,7 +33,7 @@ def test_the_road_from_an_alarm_to_its_end(site: Site) -> None:
         expect(row).to_contain_text(str(ORDERS))
         page.click(".dbtq-nav a[data-key=f]")  # all failed for the same reason, so it is one group
         page.locator(".field-failure strong a", has_text="WarehouseClosed").click()
-        shows(page, ".dbtq-verbs", "Reprocess")
+        shows(page, ".dbtq-verbs", "Retry")
         page.click(".field-tasks a")
         shows(page, ".dbtq-found", f"{ORDERS} tasks")
         page.click(".field-reference a >> nth=0")

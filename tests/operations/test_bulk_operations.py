@@ -188,7 +188,7 @@ def test_what_another_transaction_holds_is_left_alone_and_nobody_waits() -> None
 def test_a_user_is_named_in_django_s_log() -> None:
     ada = user("reprocess_task")
     operation = started(1, ada, reason="fixed")
-    assert LogEntry.objects.get().change_message == "Reprocess (fixed): status:ERROR"
+    assert LogEntry.objects.get().change_message == "Retry (fixed): status:ERROR"
     run()
     assert [entry.user for entry in LogEntry.objects.all()] == [ada, ada]
     assert (of(operation).actor, AuditEntry.objects.get().actor, operation.changed) == ("ada", "ada", 1)

@@ -132,7 +132,7 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     assert entry.details == {**changed, "skips": {why: 1}, "skipped_ids": {why: [done.pk]}}
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
-    assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Reprocess (fixed)")
+    assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Retry (fixed)")
     make_task(queue="letters")
     act(Task.objects.all(), ActionRequest(DELETE, "test data"), ada)
     assert AuditEntry.objects.latest("pk").queue == "", "it was of two queues"
