@@ -18,6 +18,8 @@ from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.middleware import Middleware
 from django_dbtaskqueue.flow.run import Processor
+from django_dbtaskqueue.models import Schedule
+from django_dbtaskqueue.models.control import CODE
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -257,6 +259,11 @@ def path(function: Callable[..., object] | None) -> str:
 def periodics() -> dict[str, Periodic]:
     """Return the schedules that the code declares, by name."""
     return dict(_periodic)
+
+
+def is_declared(row: Schedule) -> bool:
+    """Whether the code of this process declares the schedule, or a person made it."""
+    return row.source != CODE or row.name in _periodic
 
 
 def queues_of(function: Callable[..., object] | None) -> list[str]:

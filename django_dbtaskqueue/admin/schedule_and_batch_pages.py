@@ -22,6 +22,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_dbtaskqueue import registry
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import PlainForm, Question, ask, bound_form, confirmed
 from django_dbtaskqueue.admin.read_only import (
@@ -126,7 +127,7 @@ class ScheduleAdmin(PlanAdmin):
         """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
-        hidden |= {"delete_schedule"} if row.source == CODE and schedules.is_declared(row) else set()
+        hidden |= {"delete_schedule"} if row.source == CODE and registry.is_declared(row) else set()
         fitting = [verb for verb in schedules.SCHEDULE_VERBS.values() if verb.name not in hidden]
         return permitted(request, [schedules.EDIT_SCHEDULE, *fitting], row.queue)
 
@@ -139,7 +140,7 @@ class ScheduleAdmin(PlanAdmin):
         return {
             "edits": [(self.opts.get_field(name).verbose_name, value) for name, value in said.items()],  # type: ignore[union-attr]
             "of_code": row.source == CODE,
-            "declared": schedules.is_declared(row),
+            "declared": registry.is_declared(row),
         }
 
     def act(self, request: HttpRequest) -> HttpResponse:
@@ -217,7 +218,7 @@ def _next_times(row: Schedule) -> str:
 def _badge(row: Schedule) -> str:
     if row.paused:
         return badge("paused", "‖", _("paused"))
-    if not schedules.is_declared(row):
+    if not registry.is_declared(row):
         return badge("stopped", "▪", _("code is gone"))
     return badge("running", "▸", _("running")) if row.next_time else badge("stopped", "▪", _("never comes again"))
 

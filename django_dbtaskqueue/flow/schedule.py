@@ -40,7 +40,7 @@ MISSED_AFTER = timedelta(seconds=60)  # a tick that is later than this is missed
 DATABASE_CLOCK = {"clock": Now()}
 MAX_TICKS_AT_ONCE = 100  # that one transaction enqueues tasks for; the newest of more
 MAX_SCHEDULE_NAME = 150  # characters: with the tick it is a reference
-MAX_SCHEDULES_PER_TURN = 500
+MAX_SCHEDULES_PER_TURN = MAX_LISTED_SCHEDULES = 500
 SCHEDULE_LOOK_S = 3.0  # at most, between two looks for schedules that a person changed
 LOCKED_SCHEDULE_S = 0.5  # before the next look at a schedule whose row another transaction has
 FAILED_SCHEDULE_S = 5.0, 300.0  # before a schedule whose task was refused is tried again: at first, and at most

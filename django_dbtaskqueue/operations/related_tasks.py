@@ -39,7 +39,7 @@ MAX_TASKS_DRAWN = 5000  # of a larger batch the page has links to the lists alon
 MAX_EDGES_DRAWN = 20_000
 MAX_BOXES = 30  # of more tasks those that are alike share one
 MAX_FAILED_ALONE = 10  # failed tasks that keep a box of their own
-NUMBER = re.compile(r"\d+")
+DIGITS = re.compile(r"\d+")
 NODE_WIDTH, NODE_HEIGHT, GAP_X, GAP_Y, MARGIN = 164, 40, 24, 44, 8  # pixels
 MAX_NODES_IN_ROW = 7
 Wait = tuple[TaskKey, TaskKey, bool]  # parent, child, whether the child still waits
@@ -312,7 +312,7 @@ def _node(key: TaskKey, name: str, found: tuple[str, str | None, str, object], a
     if queue and not actor.sees(queue):
         queue, reference, name = "", None, ""
     text = name or reference or f"{queue} {key.id}".strip()
-    return Node(key, queue, status, reference, text, NUMBER.sub("…", name) or queue or "…")
+    return Node(key, queue, status, reference, text, DIGITS.sub("…", name) or queue or "…")
 
 
 def laid_out(nodes: Sequence[Node], waits: Sequence[Wait], last: TaskKey | None = None) -> Graph:
@@ -358,7 +358,7 @@ def folded(
     first_of = {node.key: node.key for node in order}
     for by_layer in (False, True):
         if len({*first_of.values()}) > MAX_BOXES:
-            first_of = _first_alike(order, parents, by_layer=by_layer)
+            first_of = _first_like(order, parents, by_layer=by_layer)
     boxes: dict[TaskKey, Node] = {}
     for node in order:
         box = boxes.setdefault(first_of[node.key], replace(node, number=0))
@@ -372,7 +372,7 @@ def folded(
     return boxes, lines
 
 
-def _first_alike(
+def _first_like(
     nodes: Sequence[Node], parents: Mapping[TaskKey, Sequence[TaskKey]], *, by_layer: bool
 ) -> dict[TaskKey, TaskKey]:
     """Return for each task the first one that is like it. A chain of tasks that are alike is like its first."""

@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError,
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow import schedule
-from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, aware, home_of, rows_on
+from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, SCHEDULE_FIELDS, Definition, aware, home_of, rows_on
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.operations.permissions import Text
 
 SHOWN_TIMES = 5
-MAX_LISTED_SCHEDULES = 500
 CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 
 
@@ -94,11 +93,6 @@ def find(name: str, actor: Actor, using: str | None = None) -> Schedule | None:
     places = homes(using) if is_storable(name) else []
     found = (narrow(rows_on(alias).filter(pk=name), actor).first() for alias in places)
     return next((row for row in found if row is not None), None)
-
-
-def is_declared(row: Schedule) -> bool:
-    """Whether the code of this process declares the schedule, or a person made it."""
-    return row.source != CODE or row.name in registry.periodics()
 
 
 def next_times(row: Schedule) -> list[datetime]:
@@ -171,7 +165,7 @@ def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
         words=in_words(row.cron, row.timezone),
         next_times=[] if row.paused else next_times(row),
         payload=masked(row.payload) if seen else None,
-        declared=is_declared(row),
+        declared=registry.is_declared(row),
         code=code_of_edited(row, seen=seen),
     )
 
@@ -303,7 +297,7 @@ def _reset(row: Schedule, alias: str) -> None:
 
 
 def _delete(row: Schedule, alias: str) -> None:
-    if row.source == CODE and is_declared(row):
+    if row.source == CODE and registry.is_declared(row):
         words = _("The code declares %(name)s, and would make it again. Pause it, or remove its @periodic.")
         raise OperationRefused(words % {"name": row.name})
     rows_on(alias).filter(pk=row.pk).delete()
