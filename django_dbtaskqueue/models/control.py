@@ -1,8 +1,8 @@
 """What runs and what it counts: queues, schedules, pollers, outcomes by the minute, failures by what they share; what
 operators did, are doing, and look for again: the audit, bulk operations, saved searches; tokens of the API.
 
-A process appends its counts as rows of its own, so that none waits for a row. A minute may
-therefore have several rows; retention merges them.
+A process appends its counts as rows of its own, so that none waits for a row. A minute may therefore have several rows;
+retention merges them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import ClassVar
 
 from django.db import models
+from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
@@ -20,9 +21,7 @@ from django_dbtaskqueue.models.readable import JsonField, TimeField, as_list
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
-IN_EFFECT = models.Q(paused_time__isnull=False) & (
-    models.Q(paused_until__isnull=True) | models.Q(paused_until__gt=Now())
-)
+IN_EFFECT = Q(paused_time__isnull=False) & (Q(paused_until__isnull=True) | Q(paused_until__gt=Now()))
 
 
 class Queue(models.Model):
@@ -47,7 +46,7 @@ class Queue(models.Model):
         ]
         constraints: ClassVar = [  # a time that Python cannot read would break each page that shows queues
             models.CheckConstraint(
-                condition=models.Q(paused_time__range=READABLE_TIMES, paused_until__range=READABLE_TIMES),
+                condition=Q(paused_time__range=READABLE_TIMES, paused_until__range=READABLE_TIMES),
                 name="dbtaskqueue_queue_times",
             )
         ]
@@ -86,7 +85,7 @@ class Limit(models.Model):
         indexes: ClassVar = [
             models.Index(
                 fields=["full_time"],
-                condition=models.Q(full_time__isnull=False),
+                condition=Q(full_time__isnull=False),
                 name="dbtaskqueue_limit_full",
             )
         ]
@@ -181,7 +180,7 @@ class Schedule(models.Model):
         permissions: ClassVar = [("run_schedule", "Can run schedules now")]
         constraints: ClassVar = [
             models.CheckConstraint(
-                condition=models.Q(next_time__range=READABLE_TIMES, last_time__range=READABLE_TIMES),
+                condition=Q(next_time__range=READABLE_TIMES, last_time__range=READABLE_TIMES),
                 name="dbtaskqueue_schedule_times",
             )
         ]
@@ -220,7 +219,7 @@ class MinuteCount(models.Model):
         verbose_name_plural = _("metrics")
         indexes: ClassVar = [
             models.Index(fields=["kind", "minute", "queue"], name="dbtaskqueue_count_minute"),
-            models.Index(fields=["queue"], condition=models.Q(kind=CALL), name="dbtaskqueue_count_calls"),
+            models.Index(fields=["queue"], condition=Q(kind=CALL), name="dbtaskqueue_count_calls"),
         ]
 
     def __str__(self) -> str:
@@ -271,9 +270,7 @@ class Doctor(Queue):
         verbose_name_plural = _("doctor")
 
 
-# -- what operators do -------------------------------------------------------------------------------------------------
-
-# Users are named by their user name and key, without a foreign key: the queue's database need not be the users'.
+# -- what operators do: named by user name and key, because the queue's database need not be the users' ----------------
 
 WAITING, RUNNING, FINISHED, CANCELLED, FAILED = "WAITING", "RUNNING", "FINISHED", "CANCELLED", "FAILED"
 STATES = (
@@ -326,7 +323,7 @@ class BulkOperation(models.Model):
         indexes: ClassVar = [
             models.Index(
                 fields=["update_time", "id"],
-                condition=models.Q(state__in=UNFINISHED),
+                condition=Q(state__in=UNFINISHED),
                 name="dbtaskqueue_bulk_unfinished",
             ),
         ]
@@ -419,7 +416,7 @@ class TaskChange(models.Model):
         indexes: ClassVar = [
             models.Index(
                 fields=["location", "last_task_id"],
-                condition=models.Q(skip_reason=""),
+                condition=Q(skip_reason=""),
                 name="dbtaskqueue_change_task",
             )
         ]
@@ -472,7 +469,7 @@ class ApiToken(models.Model):
         verbose_name_plural = _("API tokens")
         constraints: ClassVar = [
             models.CheckConstraint(
-                condition=models.Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]), name="dbtaskqueue_apitoken_scope"
+                condition=Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]), name="dbtaskqueue_apitoken_scope"
             )
         ]
 
@@ -525,13 +522,13 @@ class ArchiveBatch(models.Model):
         verbose_name_plural = _("archive batches")
         constraints: ClassVar = [
             models.CheckConstraint(
-                condition=models.Q(state__in=[state for state, _name in BATCH_STATES]),
+                condition=Q(state__in=[state for state, _name in BATCH_STATES]),
                 name="dbtaskqueue_archivebatch_state",
             ),
             # Two batches of one table under way at once could take the same rows into the lake twice.
             models.UniqueConstraint(
                 fields=["location", "source"],
-                condition=models.Q(state="open"),
+                condition=Q(state="open"),
                 name="dbtaskqueue_archivebatch_one_open",
             ),
         ]
