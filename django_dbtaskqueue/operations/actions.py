@@ -76,7 +76,7 @@ def record_skips(entry: AuditEntry, location: str, skips: Mapping[str, list[int]
     TaskChange.objects.using(entry._state.db).bulk_create(rows)
 
 
-def _about(entry: AuditEntry, location: str, ids: list[int], **columns: Any) -> TaskChange:
+def _about(entry: AuditEntry, location: str, ids: list[int], **columns: object) -> TaskChange:
     span = {"first_task_id": min(ids), "last_task_id": max(ids), "task_ids": ids}
     return TaskChange(audit=entry, operation_id=entry.operation_id, location=location, **span, **columns)
 
@@ -366,7 +366,7 @@ def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, a
     return report
 
 
-def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: Any) -> BulkOperation:
+def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: object) -> BulkOperation:
     """Store a bulk operation on a table."""
     return BulkOperation.objects.using(tasks.db).create(
         verb=request.verb.name, query=request.query, reason=request.reason, location=tasks.model._meta.label_lower,
@@ -417,7 +417,7 @@ def _lock(tasks: TaskQuerySet, verb: TaskVerb) -> TaskQuerySet:
 # -- the record --------------------------------------------------------------------------------------------------------
 
 
-def record(alias: str, actor: Actor, verb: Verb, **columns: Any) -> AuditEntry:
+def record(alias: str, actor: Actor, verb: Verb, **columns: object) -> AuditEntry:
     """Write an audit entry on the database of the action."""
     return AuditEntry.objects.using(alias).create(verb=verb.name, **actor.columns, **columns)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from django.contrib.auth import get_user_model
 from django.core.exceptions import PermissionDenied
@@ -110,7 +109,7 @@ def start(
     return _ordered(tasks, request, actor, first_id=first_id, last_id=last_id, **given)
 
 
-def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: Any) -> BulkOperation:
+def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: object) -> BulkOperation:
     with actions.recorded(tasks.db):
         operation = actions.new_operation(tasks, request, actor, cursor=columns["first_id"], **columns)
         operation.refresh_from_db(using=tasks.db)

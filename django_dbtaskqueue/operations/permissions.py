@@ -137,7 +137,7 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
-    memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
+    memo: dict[str, object] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
 
     @property
     def name(self) -> str:
@@ -154,8 +154,7 @@ class Actor:
         """What a record of an action says of who did it."""
         if "columns" not in self.memo:
             self.memo["columns"] = {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
-        found: dict[str, str] = self.memo["columns"]
-        return found
+        return cast("dict[str, str]", self.memo["columns"])
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
         """Whether the actor may use the verb, on a queue or at all."""
@@ -294,8 +293,7 @@ def visible_queues(actor: Actor) -> list[str] | None:
     if VISIBLE not in actor.memo:
         every = actor.sees_all
         actor.memo[VISIBLE] = None if every else [*filter(actor.sees, actor.scope.queues or all_queues())]
-    found: list[str] | None = actor.memo[VISIBLE]
-    return found
+    return cast("list[str] | None", actor.memo[VISIBLE])
 
 
 def narrow(rows: Rows, actor: Actor) -> Rows:

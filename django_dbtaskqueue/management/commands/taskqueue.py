@@ -36,7 +36,7 @@ FILTER: Option = "--filter", {
     "help": "Such as 'status:ERROR queue:claims age:>10m'. Repeat it for more. A search that begins with a minus: "
     "--filter=-queue:x.",
 }  # fmt: skip
-WITH_REASON: Option = "--reason", {"default": "", "help": "Why, for the audit; delete and purge need one."}
+REASONED: Option = "--reason", {"default": "", "help": "Why, for the audit; delete and purge need one."}
 DRY_RUN: Option = "--dry-run", {"action": "store_true", "help": "Say what would happen; change nothing."}
 BACKGROUND: Option = "--background", {"action": "store_true", "help": "Leave the work to the pollers."}
 ASKS: Option = "--yes", {"action": "store_true", "help": "Do not ask. Required without a terminal."}
@@ -62,7 +62,7 @@ class Command(BaseCommand):
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        bulk = add("bulk", changes.bulk, WITH_REASON, ASKS_NOTHING)
+        bulk = add("bulk", changes.bulk, REASONED, ASKS_NOTHING)
         bulk.add_argument("what", choices=("list", "show", "cancel", "put-back", "run"))
         bulk.add_argument("number", nargs="?", type=positive)
         bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
@@ -72,12 +72,12 @@ class Command(BaseCommand):
         mask = add("mask", changes.mask, ASKS)
         mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
         _add_tokens(add)
-        schedule = add("schedules", changes.run_schedules, WITH_REASON, ASKS_NOTHING)
+        schedule = add("schedules", changes.run_schedules, REASONED, ASKS_NOTHING)
         changes.add_schedule_arguments(schedule)
-        shards = add("shards", changes.run, WITH_REASON, ASKS)
+        shards = add("shards", changes.run, REASONED, ASKS)
         changes.add_arguments(shards)
         shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
-        batches = add("batches", changes.run_batches, WITH_REASON)
+        batches = add("batches", changes.run_batches, REASONED)
         changes.add_batch_arguments(batches)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -122,7 +122,7 @@ def _add_reading(add: Callable[..., CommandParser]) -> None:
 def _add_verbs(add: Callable[..., CommandParser]) -> None:
     for name, verb in VERB_OF_COMMAND.items():
         many = verb not in ONE_TASK_VERBS
-        options = (WITH_REASON, DRY_RUN, ASKS, BACKGROUND, *([FILTER] if many else []))
+        options = (REASONED, DRY_RUN, ASKS, BACKGROUND, *([FILTER] if many else []))
         one = add(name, changes.verb, *options, text=str(ID_VERBS[verb].effect), verb=verb)
         if many:
             one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
@@ -154,17 +154,17 @@ def _add_input(parser: CommandParser, given: VerbInput) -> None:
 
 def _add_queues(add: Callable[..., CommandParser]) -> None:
     for name, verb in QUEUE_VERBS.items():
-        one = add(name, changes.queue_verb, WITH_REASON, DRY_RUN, ASKS_NOTHING, text=str(verb.effect))
+        one = add(name, changes.queue_verb, REASONED, DRY_RUN, ASKS_NOTHING, text=str(verb.effect))
         one.add_argument("queue", nargs="+")
         if verb is PAUSE:
             text = "End the pause after this time."
             one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
-    one = add("set", changes.set_settings, WITH_REASON, DRY_RUN, ASKS_NOTHING)
+    one = add("set", changes.set_settings, REASONED, DRY_RUN, ASKS_NOTHING)
     one.add_argument("queue")
     one.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Such as max_running=5, rate=100/s or rate=none.")
     text = "Take a setting back to what the code and the project's settings say. Repeat it for more."
     one.add_argument("--reset", action="append", default=[], metavar="NAME", help=text)
-    purge = add("purge", changes.purge, WITH_REASON, DRY_RUN, ASKS, BACKGROUND)
+    purge = add("purge", changes.purge, REASONED, DRY_RUN, ASKS, BACKGROUND)
     purge.add_argument("queue")
     purge.set_defaults(limit=None)
 
