@@ -280,7 +280,7 @@ class Fetcher:
             )
             for queue in queues
         ]
-        if self._isolation.active():
+        if self._isolation.queues and self._isolation.active():
             shares[0].cursor.rewind()
         min_lease = max([queue.min_lease for queue in queues])
         taken = Checkout(session, self.instance, first.settings.lease, tags, min_lease).take(shares, asked)

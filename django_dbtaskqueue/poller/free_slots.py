@@ -283,17 +283,17 @@ class CrashIsolation:
         """``isolates``: whether a task of a processor can run in another process."""
         self._settler = settler
         self._isolates = isolates
-        self._queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
+        self.queues: set[str] = set()  # keys of queues with released tasks that no fetch has found since
         self._active_until = 0.0
         self._quarantine_until = 0.0
 
     def active(self) -> bool:
         """Whether isolated tasks wait, to run one by one. They wait behind the watermarks of their queues."""
-        return bool(self._queues) and clock.monotonic() < self._active_until
+        return bool(self.queues) and clock.monotonic() < self._active_until
 
     def limit(self, reserved: int) -> int | None:
         """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit."""
-        if not self._queues or clock.monotonic() >= self._active_until:  # as ``active``, without a call
+        if not self.queues or clock.monotonic() >= self._active_until:  # as ``active``, without a call
             return None
         busy = reserved or self._settler.held or self._settler.done
         return 0 if busy and clock.monotonic() < self._quarantine_until else 1
@@ -307,7 +307,7 @@ class CrashIsolation:
         ids = {lease.id for lease in lost if not self._isolates(registry.find(lease.queue, lease.payload_type))}
         if not ids:
             if len(leases) == 1:  # a larger batch was asked for before isolation began, so it tells nothing
-                self._queues.discard(leases[0].port.key)
+                self.queues.discard(leases[0].port.key)
             return leases
         isolated = [lease for lease in leases if lease.id in ids]
         others = [lease for lease in leases if lease.id not in ids]
@@ -324,7 +324,7 @@ class CrashIsolation:
                 "Attempts of %s ended without an outcome, as when a process dies: running those tasks one by one",
                 isolated[0].queue,
             )
-        self._queues.update(lease.port.key for lease in isolated)
+        self.queues.update(lease.port.key for lease in isolated)
         self._quarantine_until = clock.monotonic() + _quarantine_seconds(isolated[0])
         self._active_until = clock.monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen

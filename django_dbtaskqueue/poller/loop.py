@@ -266,7 +266,8 @@ class Poller:
 
     def _seconds_until_next_poll(self) -> float:
         """Return how long there is nothing to do, unless the poller is woken."""
-        if self.settler.held or self.fetcher.capacity.reserved or self.running():
+        busy = self.settler.held or self.fetcher.capacity.reserved
+        if busy or any(executor.busy() for executor in self.executors.all):
             self.executors.nudge()
             return BUSY_POLL_SECONDS
         if self.paused:

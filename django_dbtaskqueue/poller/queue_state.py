@@ -201,7 +201,7 @@ class QueueState:
         pause = None if self.limiter is None else self.limiter.pause
         if got or wakes != self.wakes or pause is not None:
             self.idle_pause, self.full_scan_awaited = 0.0, False
-            soon = max(now, self._next_woken_look())
+            soon = now if got else max(now, self._next_woken_look())
             self.next_poll = soon if pause is None else now + (pause or self._pause_until_one_ends())
             return
         tenth = self.settings.lease.total_seconds() / 10  # so that an orphan starts soon after its lease ran out
