@@ -176,7 +176,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def _shown_to(self, request: HttpRequest, model: type[Model]) -> Any:
         """Return the site's own page of a model; None if there is none, or the user may not see it."""
-        page: Any = self.admin_site._registry.get(model)
+        page = self.admin_site._registry.get(model)
         return page if page and page.has_view_permission(request) else None
 
     def _failures(self, request: HttpRequest) -> PageTable | None:

@@ -165,7 +165,7 @@ class ReadOnlyAdmin(ModelAdmin):
     long_columns: tuple[str, ...] = ()  # not read for a list
     secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
     page_lines: tuple[str, ...] = ()  # facts on the page of a row
-    hints: ClassVar[dict[str, Any]] = {}  # what a column's head says when it is pointed at
+    hints: ClassVar[dict[str, StrOrPromise]] = {}  # what a column's head says when it is pointed at
     list_template = "list"
     detail_template = "detail"
     view_permission = ""  # another codename than the model's own
