@@ -130,9 +130,8 @@ def test_nobody_writes_a_row_by_hand(op: Client) -> None:
 
 
 def test_acts_are_refused_without_the_csrf_token(admin_user: User) -> None:
-    client = Client(enforce_csrf_checks=True)
+    client, task = Client(enforce_csrf_checks=True), make_task(Status.ERROR)
     client.force_login(admin_user)
-    task = make_task(Status.ERROR)
     assert confirm(client, "reprocess", [task]).status_code == 403
     assert confirm(client, "pause", [Queue(name=QUEUE)], url=QUEUES).status_code == 403
     assert (statuses(), Queue.objects.count()) == ({task.pk: "ERROR"}, 0)
