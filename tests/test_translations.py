@@ -103,7 +103,7 @@ def test_what_is_compiled_is_what_is_written(catalogue: polib.POFile) -> None:
 # Of each language what stands on the overview, and on the list of tasks.
 SHOWN = {
     "es": ("Todas las colas van a tiempo; 1 ERROR.", "Atajos de teclado", "Progreso o error", "Reintentar"),
-    "de": ("Alle Warteschlangen sind pünktlich; 1 ERROR.", ">Historie</a>", "So wird gesucht", "Neu verarbeiten"),
+    "de": ("Alle Warteschlangen sind pünktlich; 1 ERROR.", ">Historie</a>", "So wird gesucht", "Wiederholen"),
     "zh-hans": ("所有队列均按时处理; 1 ERROR.", "最近一小时的失败", "进度或错误", "如何搜索"),
     "en": ("All queues are on time; 1 ERROR.", "Keyboard shortcuts", "How to search", "Retry"),
 }

@@ -358,7 +358,7 @@ def folded(
     first_of = {node.key: node.key for node in order}
     for by_layer in (False, True):
         if len({*first_of.values()}) > MAX_BOXES:
-            first_of = _first_like(order, parents, by_layer=by_layer)
+            first_of = _first_equal(order, parents, by_layer=by_layer)
     boxes: dict[TaskKey, Node] = {}
     for node in order:
         box = boxes.setdefault(first_of[node.key], replace(node, number=0))
@@ -372,7 +372,7 @@ def folded(
     return boxes, lines
 
 
-def _first_like(
+def _first_equal(
     nodes: Sequence[Node], parents: Mapping[TaskKey, Sequence[TaskKey]], *, by_layer: bool
 ) -> dict[TaskKey, TaskKey]:
     """Return for each task the first one that is like it. A chain of tasks that are alike is like its first."""

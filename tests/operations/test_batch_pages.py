@@ -70,7 +70,7 @@ def test_a_batch_that_is_too_large_says_so(op: Client, monkeypatch: Any) -> None
     assert "at most 2 tasks" in html and "<svg class" not in html
 
 
-def test_a_large_workflow_has_the_names_folds_siblings_and_begins_with_what_failed(op: Client) -> None:
+def test_a_large_workflow_has_names_shares_boxes_and_begins_with_what_failed(op: Client) -> None:
     flow = Workflow("import").add("fetch", "letters")
     shards = [f"shard {n:03}" for n in range(40)]
     for name in shards:
