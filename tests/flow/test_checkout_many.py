@@ -106,6 +106,16 @@ def test_a_full_scan_takes_no_more_than_the_checkout_before_it_has_left(lines: L
     assert ids(take(lines, 3)) == [made, behind[:1], []]
 
 
+def test_each_line_goes_on_from_its_own_watermarks(lines: Lines) -> None:
+    for queue, hours in (("letters", 2), ("other", 2), ("parcels", 0)):
+        make_task(queue=queue, ready_time=timedelta(hours=-hours))
+    take(lines)
+    for line in lines.values():
+        line.may_full_scan = line.next_full_scan = FUTURE
+    make_task(queue="parcels", ready_time=timedelta(hours=-1))  # behind its own, and ahead of those of the others
+    assert ids(take(lines)) == [[], [], []]
+
+
 def test_the_next_due_of_each_queue_that_has_one() -> None:
     make_task(queue="letters", ready_time=timedelta(minutes=5), priority=3)
     make_task(queue="letters", ready_time=timedelta(minutes=2))
