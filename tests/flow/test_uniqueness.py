@@ -103,10 +103,9 @@ def test_a_call_can_ask_for_an_error(alias: str) -> None:
     rule = Unique(period=HOUR, on_duplicate="error")
     enqueue("delete", payload=1, unique=rule, using=alias)
     taken(alias, "delete").complete()
-    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
-        enqueue("delete", payload=1, unique=rule, using=alias)
-    with pytest.raises(DuplicateTask, match="by a task that has left the table"):
-        enqueue_many("delete", [{"payload": 1}], unique=rule, using=alias)
+    for call, given in ((enqueue, {"payload": 1}), (enqueue_many, {"items": [{"payload": 1}]})):
+        with pytest.raises(DuplicateTask, match="by a task that has left the table"):
+            call("delete", **given, unique=rule, using=alias)
 
 
 @pytest.mark.parametrize("keep", KEEPS)

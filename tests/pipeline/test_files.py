@@ -128,8 +128,7 @@ def test_a_path_is_a_name_first_and_then_a_pattern(tmp_path: Path) -> None:
     for name in names:
         Path(name).write_text("a\n")
     (tmp_path / "_SUCCESS").touch()
-    assert found(names[0]) == names[:1]
-    assert found(str(tmp_path)) == found(str(tmp_path / "*.csv")) == names
+    assert found(names[0]) == names[:1] and found(str(tmp_path)) == found(str(tmp_path / "*.csv")) == names
     with pytest.raises(JobOptionError, match=r"there is no file .*nowhere"):
         found(str(tmp_path / "nowhere"))
 

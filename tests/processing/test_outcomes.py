@@ -109,8 +109,7 @@ def test_an_outcome_that_cannot_be_written_fails_its_task_alone(site: Site, sett
     for task in tasks[-len(NO_JSON) - 1 : -1]:
         [attempt] = site.attempts(task)
         assert attempt.error_type == "django_dbtaskqueue.core.exceptions.PayloadError"
-        assert attempt.message.startswith("The result cannot be stored: ")
-        assert str(task.pk) not in site.booked()
+        assert attempt.message.startswith("The result cannot be stored: ") and str(task.pk) not in site.booked()
 
 
 MINUTE = timedelta(minutes=1)

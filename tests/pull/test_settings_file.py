@@ -160,8 +160,7 @@ def test_a_lost_file_is_no_change(file: Path, edit: Edit, clock: SteppedClock, c
 def test_tasks_do_not_move_with_an_edit(edit: Edit, caplog: pytest.LogCaptureFixture) -> None:
     assert lease_minutes() == 15
     edit('[queues.mail]\nlease = "2m"\ndatabase = "sqlite"\n[queues.new]\ndatabase = "sqlite"')
-    assert lease_minutes() == 15
-    assert "database = 'sqlite' cannot change while processes run" in caplog.text
+    assert lease_minutes() == 15 and "database = 'sqlite' cannot change while processes run" in caplog.text
     assert "[queues.new]" not in caplog.text  # nothing lives there yet
     edit('[queues.mail]\nlease = "2m"\n[queues.new]\ndatabase = "sqlite"')
     assert lease_minutes() == 2 and conf.queue_settings("new").database == "sqlite"
