@@ -208,7 +208,7 @@ BUCKET_CLASSES = range(8, 65, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Definition:
+class MetricSpec:
     """One metric: its name as Prometheus stores it, its type, its help text, and its labels."""
 
     name: str
@@ -218,82 +218,82 @@ class Definition:
 
 
 DATABASE_METRICS = (
-    Definition("dbtaskqueue_tasks", "gauge", "Tasks by status; large numbers are estimates", ("queue", "status")),
-    Definition(
+    MetricSpec("dbtaskqueue_tasks", "gauge", "Tasks by status; large numbers are estimates", ("queue", "status")),
+    MetricSpec(
         "dbtaskqueue_oldest_due_age_seconds", "gauge", "How long the task that waits longest has been due", ("queue",)
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_expired_leases", "gauge", "Tasks whose lease ran out and that no poller has taken over", ("queue",)
     ),
-    Definition("dbtaskqueue_queue_paused", "gauge", "1 while the queue is paused", ("queue",)),
-    Definition("dbtaskqueue_queue_pollers", "gauge", "Pollers alive that serve the queue", ("queue",)),
-    Definition("dbtaskqueue_pollers", "gauge", "Pollers alive"),
-    Definition(
+    MetricSpec("dbtaskqueue_queue_paused", "gauge", "1 while the queue is paused", ("queue",)),
+    MetricSpec("dbtaskqueue_queue_pollers", "gauge", "Pollers alive that serve the queue", ("queue",)),
+    MetricSpec("dbtaskqueue_pollers", "gauge", "Pollers alive"),
+    MetricSpec(
         "dbtaskqueue_limited_running_tasks", "gauge", "Tasks that count under the queue's max_running",
         ("queue", "database"),
     ),
-    Definition("dbtaskqueue_limit_max_running", "gauge", "The queue's max_running", ("queue", "database")),
-    Definition(
+    MetricSpec("dbtaskqueue_limit_max_running", "gauge", "The queue's max_running", ("queue", "database")),
+    MetricSpec(
         "dbtaskqueue_limit_rate_tokens", "gauge", "Tasks that the queue's rate allows to start now",
         ("queue", "database"),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_held_back_tasks", "gauge",
         "Due tasks that wait because the limit is reached; at most 1,000 of each priority are counted",
         ("queue", "database", "limit"),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_enqueued_tasks_total", "counter", "Tasks enqueued since midnight UTC; starts again each day",
         ("queue",),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_attempts_total", "counter", "Attempts that ended since midnight UTC; starts again each day",
         ("queue", "outcome"),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_run_seconds_total", "counter", "Run time of attempts since midnight UTC; starts again each day",
         ("queue",),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_wait_seconds_total", "counter",
         "Time from due to checkout of attempts since midnight UTC; starts again each day", ("queue",),
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_recent_run_seconds", "gauge", "Run time of attempts, last hour", ("queue", "percentile")
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_recent_wait_seconds", "gauge", "Time from due to checkout, last hour", ("queue", "percentile")
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_schedule_next_timestamp_seconds", "gauge", "The schedule's next tick", ("schedule", "queue")
     ),
-    Definition(
+    MetricSpec(
         "dbtaskqueue_schedule_last_timestamp_seconds", "gauge", "The schedule's last tick", ("schedule", "queue")
     ),
-    Definition("dbtaskqueue_schedule_paused", "gauge", "1 while the schedule is paused", ("schedule", "queue")),
+    MetricSpec("dbtaskqueue_schedule_paused", "gauge", "1 while the schedule is paused", ("schedule", "queue")),
 )  # fmt: skip
 PROCESS_METRICS = (
-    Definition("dbtaskqueue_poller_info", "gauge", "1 for the state that the process is in", ("state", "version")),
-    Definition("dbtaskqueue_poller_slots", "gauge", "Tasks that can run at the same time"),
-    Definition("dbtaskqueue_poller_running_tasks", "gauge", "Calls of processors that run now"),
-    Definition("dbtaskqueue_poller_finished_total", "counter", "Attempts that ended"),
-    Definition("dbtaskqueue_poller_failed_total", "counter", "Attempts that failed"),
+    MetricSpec("dbtaskqueue_poller_info", "gauge", "1 for the state that the process is in", ("state", "version")),
+    MetricSpec("dbtaskqueue_poller_slots", "gauge", "Tasks that can run at the same time"),
+    MetricSpec("dbtaskqueue_poller_running_tasks", "gauge", "Calls of processors that run now"),
+    MetricSpec("dbtaskqueue_poller_finished_total", "counter", "Attempts that ended"),
+    MetricSpec("dbtaskqueue_poller_failed_total", "counter", "Attempts that failed"),
 )
 POLLER_METRICS = (
     *PROCESS_METRICS,
-    Definition("dbtaskqueue_poller_leases", "gauge", "Leases without a stored outcome"),
-    Definition("dbtaskqueue_poller_last_poll_timestamp_seconds", "gauge", "When a poll last worked"),
-    Definition("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "gauge", "When the poller last reported"),
-    Definition("dbtaskqueue_poller_attempts_total", "counter", "Attempts by outcome", ("queue", "outcome")),
-    Definition("dbtaskqueue_poller_run_seconds", "histogram", "Run time of attempts", ("queue",)),
-    Definition("dbtaskqueue_poller_wait_seconds", "histogram", "Time from due to checkout", ("queue",)),
+    MetricSpec("dbtaskqueue_poller_leases", "gauge", "Leases without a stored outcome"),
+    MetricSpec("dbtaskqueue_poller_last_poll_timestamp_seconds", "gauge", "When a poll last worked"),
+    MetricSpec("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "gauge", "When the poller last reported"),
+    MetricSpec("dbtaskqueue_poller_attempts_total", "counter", "Attempts by outcome", ("queue", "outcome")),
+    MetricSpec("dbtaskqueue_poller_run_seconds", "histogram", "Run time of attempts", ("queue",)),
+    MetricSpec("dbtaskqueue_poller_wait_seconds", "histogram", "Time from due to checkout", ("queue",)),
 )
 
 
 class Exposition:
     """The values of some metrics at one moment: a collector of ``prometheus_client``."""
 
-    def __init__(self, definitions: Iterable[Definition]) -> None:
+    def __init__(self, definitions: Iterable[MetricSpec]) -> None:
         self._families = {one.name: _family(one) for one in definitions}
 
     def add(self, name: str, value: float, *labels: str) -> None:
@@ -337,7 +337,7 @@ def client() -> ModuleType:
     return prometheus_client
 
 
-def _family(definition: Definition) -> Family:
+def _family(definition: MetricSpec) -> Family:
     client()
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 

@@ -29,9 +29,9 @@ from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, count_with
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
 from django_dbtaskqueue.operations.queue_stats import (
-    Overview,
     Point,
     Quantiles,
+    QueuesOverview,
     QueueStats,
     names_of,
     new_releases,
@@ -161,7 +161,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             **self._waits(request, alias, found.as_of),
         }
 
-    def _cards(self, found: Overview) -> list[tuple[str, str]]:
+    def _cards(self, found: QueuesOverview) -> list[tuple[str, str]]:
         waiting = found.statuses[Status.CREATED]
         failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
         rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
@@ -191,7 +191,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             group.verbs = group.verbs[:1]
         return table_of(page, rows, columns=FAILURE_COLUMNS, caption=_("Failures of the last hour"), tickable=False)
 
-    def _queues(self, request: HttpRequest, found: Overview) -> dict[str, Any]:
+    def _queues(self, request: HttpRequest, found: QueuesOverview) -> dict[str, Any]:
         """Return a table of the queues that need care, the worst first, and a line on the others."""
         page = self._shown_to(request, Queue)
         if page is None:

@@ -242,7 +242,7 @@ def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpRe
 # -- tasks -------------------------------------------------------------------------------------------------------------
 
 
-class TaskPage(ListAdmin):
+class TaskPageAdmin(ListAdmin):
     """A list of tasks with a search of its address."""
 
     base_search = Search()  # what the page shows without a search
@@ -253,7 +253,7 @@ class TaskPage(ListAdmin):
         return self.base_search & found
 
 
-def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
+def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
     name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
     verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(name)
@@ -267,7 +267,7 @@ def act_on_tasks(page: TaskPage, request: HttpRequest) -> HttpResponse:
         return page.reply(request, str(error), messages.ERROR)
 
 
-def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_all(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to all tasks that match the address, as a bulk operation."""
     search = page.search_of(request)
     if tasks_for(search).model is not page.model._meta.concrete_model:
@@ -291,7 +291,7 @@ def _act_on_all(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpRes
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
-def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_ticked(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
     ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
     # Read from the database that is written: a replica may lag behind.
@@ -321,7 +321,7 @@ def _act_on_ticked(page: TaskPage, request: HttpRequest, verb: TaskVerb) -> Http
     return page.reply(request, text, level, "" if verb.deletes else page.back(request))
 
 
-def task_report(verb: TaskVerb, report: actions.Report) -> str:
+def task_report(verb: TaskVerb, report: actions.ActReport) -> str:
     """Return a sentence: how many tasks changed, how many were skipped, and why."""
     done = str(verb.done % {"number": report.changed})
     if not report.skips:

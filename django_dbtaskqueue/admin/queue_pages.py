@@ -47,7 +47,7 @@ from django_dbtaskqueue.operations.permissions import (
     visible_queues,
 )
 from django_dbtaskqueue.operations.queue_stats import (
-    Overview,
+    QueuesOverview,
     QueueStats,
     overview,
     stats_of_queue,
@@ -134,7 +134,7 @@ class QueueAdmin(SmallListAdmin):
         found = overview(only=visible_queues(viewer(filterset.request)))
         return [one for one in self.with_figures(found, filterset.queryset) if part.lower() in one.name.lower()]
 
-    def with_figures(self, found: Overview, rows: QuerySet[Queue]) -> list[Queue]:
+    def with_figures(self, found: QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
         """Return the queues of an overview, with a row or without."""
         stored, queues = stored_queues(rows), []
         for figures in found.queues:

@@ -25,7 +25,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import list_pages
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
-from django_dbtaskqueue.admin.page_actions import TaskPage, act_on_tasks, enqueue_copy
+from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy
 from django_dbtaskqueue.admin.read_only import (
     EMPTY_VALUE,
     ago,
@@ -100,7 +100,7 @@ SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
 }
 
 
-def numbers_by_status(page: TaskPage, request: HttpRequest, search: Search) -> dict[str, ApproxCount]:
+def numbers_by_status(page: TaskPageAdmin, request: HttpRequest, search: Search) -> dict[str, ApproxCount]:
     """Return how many tasks of the searched queue are in each status; empty if the search has other terms.
 
     They would be more tasks than the search finds.
@@ -118,7 +118,7 @@ def numbers_by_status(page: TaskPage, request: HttpRequest, search: Search) -> d
 
 
 def pickers(
-    page: TaskPage, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]
+    page: TaskPageAdmin, request: HttpRequest, search: Search, numbers: Mapping[str, ApproxCount]
 ) -> dict[str, object]:
     """Return tabs of the statuses with their numbers, the queues to choose from, and the orders."""
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
@@ -199,7 +199,7 @@ def saved_searches(actor: Actor, alias: str) -> list[dict[str, Any]]:
     ]
 
 
-def change_saved_searches(page: TaskPage, request: HttpRequest) -> HttpResponseRedirect:
+def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponseRedirect:
     """Save the search of the address under a name, or delete a saved search of the user."""
     mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
@@ -249,7 +249,7 @@ class Event:
     acted: bool = False  # by an operator
 
 
-class TaskAdmin(TaskPage):
+class TaskAdmin(TaskPageAdmin):
     """A task table. Only the verbs change rows."""
 
     detail_template = "task"

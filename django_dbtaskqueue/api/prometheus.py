@@ -25,7 +25,7 @@ from django_dbtaskqueue.models.readable import Total
 from django_dbtaskqueue.operations.bounded_reads import LimitUse, limits_by_queue, statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_stats import Overview, QueueStats, overview
+from django_dbtaskqueue.operations.queue_stats import QueuesOverview, QueueStats, overview
 from django_dbtaskqueue.operations.schedules import listed
 
 __all__ = ["metrics"]
@@ -68,7 +68,7 @@ def exposition(actor: Actor) -> Exposition:
     return found
 
 
-def _add_queues(found: Exposition, stats: Overview) -> None:
+def _add_queues(found: Exposition, stats: QueuesOverview) -> None:
     found.add("dbtaskqueue_pollers", stats.pollers)
     for row in stats.queues:
         for status, count in row.statuses.items():

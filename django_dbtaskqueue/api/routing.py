@@ -159,7 +159,7 @@ def verb_field(verb: TaskVerb, one: VerbInput) -> Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One request, read by its route."""
 
     request: HttpRequest
@@ -193,7 +193,7 @@ class Route:
         """The permission that it needs, in words."""
         return self.needs if isinstance(self.needs, str) else f"view_{self.needs._meta.model_name}"
 
-    def answer(self, call: Call, parts: Mapping[str, object]) -> object:
+    def answer(self, call: ApiCall, parts: Mapping[str, object]) -> object:
         """Return the document that answers a call."""
         if not isinstance(self.needs, str):
             may_view(call.actor, self.needs)
@@ -379,7 +379,7 @@ def entry_of(route: Route) -> Entry:
         for name, part in parts.items():
             if isinstance(part, str) and not is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
-        call = Call(request, actor, route.read(request))
+        call = ApiCall(request, actor, route.read(request))
 
         def get_reply() -> HttpResponse:
             where = standby.where_read()  # empty, unless a standby was asked first

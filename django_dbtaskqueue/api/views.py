@@ -1,6 +1,6 @@
 """The JSON API over HTTP: tasks, bulk operations, queues, schedules, pollers, failures, the audit and the doctor.
 
-Each view takes its ``Call`` and returns a document; ``urls`` is the table that says what each is sent.
+Each view takes its ``ApiCall`` and returns a document; ``urls`` is the table that says what each is sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.http import Http404
 from django.utils import timezone
 
-from django_dbtaskqueue.api.routing import Call, may_view
+from django_dbtaskqueue.api.routing import ApiCall, may_view
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -39,7 +39,7 @@ from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats, related_tasks, serializers
 from django_dbtaskqueue.operations import schedules as schedule_control
-from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, act_on_ids
+from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Preview, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.explain import Explanation, explain
@@ -114,7 +114,7 @@ class OperationPage(TypedDict):
     before: int | None
 
 
-def tasks(call: Call) -> TaskPage:
+def tasks(call: ApiCall) -> TaskPage:
     """Search tasks."""
     task_filter, found = _searched(call)
     rows: list[AbstractTask] = []
@@ -135,14 +135,14 @@ def tasks(call: Call) -> TaskPage:
     }
 
 
-def count_tasks(call: Call) -> TaskCount:
+def count_tasks(call: ApiCall) -> TaskCount:
     """Count the tasks that match a search, up to 10,000."""
     task_filter, found = _searched(call)
     with statement_timeout(found.db):
         return {"query": to_text(task_filter.search), "count": bounded_count(found)}
 
 
-def task(call: Call, pk: int) -> TaskDocument:
+def task(call: ApiCall, pk: int) -> TaskDocument:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
@@ -158,7 +158,7 @@ def task(call: Call, pk: int) -> TaskDocument:
     }
 
 
-def act_on_task_ids(call: Call, verb: str) -> Report:
+def act_on_task_ids(call: ApiCall, verb: str) -> ActReport:
     """Apply a verb to up to 1,000 tasks at once, in one transaction."""
     known, queue = _verb(verb, ID_VERBS), call.given["queue"]
     if queue:
@@ -169,7 +169,7 @@ def act_on_task_ids(call: Call, verb: str) -> Report:
     return act_on_ids(tasks.filter(queue=queue) if queue else tasks, call.given["ids"], request, call.actor)
 
 
-def preview_search(call: Call, verb: str) -> Preview:
+def preview_search(call: ApiCall, verb: str) -> Preview:
     """Tell what a verb would do to all tasks that match a search. Changes nothing."""
     known = _verb(verb, BULK_VERBS)
     order, search = bulk.request_of(known, call.given["q"], options=_options(call, known))
@@ -179,7 +179,7 @@ def preview_search(call: Call, verb: str) -> Preview:
     return bulk.preview(order.verb, search, options=order.options, actor=call.actor)
 
 
-def act_on_search(call: Call, verb: str) -> OperationDocument:
+def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
     """Start a bulk operation on all tasks that match a search. Pollers carry it out."""
     known = _verb(verb, BULK_VERBS)
     operation = bulk.start(
@@ -189,7 +189,7 @@ def act_on_search(call: Call, verb: str) -> OperationDocument:
     return OPERATION.of(operation)
 
 
-def operations(call: Call) -> OperationPage:
+def operations(call: ApiCall) -> OperationPage:
     """List bulk operations."""
     rows = permissions.narrow(BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
     if call.given["state"]:
@@ -198,12 +198,12 @@ def operations(call: Call) -> OperationPage:
     return {"operations": [OPERATION.of(row) for row in found], "before": before}
 
 
-def operation(call: Call, pk: int) -> OperationDocument:
+def operation(call: ApiCall, pk: int) -> OperationDocument:
     """Return the progress of a bulk operation."""
     return OPERATION.of(_operation(call, pk))
 
 
-def cancel_operation(call: Call, pk: int) -> CancelledOperation:
+def cancel_operation(call: ApiCall, pk: int) -> CancelledOperation:
     """Cancel a bulk operation. What is done stays done."""
     found = _operation(call, pk)
     done = bulk.cancel(pk, call.actor, call.given["reason"])
@@ -211,12 +211,12 @@ def cancel_operation(call: Call, pk: int) -> CancelledOperation:
     return CANCELLED.of(found, cancelled=done)
 
 
-def put_back_operation(call: Call, pk: int) -> OperationDocument:
+def put_back_operation(call: ApiCall, pk: int) -> OperationDocument:
     """Order that the tasks which a bulk operation changed become what they were before it."""
     return OPERATION.of(bulk.put_back(_operation(call, pk).pk, call.actor, call.given["reason"]))
 
 
-def purge_queue(call: Call, queue: str) -> OperationDocument:
+def purge_queue(call: ApiCall, queue: str) -> OperationDocument:
     """Start the bulk deletion of every task of a queue."""
     permissions.check_queue(queue, call.actor)
     permissions.check(PURGE, call.given["reason"], call.actor, queue)
@@ -229,7 +229,7 @@ def purge_queue(call: Call, queue: str) -> OperationDocument:
 # -- helpers -----------------------------------------------------------------------------------------------------------
 
 
-def page(rows: QuerySet[M], call: Call) -> tuple[list[M], int | None]:
+def page(rows: QuerySet[M], call: ApiCall) -> tuple[list[M], int | None]:
     """Return a page of rows, the newest first, and the id at which the next page begins."""
     limit, before = call.given["limit"], call.given["before"]
     with statement_timeout(rows.db):
@@ -237,12 +237,12 @@ def page(rows: QuerySet[M], call: Call) -> tuple[list[M], int | None]:
     return found[:limit], found[limit - 1].pk if len(found) > limit else None
 
 
-def _visible(call: Call, model: type[M]) -> QuerySet[M]:
+def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
     """Return the rows of a model that the caller may view."""
     return permissions.narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
 
 
-def _searched(call: Call) -> tuple[TaskFilter, TaskQuerySet]:
+def _searched(call: ApiCall) -> tuple[TaskFilter, TaskQuerySet]:
     given = {name: call.given[name] for name in ("q", *QUALIFIERS) if call.given[name]}
     search = TaskFilter(given, queryset=tasks_for(Search())).checked().search
     tasks = tasks_for(search)
@@ -252,7 +252,7 @@ def _searched(call: Call) -> tuple[TaskFilter, TaskQuerySet]:
     return task_filter, task_filter.qs
 
 
-def _table(call: Call) -> TaskQuerySet:
+def _table(call: ApiCall) -> TaskQuerySet:
     queue = call.given["queue"]
     return tasks_for(of_queue(queue) if queue else Search(), write=True)
 
@@ -263,14 +263,14 @@ def _verb(name: str, verbs: Mapping[str, V]) -> V:
     return verbs[name]
 
 
-def _operation(call: Call, pk: int) -> BulkOperation:
+def _operation(call: ApiCall, pk: int) -> BulkOperation:
     found = BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
     if found is None or not permissions.sees_operation(found, call.actor):
         raise Http404(f"There is no bulk operation {pk}.")
     return found
 
 
-def _options(call: Call, verb: TaskVerb) -> VerbOptions:
+def _options(call: ApiCall, verb: TaskVerb) -> VerbOptions:
     sent = {one.name: call.given[one.name] for one in verb.inputs}
     return verb.options_of({name: value for name, value in sent.items() if value is not None})
 
@@ -308,12 +308,12 @@ class AuditPage(TypedDict):
     before: int | None
 
 
-def health(call: Call) -> queue_stats.Health:
+def health(call: ApiCall) -> queue_stats.Health:
     """Judge all queues: are they on time, served, paused?"""
     return _overview(call).health
 
 
-def status(call: Call) -> queue_stats.Overview:
+def status(call: ApiCall) -> queue_stats.QueuesOverview:
     """Return the figures of every queue, or of one."""
     found, name = _overview(call), call.given["queue"]
     if name:
@@ -321,7 +321,7 @@ def status(call: Call) -> queue_stats.Overview:
     return replace(found, queues=queue_stats.with_limits([row for row in found.queues if name in ("", row.queue)]))
 
 
-def trend(call: Call) -> list[queue_stats.Point]:
+def trend(call: ApiCall) -> list[queue_stats.Point]:
     """Return attempts by outcome, run times and waits over time, of every queue or of one."""
     name = call.given["queue"]
     if name:
@@ -329,7 +329,7 @@ def trend(call: Call) -> list[queue_stats.Point]:
     return queue_stats.series(None, call.given["since"], name or None, among=permissions.visible_queues(call.actor))
 
 
-def doctor(call: Call) -> list[Finding]:
+def doctor(call: ApiCall) -> list[Finding]:
     """Examine queues, pollers, settings and the database."""
     return [one for one in examine() if all(map(call.actor.sees, one.queues))]
 
@@ -337,7 +337,7 @@ def doctor(call: Call) -> list[Finding]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def queues(call: Call) -> QueueList:
+def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else permissions.visible_queues(call.actor) or []
@@ -347,7 +347,7 @@ def queues(call: Call) -> QueueList:
     }
 
 
-def queue(call: Call, queue: str) -> QueueDetail:
+def queue(call: ApiCall, queue: str) -> QueueDetail:
     """Return one queue."""
     if not call.actor.sees(queue) or queue not in permissions.all_queues():
         raise Http404(f"There is no queue {queue}.")
@@ -360,14 +360,14 @@ def queue(call: Call, queue: str) -> QueueDetail:
     }
 
 
-def act_on_queue(call: Call, queue: str, verb: str) -> int:
+def act_on_queue(call: ApiCall, queue: str, verb: str) -> int:
     """Pause a queue, for a time, until a time, or until it is resumed; or resume it."""
     known, length, until = _verb(verb, QUEUE_VERBS), call.given["for"], call.given["until"]
     until = timezone.now() + length if length is not None else until
     return queue_control.apply_to_queues(known, [queue], call.actor, reason=call.given["reason"], until=until)
 
 
-def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
+def change_queue_settings(call: ApiCall, queue: str) -> dict[str, object]:
     """Set runtime overrides of a queue, and remove others. Pollers follow within a heartbeat."""
     try:
         return queue_control.change_settings(
@@ -380,7 +380,7 @@ def change_queue_settings(call: Call, queue: str) -> dict[str, object]:
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def batches(call: Call) -> list[related_tasks.BatchDocument]:
+def batches(call: ApiCall) -> list[related_tasks.BatchDocument]:
     """Return the newest batches, and how many tasks of each are in which status."""
     return related_tasks.batch_documents(related_tasks.listed_batches(call.actor))
 
@@ -388,30 +388,30 @@ def batches(call: Call) -> list[related_tasks.BatchDocument]:
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 
-def schedules(call: Call) -> list[ScheduleDocument]:
+def schedules(call: ApiCall) -> list[ScheduleDocument]:
     """Return the schedules, in words and with their next times."""
     return [schedule_document(row, call.actor) for row in schedule_control.listed(call.actor)]
 
 
-def schedule(call: Call, schedule: str) -> ScheduleDocument:
+def schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Return one schedule."""
     return schedule_document(_schedule(call, schedule), call.actor)
 
 
-def make_schedule(call: Call, schedule: str) -> ScheduleDocument:
+def make_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Make a schedule."""
     made = schedule_control.add_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(made, call.actor)
 
 
-def change_schedule(call: Call, schedule: str) -> ScheduleDocument:
+def change_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
     """Change fields of a schedule. They win over the code until it is reset."""
     _schedule(call, schedule)
     changed = schedule_control.edit_schedule(schedule, _fields(call), call.actor, reason=call.given["reason"])
     return schedule_document(changed, call.actor)
 
 
-def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
+def act_on_schedule(call: ApiCall, schedule: str, action: str) -> ScheduleDocument:
     """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
     verb = schedule_control.SCHEDULE_VERBS.get(f"{action}_schedule")
     if verb is None:
@@ -422,21 +422,21 @@ def act_on_schedule(call: Call, schedule: str, action: str) -> ScheduleDocument:
     return schedule_document(row, call.actor)
 
 
-def _schedule(call: Call, name: str) -> Schedule:
+def _schedule(call: ApiCall, name: str) -> Schedule:
     found: Schedule | None = schedule_control.find(name, call.actor)
     if found is None:
         raise Http404(f"There is no schedule {name}.")
     return found
 
 
-def _fields(call: Call) -> dict[str, object]:
+def _fields(call: ApiCall) -> dict[str, object]:
     return {name: call.given[name] for name in SCHEDULE_FIELDS if call.given[name] is not None}
 
 
 # -- pollers -----------------------------------------------------------------------------------------------------------
 
 
-def pollers(call: Call) -> list[PollerDocument]:
+def pollers(call: ApiCall) -> list[PollerDocument]:
     """Return the pollers as they last reported."""
     rows = _visible(call, Poller)
     living = queue_stats.alive(rows.db)
@@ -445,7 +445,7 @@ def pollers(call: Call) -> list[PollerDocument]:
     return [POLLER.of(row, alive=row.instance in living, queues=one) for row, one in zip(found, names, strict=True)]
 
 
-def command_poller(call: Call, poller: str, command: str) -> int:
+def command_poller(call: ApiCall, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
     verb, alias = _verb(command, queue_control.POLLER_VERBS), alias_for("", None)
     given = {"reason": call.given["reason"], "using": alias}
@@ -458,7 +458,7 @@ def command_poller(call: Call, poller: str, command: str) -> int:
 # -- failures and the audit --------------------------------------------------------------------------------------------
 
 
-def failures(call: Call) -> list[FailureDocument]:
+def failures(call: ApiCall) -> list[FailureDocument]:
     """Return failure groups."""
     rows = _visible(call, FailureGroup)
     if call.given["queue"]:
@@ -469,7 +469,7 @@ def failures(call: Call) -> list[FailureDocument]:
     return [_failure(row, one) for row, one in zip(found, stats, strict=True)]
 
 
-def failure(call: Call, fingerprint: str) -> FailureDocument:
+def failure(call: ApiCall, fingerprint: str) -> FailureDocument:
     """Return one failure group."""
     rows = _visible(call, FailureGroup)
     row = rows.filter(pk=fingerprint).first()
@@ -485,7 +485,7 @@ def _failure(row: FailureGroup, stats: queue_stats.FailureStats) -> FailureDocum
     )
 
 
-def audit(call: Call) -> AuditPage:
+def audit(call: ApiCall) -> AuditPage:
     """Return who did what."""
     rows = _visible(call, AuditEntry)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
@@ -493,9 +493,9 @@ def audit(call: Call) -> AuditPage:
     return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}
 
 
-def _overview(call: Call) -> queue_stats.Overview:
+def _overview(call: ApiCall) -> queue_stats.QueuesOverview:
     return queue_stats.overview(only=permissions.visible_queues(call.actor))
 
 
-def _pauses(call: Call) -> dict[str, queue_stats.Pause]:
+def _pauses(call: ApiCall) -> dict[str, queue_stats.Pause]:
     return queue_stats.pauses(_visible(call, Queue))

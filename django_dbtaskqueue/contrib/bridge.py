@@ -69,7 +69,7 @@ class AddressRefused(TaskQueueError):
     """The name of a peer leads to an address that may not be opened."""
 
 
-class Answer(NamedTuple):
+class BridgeAnswer(NamedTuple):
     """What a peer answered; the names of headers are in lower case."""
 
     status: int
@@ -77,7 +77,7 @@ class Answer(NamedTuple):
     body: bytes
 
 
-def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> Answer:
+def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> BridgeAnswer:
     """Send a message and return the answer. No redirect is followed, and no proxy of the environment is used."""
     connection = _CheckedConnection(peer)
     more = {"Content-Type": "application/octet-stream", "Connection": "close"}
@@ -89,7 +89,7 @@ def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> Answer:
                 found = answer.read(MAX_ANSWER_BYTES + 1)
         if len(found) > MAX_ANSWER_BYTES:
             raise HTTPException(f"The answer has more than {MAX_ANSWER_BYTES:,} bytes.")
-        return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, found)
+        return BridgeAnswer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, found)
     finally:
         connection.close()
 

@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import Edge, TaskKey, attach, by_table, members
+from django_dbtaskqueue.flow.dependencies import ParentEdge, TaskKey, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import AbstractTask, Batch, Hold, Task
 
@@ -96,7 +96,7 @@ class _Block(BatchHandle):
         self._keys: dict[TaskKey, None] = {}
         self._queues: set[str] = set()
         self._inner: list[TaskKey] = []  # tasks of batches inside this one
-        self._edges: list[Edge] = []
+        self._edges: list[ParentEdge] = []
         self._policies: dict[TaskKey, str] = {}
 
     def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
@@ -108,7 +108,7 @@ class _Block(BatchHandle):
         self._keys.update(dict.fromkeys(keys))
         self._queues.add(queue)
 
-    def defer(self, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> bool:
+    def defer(self, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> bool:
         """Take over edges whose parents were all inserted inside the block."""
         if not all(edge.parent in self._keys for edge in edges):
             return False

@@ -296,7 +296,7 @@ TEMPORARY = TemporaryTask._meta.label_lower
 POLICIES = tuple(policy for policy, _ in ON_PARENT_FAILURE)
 
 
-class Edge(NamedTuple):
+class ParentEdge(NamedTuple):
     """A child waits for a parent, and may have a name for it."""
 
     parent: TaskKey
@@ -304,7 +304,7 @@ class Edge(NamedTuple):
     name: str = ""
 
 
-def attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> None:
+def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> None:
     """Let children wait for their parents. The children are parked for it and were inserted by this transaction.
 
     ``policies``: all children, each with its ``on_parent_failure``. A parent that has ended counts at once. Raises
@@ -320,7 +320,7 @@ def attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, s
             after_commit(at(session, location), watched)
 
 
-def _attach(session: Session, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> tuple[Changes, Groups]:
+def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> tuple[Changes, Groups]:
     statuses = _lock_parents(session, {edge.parent for edge in edges})
     pending: set[TaskKey] = set()
     remaining: Counter[TaskKey] = Counter()
@@ -471,7 +471,7 @@ class Members(Protocol):
     def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
         """Take note of tasks, in the transaction that inserted them."""
 
-    def defer(self, edges: Sequence[Edge], policies: Mapping[TaskKey, str]) -> bool:
+    def defer(self, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> bool:
         """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
 
 
@@ -487,7 +487,7 @@ class Related:
         """Let tasks wait that this transaction has inserted, and have the block take note of them."""
         keys = [TaskKey(session.location, task_id) for task_id in ids]
         if self.parents is not None and keys:
-            edges = [Edge(parent, key, name) for key in keys for parent, name in self.parents.items()]
+            edges = [ParentEdge(parent, key, name) for key in keys for parent, name in self.parents.items()]
             policies = dict.fromkeys(keys, self.policy)
             if self.block is None or not self.block.defer(edges, policies):
                 attach(session, edges, policies)

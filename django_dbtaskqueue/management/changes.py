@@ -30,7 +30,14 @@ from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureG
 from django_dbtaskqueue.models.control import FAILED, MISSED_POLICIES, OVERLAP_POLICIES, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control, related_tasks, schedules
-from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, Report, act, act_on_ids, preview
+from django_dbtaskqueue.operations.actions import (
+    MAX_TASKS_PER_ACTION,
+    ActionRequest,
+    ActReport,
+    act,
+    act_on_ids,
+    preview,
+)
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
@@ -298,7 +305,7 @@ def _followed(output: Output, operation: BulkOperation) -> int:
     return FAILED_CODE if operation.state == FAILED else 0
 
 
-def _reported(output: Output, chosen: Any, report: Report) -> int:
+def _reported(output: Output, chosen: Any, report: ActReport) -> int:
     output.data(report)
     _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
     output.write(f"{chosen.done % {'number': report.changed}}.")

@@ -26,7 +26,7 @@ from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_t
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
-from django_dbtaskqueue.operations.queue_stats import Overview, overview, with_limits
+from django_dbtaskqueue.operations.queue_stats import QueuesOverview, overview, with_limits
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, look_through, tasks_for
 
@@ -76,7 +76,7 @@ def status(output: Output, options: Options) -> int:
     return 0
 
 
-def _summary(view: Overview) -> str:
+def _summary(view: QueuesOverview) -> str:
     """Return "2 queues late, oldest 4m12s; 5 attempts failed in the last hour; 3 pollers alive", then the notes."""
     pollers = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
     first = f"{view.health.sentence.rstrip('.')}; {pollers} alive"

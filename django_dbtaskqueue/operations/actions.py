@@ -211,7 +211,7 @@ class ActionRequest:
 
 
 @dataclass(slots=True)
-class Report:
+class ActReport:
     """What an action did: how many tasks it changed, and for each reason the ids of those it left as they were."""
 
     DOCUMENT: ClassVar = ("changed", "skipped", "skips")
@@ -277,7 +277,7 @@ def preview(
     return Preview(request, count(tasks), count(eligible), running=running)
 
 
-def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
+def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> ActReport:
     """Carry out a request on up to 1,000 tasks and record it, in one transaction.
 
     Raises ``PermissionDenied`` without the verb's permission, and ``OperationRefused`` without a reason that is needed
@@ -295,14 +295,14 @@ def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> Report:
     return _recorded(tasks.model._default_manager.using(tasks.db).all(), ids, request, actor)
 
 
-def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     """As ``act``, on those of ``tasks`` with these ids; an id without such a task is skipped with that reason.
 
     Without an id nothing is done, and nothing is recorded.
     """
     check(request.verb, request.reason, actor)
     if not ids:
-        return Report()
+        return ActReport()
     if len(ids) > MAX_TASKS_PER_ACTION:
         words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
         raise OperationRefused(
@@ -313,7 +313,7 @@ def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, 
     return _recorded(tasks, sorted(set(ids)), request, actor)
 
 
-def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     """Change those of these tasks that can be changed, and say why the others cannot. Call it in ``atomic``; no record.
 
     A task that is not in ``tasks``, or of a queue that the actor may not view, counts as not there.
@@ -330,7 +330,7 @@ def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, acto
     why = _reasons_for_others(rows.filter(pk__in=left), request) if left else {}
     queues = {row.queue for row in locked.values()} | {queue for queue, _reason in why.values()}
     denied = {queue for queue in queues if not request.verb.allowed(actor, queue)}
-    report, skips = Report(), defaultdict(list)
+    report, skips = ActReport(), defaultdict(list)
     for pk in ids:
         queue, reason = why.get(pk, ("", _("there is no such task")))
         if pk in locked:
@@ -346,7 +346,7 @@ def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, acto
     return report
 
 
-def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> Report:
+def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
     alias, verb = tasks.db, request.verb
     verb.check(tasks.model, alias, request.options, actor)
     with recorded(alias):
@@ -374,7 +374,7 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
     )  # fmt: skip
 
 
-def _details(request: ActionRequest, report: Report) -> dict[str, Any]:
+def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
     found: dict[str, Any] = {
         "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
         "tasks": named(report.tasks),

@@ -27,7 +27,14 @@ from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, permissions
-from django_dbtaskqueue.operations.actions import ActionRequest, Preview, Report, record_changes, record_skips, restore
+from django_dbtaskqueue.operations.actions import (
+    ActionRequest,
+    ActReport,
+    Preview,
+    record_changes,
+    record_skips,
+    restore,
+)
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
@@ -274,7 +281,7 @@ def _change(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> str:
     request = ActionRequest(verb, operation.reason, VerbOptions.from_json(operation.options), operation.query)
     tasks = narrow(_tasks(operation), actor)
     ids = _next_chunk(operation, tasks, select(operation.query, tasks))
-    report = actions.change(_tasks(operation), ids, request, actor) if ids else Report()
+    report = actions.change(_tasks(operation), ids, request, actor) if ids else ActReport()
     _count_in(operation, report, verb)
     return actions.note(request)
 
@@ -285,7 +292,7 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> st
     rest = TaskChange.objects.using(tasks.db).filter(
         operation_id=of, pk__gt=operation.cursor, pk__lte=operation.last_id, skip_reason=""
     )
-    change, report = rest.order_by("pk").first(), Report()
+    change, report = rest.order_by("pk").first(), ActReport()
     operation.cursor = operation.last_id if change is None else change.pk
     if change is not None:
         back, report.skips = restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
@@ -331,7 +338,7 @@ def _remaining(operation: BulkOperation) -> int:
     return TASKS_PER_CHUNK if most is None else most - operation.changed - operation.skipped
 
 
-def _count_in(operation: BulkOperation, report: Report, verb: TaskVerb) -> None:
+def _count_in(operation: BulkOperation, report: ActReport, verb: TaskVerb) -> None:
     """Add what a chunk did to the counts, the skipped tasks and the audit."""
     alias = str(operation._state.db)
     operation.changed += report.changed

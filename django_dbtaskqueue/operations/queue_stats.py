@@ -139,7 +139,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class QueuesOverview:
     """All queues at a glance. ``pollers``: how many are alive."""
 
     DOCUMENT: ClassVar = ("as_of", "health", "pollers", "queues")
@@ -165,7 +165,7 @@ class Overview:
         return sum(row.failed for row in self.queues)
 
 
-def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> Overview:
+def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> QueuesOverview:
     """Return the statistics of every queue: those that are known and those that only have tasks.
 
     Over all databases, or that of ``using``. A constant number of queries per database and task table. With ``only``
@@ -174,7 +174,7 @@ def overview(using: str | None = None, *, only: Sequence[str] | None = None) -> 
     context, rows = _read(locations_on(using), known_queues(using) if only is None else only, only)
     pollers = [served for served in context.alive.values() if only is None or served & {*only}]
     statuses = {status: sum((row.statuses[status] for row in rows), NONE_COUNTED) for status in map(str, Status)}
-    found = Overview(context.as_of, rows, statuses, pollers=len(pollers))
+    found = QueuesOverview(context.as_of, rows, statuses, pollers=len(pollers))
     return replace(found, health=_health(found))
 
 
@@ -294,7 +294,7 @@ def alive(alias: str) -> dict[str, set[str]]:
 # -- health ------------------------------------------------------------------------------------------------------------
 
 
-def _health(found: Overview) -> Health:
+def _health(found: QueuesOverview) -> Health:
     """Return how the queues are. The tasks of a paused queue wait on purpose: it is named as paused, not as late."""
     late, unserved = found.late, [row.queue for row in found.queues if row.unserved]
     paused = [row for row in found.queues if row.pause]
@@ -321,7 +321,7 @@ def _health(found: Overview) -> Health:
     return Health(level, "; ".join(parts) + ".", notes, names, unserved, [row.queue for row in paused])
 
 
-def _failures(found: Overview) -> list[str]:
+def _failures(found: QueuesOverview) -> list[str]:
     """Return how many tasks failed for good, and how many attempts in the last hour; only what is not 0."""
     named = [(str(status), found.statuses.get(status, NONE_COUNTED)) for status in (Status.ERROR, Status.POISON)]
     tasks = ", ".join(f"{number} {status}" for status, number in named if number)

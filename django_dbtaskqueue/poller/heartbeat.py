@@ -80,7 +80,8 @@ class Heartbeat:
             "dbtaskqueue-heartbeat",
             self._all_jobs(),
             last=[
-                Periodic(alias, "last heartbeat", partial(self._report, alias, "STOPPED")) for alias in poller.aliases
+                PeriodicJob(alias, "last heartbeat", partial(self._report, alias, "STOPPED"))
+                for alias in poller.aliases
             ],
             retry=HEARTBEAT_RETRY_SECONDS,
             timeout=ANSWER_TIMEOUT_S,
@@ -105,19 +106,19 @@ class Heartbeat:
         self._timeouts.join(timeout=HEARTBEAT_RETRY_SECONDS[1])
         self._background.stop()
 
-    def _all_jobs(self) -> Iterator[Periodic]:
+    def _all_jobs(self) -> Iterator[PeriodicJob]:
         for alias in self._poller.aliases:
-            yield Periodic(alias, "heartbeat", partial(self._report, alias))
-            yield Periodic(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
-            yield Periodic(alias, "operators' changes", partial(self._apply_changes, alias))
-            yield Periodic(alias, "counting pollers", partial(self._count_pollers, alias))
-            yield Periodic(alias, "schedules", ScheduleJob(alias, self._poller.wake).run)
+            yield PeriodicJob(alias, "heartbeat", partial(self._report, alias))
+            yield PeriodicJob(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
+            yield PeriodicJob(alias, "operators' changes", partial(self._apply_changes, alias))
+            yield PeriodicJob(alias, "counting pollers", partial(self._count_pollers, alias))
+            yield PeriodicJob(alias, "schedules", ScheduleJob(alias, self._poller.wake).run)
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
-            yield Periodic(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
+            yield PeriodicJob(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
             tables.setdefault((queue.port.alias, queue.port.model), []).append(queue)
         for (alias, _), queues in tables.items():
-            yield Periodic(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
+            yield PeriodicJob(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
 
     def _enforce_timeouts(self) -> None:
         while not clock.wait(self._jobs.ended, TIMEOUT_CHECK_SECONDS):
@@ -323,7 +324,7 @@ PERIODIC_TIMEOUT_SECONDS = 60.0  # for one job, a batch of bulk work or retentio
 
 
 @dataclass(slots=True, eq=False)
-class Periodic:
+class PeriodicJob:
     """A job on one database. ``run`` returns the seconds until its next run."""
 
     alias: str
@@ -367,9 +368,9 @@ class PeriodicThread:
         self,
         title: str,
         thread_name: str,
-        jobs: Iterable[Periodic],
+        jobs: Iterable[PeriodicJob],
         *,
-        last: Iterable[Periodic],
+        last: Iterable[PeriodicJob],
         retry: tuple[float, float],
         timeout: float,
     ) -> None:
@@ -408,7 +409,7 @@ class PeriodicThread:
             self._attempt(job)
         connections.close_all()
 
-    def _attempt(self, job: Periodic) -> float:
+    def _attempt(self, job: PeriodicJob) -> float:
         """Run a job once; return the seconds until the next time. Never raises."""
         self.busy_since = clock.monotonic()
         try:
@@ -436,7 +437,7 @@ class PeriodicThread:
     def _fails(self, alias: str) -> bool:
         return any(job.pause for job in self._jobs if job.alias == alias)
 
-    def _log(self, job: Periodic, error: Exception) -> None:
+    def _log(self, job: PeriodicJob, error: Exception) -> None:
         database_error = isinstance(error, Error)
         quiet = self._fails(job.alias) or self.ended.is_set() if database_error else bool(job.pause)
         log = logger.debug if quiet else logger.warning
@@ -458,11 +459,11 @@ def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThr
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
     jobs = [
-        Periodic(alias, name, partial(run, alias), clock.monotonic() + first * random.uniform(0.5, 1.0))
+        PeriodicJob(alias, name, partial(run, alias), clock.monotonic() + first * random.uniform(0.5, 1.0))
         for alias in aliases
         for name, run, first in kinds
     ]
-    last = [Periodic(alias, "metrics", partial(store, alias)) for alias in aliases]
+    last = [PeriodicJob(alias, "metrics", partial(store, alias)) for alias in aliases]
     title = "Metrics, retention and bulk operations"
     return PeriodicThread(
         title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS, timeout=PERIODIC_TIMEOUT_SECONDS

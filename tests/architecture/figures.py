@@ -59,6 +59,22 @@ def constant_names_twice() -> list[str]:
     return [f"{name}: {', '.join(homes)}" for name, homes in sorted(values.items()) if len(set(homes.values())) > 1]
 
 
+def class_names_twice() -> list[str]:
+    """Return public names that stand for two classes, but for Django's name of a command."""
+    homes = defaultdict(list)
+    for module in WRITTEN:
+        for node in module.tree.body:
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_" and node.name != "Command":
+                homes[node.name].append(module.name)
+    return [f"{name}: {', '.join(places)}" for name, places in sorted(homes.items()) if len(places) > 1]
+
+
+def road() -> list[str]:
+    """Return the modules through which an enqueue and a task pass."""
+    functions = {function for journey in journeys().values() for function in journey["functions"]}
+    return sorted({function.partition(":")[0] for function in functions})
+
+
 def import_chain() -> tuple[str, ...]:
     modules = {module.name: module for module in WRITTEN if module.name != "apps"}
 
@@ -119,7 +135,9 @@ def tables() -> list[str]:
 
 
 def of_journeys() -> dict[str, int]:
-    return {f"{name}: {what}": journeys()[name][what] for name in journeys() for what in ("calls", "modules")}
+    found = {f"{name}: {what}": journeys()[name][what] for name in journeys() for what in ("calls", "modules")}
+    sources = [(REPOSITORY / PACKAGE / place).read_text() for place in road()]
+    return {**found, "road of a task: lines": "".join(sources).count("\n"), "road of a task: files": len(sources)}
 
 
 def of_source() -> dict[str, int]:
@@ -132,6 +150,7 @@ def of_source() -> dict[str, int]:
         "lines of the longest file": max(map(lines, WRITTEN)),
         "file names twice": len(file_names_twice()),
         "constant names twice": len(constant_names_twice()),
+        "class names twice": len(class_names_twice()),
         "old names": len(words.old_names()),
         "longest import chain": len(import_chain()) - 1,
         "Any": sum(len(re.findall(r"\bAny\b", module.text)) for module in WRITTEN),
@@ -149,6 +168,8 @@ def report() -> str:
         f"Files of more than {LONG_FILE_LINES} lines": long_files(),
         "File names twice": file_names_twice(),
         "Constant names twice": constant_names_twice(),
+        "Class names twice": class_names_twice(),
+        "The road of a task": road(),
         "Longest import chain": list(import_chain()),
         "Branches on outcomes": [f"{module.place}: {branches(module)}" for module in WRITTEN if branches(module)],
     }

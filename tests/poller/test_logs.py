@@ -18,7 +18,7 @@ import pytest
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.poller.process import lifetime, logs
-from django_dbtaskqueue.poller.process.lifetime import Snapshot, StatusLine
+from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, StatusLine
 from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import Gate
 
@@ -105,22 +105,22 @@ def test_it_says_queues_slots_counts_rate_and_state(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(lifetime.clock, "monotonic", lambda: next(times))
     monkeypatch.setenv("COLUMNS", "120")
     line = StatusLine(stream, ["work", "other"])
-    line.draw(Snapshot("RUNNING", 1, 8, 10, 2))
-    line.draw(Snapshot("WAITING", 3, 8, 70, 2))
+    line.draw(PollerSnapshot("RUNNING", 1, 8, 10, 2))
+    line.draw(PollerSnapshot("WAITING", 3, 8, 70, 2))
     assert "work, other | 1/8 running | 10 done | 2 failed | 0/s | working" in stream.getvalue()
     assert "work, other | 3/8 running | 70 done | 2 failed | 20/s | waiting for the database" in stream.getvalue()
 
 
 def test_several_pollers_are_added_up_and_the_worst_state_shows() -> None:
-    parts = [Snapshot("RUNNING", 1, 4, 10, 1), Snapshot("WAITING", 2, 4, 5, 0), Snapshot(finished=7)]
-    assert Snapshot.total(parts) == Snapshot("WAITING", 3, 8, 22, 1)
-    assert Snapshot(**asdict(parts[0])) == parts[0]
+    parts = [PollerSnapshot("RUNNING", 1, 4, 10, 1), PollerSnapshot("WAITING", 2, 4, 5, 0), PollerSnapshot(finished=7)]
+    assert PollerSnapshot.total(parts) == PollerSnapshot("WAITING", 3, 8, 22, 1)
+    assert PollerSnapshot(**asdict(parts[0])) == parts[0]
 
 
 def test_log_lines_stand_whole_above_it() -> None:
     stream = Terminal()
     line = StatusLine(stream, ["work"])
-    line.draw(Snapshot("RUNNING"))
+    line.draw(PollerSnapshot("RUNNING"))
     line.above("from a child process")
     handler = logging.StreamHandler(line)
     handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))

@@ -14,7 +14,7 @@ from django_dbtaskqueue.flow.run import Processor
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Done, Executor, Job, thread
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
-from django_dbtaskqueue.poller.heartbeat import Periodic, PeriodicThread
+from django_dbtaskqueue.poller.heartbeat import PeriodicJob, PeriodicThread
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import WOKEN_LOOK_SECONDS, Options, QueueState
 from tests.clock import SteppedClock
@@ -97,7 +97,7 @@ def test_a_job_that_fails_is_tried_again_after_a_pause() -> None:
     def fail() -> float:
         raise ValueError("as asked")
 
-    job = Periodic("default", "failing", fail)
+    job = PeriodicJob("default", "failing", fail)
     jobs = PeriodicThread("Jobs", "test-jobs", [job], last=(), retry=(600.0, 600.0), timeout=60.0)
     jobs.start()
     until(lambda: job.due)

@@ -19,7 +19,7 @@ from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
-from django_dbtaskqueue.poller.process.lifetime import Snapshot
+from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
 from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, ServiceManager, address, served
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
@@ -159,7 +159,7 @@ def test_a_poller_whose_thread_is_stuck_does_not_live(manager: Manager, monkeypa
     signals.register(listener)
 
     def said() -> str:
-        ours.tell(probes, Snapshot.of(poller), stopping=False)
+        ours.tell(probes, PollerSnapshot.of(poller), stopping=False)
         return "" if manager.silent() else manager.heard[-1]
 
     try:
@@ -210,7 +210,7 @@ def test_a_poller_without_its_database_is_not_ready_and_yet_works(manager: Manag
 @pytest.mark.django_db(transaction=True)
 def test_the_watchdog_of_another_process_gets_nothing(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     poller, ours = Poller({"work": 1}), manager.of_this_process(monkeypatch, WATCHDOG_PID="1")
-    ours.tell(PollerProbes(poller, Heartbeat(poller)), Snapshot.of(poller), stopping=False)
+    ours.tell(PollerProbes(poller, Heartbeat(poller)), PollerSnapshot.of(poller), stopping=False)
     assert manager.hear().startswith("STATUS=INIT: 0 of ")
     poller.close()
 

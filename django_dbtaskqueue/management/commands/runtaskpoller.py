@@ -27,7 +27,7 @@ from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process import lifetime, logs, probe_port, supervisor
-from django_dbtaskqueue.poller.process.lifetime import RUN, ShutdownRequest, Snapshot, StatusLine, run
+from django_dbtaskqueue.poller.process.lifetime import RUN, PollerSnapshot, ShutdownRequest, StatusLine, run
 from django_dbtaskqueue.poller.process.probe_port import PollerProbes, Probes, ServiceManager, SupervisorProbes
 from django_dbtaskqueue.poller.queue_state import Options
 
@@ -153,7 +153,7 @@ class Command(BaseCommand):
             if self._arguments is not None:
                 connections.close_all()  # each thread has its own; the main thread needs none from here on
             if channel is not None:
-                channel.polls(lambda: Snapshot.of(poller))
+                channel.polls(lambda: PollerSnapshot.of(poller))
             if self._shutdown.level > RUN:
                 return 0
             began = clock.monotonic()
@@ -162,7 +162,7 @@ class Command(BaseCommand):
 
             def show(poller: Poller) -> None:
                 if status or probes:  # else nobody sees it, and it would be half of what an idle main thread costs
-                    self._show(Snapshot.of(poller), status, probes, stopping=poller.stopping)
+                    self._show(PollerSnapshot.of(poller), status, probes, stopping=poller.stopping)
 
             with probe_port.served(options["metrics_port"], probes):
                 left = run(poller, heartbeat, self._shutdown, timeout=options["shutdown_timeout"], on_tick=show)
@@ -193,7 +193,7 @@ class Command(BaseCommand):
         self._manager.stopped()
         return code
 
-    def _show(self, now: Snapshot, status: StatusLine | None, probes: Probes | None, *, stopping: bool) -> None:
+    def _show(self, now: PollerSnapshot, status: StatusLine | None, probes: Probes | None, *, stopping: bool) -> None:
         if status:
             status.draw(now)
         if probes:

@@ -40,9 +40,9 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Re
 from django_dbtaskqueue.pipeline.lake import DataFile, Lake, read_lake, store_of, writing
 from django_dbtaskqueue.pipeline.lake.export import (
     MIN_SMALL_FILES,
-    Batch,
     Batches,
     Export,
+    ExportedBatch,
     SliceWriter,
     TaskFilters,
     compact,
@@ -109,7 +109,7 @@ class Archive(Job):
             if context.dry_run:
                 found = [batches.next(one, 0, options["limit"] or 2**62, filters) for one in sources]
                 return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
-            run = Run(context, Lake.at(path, create=True), batches, filters)
+            run = ArchiveRun(context, Lake.at(path, create=True), batches, filters)
             run.done["resumed"] = batches.resume(run.lake)
             batches.unwatch()
             for source in sources:
@@ -125,7 +125,7 @@ class Archive(Job):
 
 
 @dataclass
-class Run:
+class ArchiveRun:
     """One run over the batches of a database; ``done`` holds its counts, ``broken`` the tasks that break each rule."""
 
     context: Context
@@ -141,7 +141,7 @@ class Run:
             after = batch.last_id
             self._finish(batch)
 
-    def _freeze(self, source: str, after: int) -> Batch | None:
+    def _freeze(self, source: str, after: int) -> ExportedBatch | None:
         limit = self.context.options["batch_size"]
         if self.context.options["limit"]:
             limit = min(limit, self.context.options["limit"] - self.done["tasks"])
@@ -153,7 +153,7 @@ class Run:
             return None
         return self.batches.freeze(source, (first, last), self.lake.root, self.filters)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: ExportedBatch) -> None:
         export = Export(self.lake, batch.token)
         self._step("export")
         files, horizon = self._export(export, batch)
@@ -180,7 +180,7 @@ class Run:
         for name, number in counts.items():
             self.done[name] += number
 
-    def _export(self, export: Export, batch: Batch) -> tuple[list[DataFile], int | None]:
+    def _export(self, export: Export, batch: ExportedBatch) -> tuple[list[DataFile], int | None]:
         """Write the batch's files; return them and the horizon of the state they show."""
         spark, database = self.context.spark, self.batches.database
         number = min(MAX_SLICES, -(-(batch.last_id - batch.first_id + 1) // SLICE_IDS))

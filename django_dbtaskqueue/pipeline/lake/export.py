@@ -79,7 +79,7 @@ class TaskFilters:
 
 
 @dataclass(frozen=True)
-class Batch:
+class ExportedBatch:
     """Rows of ``task`` or ``history`` by a range of ids and a predicate, frozen under a token."""
 
     token: str
@@ -163,9 +163,9 @@ class Batches:
         lists = {name: self.sql.dialect.array(getattr(filters, name)) for name in ("statuses", "queues")}
         return {**lists, "every": not filters.queues, "cutoff": self.database.time(filters.cutoff)}
 
-    def freeze(self, source: str, ids: tuple[int, int], lake: str, filters: TaskFilters) -> Batch:
+    def freeze(self, source: str, ids: tuple[int, int], lake: str, filters: TaskFilters) -> ExportedBatch:
         """Store which tasks are archived next; the tasks are not touched."""
-        batch = Batch(uuid.uuid4().hex, self.database.location, source, *ids, filters)
+        batch = ExportedBatch(uuid.uuid4().hex, self.database.location, source, *ids, filters)
         lists = {name: json.dumps(getattr(filters, name)) for name in ("statuses", "queues")}
         self._run(
             CREATE_BATCH, token=batch.token, location=batch.location, source=source, lake=lake, first_id=ids[0],
@@ -175,7 +175,7 @@ class Batches:
 
     @contextmanager
     def deleting(
-        self, batch: Batch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None
+        self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, *, size: int, horizon: int | None
     ) -> Iterator[Deleted]:
         """Delete the exported rows that are unchanged, and close the batch, in one transaction around the block.
 
@@ -192,13 +192,13 @@ class Batches:
                     f"Batch {batch.token} was ended by another process: nothing was deleted. Start again."
                 )
 
-    def _deleted(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int | None) -> Deleted:
+    def _deleted(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int | None) -> Deleted:
         if horizon is not None:
             with suppress(*CHANGED_OR_LOCKED), self.link.transaction():
                 return self._delete_old(batch, keys, attempts, horizon)
         return self._delete(batch, keys, attempts)
 
-    def _delete_old(self, batch: Batch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
+    def _delete_old(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
         facts = {"first_id": batch.first_id, "last_id": batch.last_id, **self._params(batch.filters)}
         found = self._run(self.sql.remove_old(batch.source, horizon), **facts)
@@ -211,7 +211,7 @@ class Batches:
             removed = self.link.change(self.sql.remove_exported_attempts)
         return Deleted(keys.num_rows, removed)
 
-    def _delete(self, batch: Batch, keys: pa.Table, attempts: pa.Table) -> Deleted:
+    def _delete(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table) -> Deleted:
         if self.link.postgresql:
             self._run(SET_WORK_MEMORY)
         else:  # they live as long as the connection
@@ -417,7 +417,7 @@ class SliceWriter:
     """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
 
     export: Export
-    batch: Batch
+    batch: ExportedBatch
     tasks: Selection
     slices: tuple[tuple[int, int], ...]
 

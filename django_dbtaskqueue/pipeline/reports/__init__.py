@@ -357,7 +357,7 @@ def _start_of_hour(time: datetime) -> datetime:
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportPart:
     """What the rows of one part are: they have ``keys``. Rows with the same keys are added up."""
 
     keys: tuple[str, ...]
@@ -384,14 +384,14 @@ class Part:
 
 # The percentiles of an hour are in one row only, that of the day on which its tasks ended: its `most` is that value.
 REPORT_PARTS = {
-    "hours": Part(("queue", "hour"), sums=(*T.COUNTED, *T.RUN_SUMS), most=T.PERCENTILE_COLUMNS),
-    "sketches": Part(("queue",), sketches=T.MEASURES),
-    "minutes": Part(("queue", "hour"), sums=("arrived",)),
-    "failures": Part(
+    "hours": ReportPart(("queue", "hour"), sums=(*T.COUNTED, *T.RUN_SUMS), most=T.PERCENTILE_COLUMNS),
+    "sketches": ReportPart(("queue",), sketches=T.MEASURES),
+    "minutes": ReportPart(("queue", "hour"), sums=("arrived",)),
+    "failures": ReportPart(
         ("queue", "message"), sums=("tasks_ended", "attempts_failed"), least=("first",), most=("last", "example")
     ),
-    "waste": Part(("queue",), sums=("failed_attempts", "wasted")),
-    "kinds": Part(T.KIND_COLUMNS, sums=("ended", "completed"), most=("last", "example")),
+    "waste": ReportPart(("queue",), sums=("failed_attempts", "wasted")),
+    "kinds": ReportPart(T.KIND_COLUMNS, sums=("ended", "completed"), most=("last", "example")),
 }
 OF_ATTEMPTS = ("failures", "waste")  # kept by hour too: an attempt may be older than the period, its task is not
 

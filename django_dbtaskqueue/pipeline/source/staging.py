@@ -376,7 +376,7 @@ def plan_of(database: Database, schema: types.StructType, options: Mapping[str, 
 
 
 @dataclass
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What a task of a write staged, and where."""
 
     part: Part
@@ -389,15 +389,15 @@ class StagingWriter:
 
     plan: Plan
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return Staged(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
+        return StagedRows(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
 
 class TaskWriter(StagingWriter, DataSourceArrowWriter):
     """One atomic bulk enqueue."""
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        finish(self.plan, [message.part for message in messages if isinstance(message, Staged)])
+        finish(self.plan, [message.part for message in messages if isinstance(message, StagedRows)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         drop_staging(self.plan.database, self.plan.table)
@@ -412,7 +412,7 @@ class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Enqueue the micro-batch, unless the ledger has it."""
         assert self.plan.once is not None  # noqa: S101 -- TaskSource asks for the option
-        staged = [message for message in messages if isinstance(message, Staged)]
+        staged = [message for message in messages if isinstance(message, StagedRows)]
         table = staged[0].table if staged else self.plan.table
         plan = replace(self.plan, table=table, once=(self.plan.once[0], batchId))
         finish(plan, [message.part for message in staged])
@@ -421,5 +421,5 @@ class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Drop the staging tables; Spark repeats the micro-batch."""
-        for table in {self.plan.table, *(message.table for message in messages if isinstance(message, Staged))}:
+        for table in {self.plan.table, *(message.table for message in messages if isinstance(message, StagedRows))}:
             drop_staging(self.plan.database, table)

@@ -190,7 +190,7 @@ DEFAULT_QUEUE_SETTINGS = QueueSettings()
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class PollerSnapshot:
     """The figures of one poller, or the sum of several pollers, at one moment."""
 
     state: str = "INIT"
@@ -200,12 +200,12 @@ class Snapshot:
     failed: int = 0
 
     @classmethod
-    def of(cls, poller: Poller) -> Snapshot:
+    def of(cls, poller: Poller) -> PollerSnapshot:
         counts = poller.counts
         return cls(poller.state, len(poller.running()), poller.slots(), counts.finished, counts.failed)
 
     @classmethod
-    def total(cls, parts: Iterable[Snapshot]) -> Snapshot:
+    def total(cls, parts: Iterable[PollerSnapshot]) -> PollerSnapshot:
         """Return the sum of several. Its state is the most alarming one of theirs."""
         found = list(parts)
         states = {part.state for part in found}
@@ -225,7 +225,7 @@ class StatusLine:
         self._drawn = 0.0
         self._past: deque[tuple[float, int]] = deque()
 
-    def draw(self, now: Snapshot) -> None:
+    def draw(self, now: PollerSnapshot) -> None:
         """Show a snapshot, unless the last one was shown less than ``REDRAW_INTERVAL_S`` ago."""
         if clock.monotonic() - self._drawn >= REDRAW_INTERVAL_S:
             self._drawn = clock.monotonic()
@@ -252,7 +252,7 @@ class StatusLine:
             self._terminal.write(CLEAR_LINE + above + self._shown)
             self._terminal.flush()
 
-    def _text(self, now: Snapshot) -> str:
+    def _text(self, now: PollerSnapshot) -> str:
         parts = [f"{now.running}/{now.slots} running", f"{now.finished} done", f"{now.failed} failed"]
         return " | ".join([self._queues, *parts, f"{self._rate(now.finished):.0f}/s", _doing(now)])
 
@@ -265,7 +265,7 @@ class StatusLine:
         return max(0, finished - before) / (now - since) if now > since else 0.0
 
 
-def _doing(now: Snapshot) -> str:
+def _doing(now: PollerSnapshot) -> str:
     texts = {"INIT": "starting", "STARTUP": "starting", "WAITING": "waiting for the database", "ENDING": "draining"}
     return texts.get(now.state) or ("working" if now.running else "idle")
 

@@ -28,7 +28,7 @@ from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.db.minute_counts import CountKey
 from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS, Exposition, Sums, client, text_of
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
-from django_dbtaskqueue.poller.process.lifetime import Snapshot
+from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -100,7 +100,7 @@ class PollerProbes:
     def exposition(self) -> Exposition:
         poller, wall = self._poller, time() - clock.monotonic()
         found = Exposition(POLLER_METRICS)
-        _add_snapshot(found, Snapshot.of(poller))
+        _add_snapshot(found, PollerSnapshot.of(poller))
         found.add("dbtaskqueue_poller_leases", len(poller.settler.held))
         for name, moment in (("poll", poller.polled_at), ("heartbeat", self._heartbeat.reported_at)):
             if moment:
@@ -139,7 +139,7 @@ class SupervisorProbes:
         return found
 
 
-def _add_snapshot(found: Exposition, now: Snapshot) -> None:
+def _add_snapshot(found: Exposition, now: PollerSnapshot) -> None:
     found.add("dbtaskqueue_poller_info", 1, now.state, __version__)
     found.add("dbtaskqueue_poller_slots", now.slots)
     found.add("dbtaskqueue_poller_running_tasks", now.running)
@@ -258,7 +258,7 @@ class ServiceManager:
         self._next_time = 0.0
         self._ready = self._stopping = False
 
-    def tell(self, probes: Probes, now: Snapshot, *, stopping: bool) -> None:
+    def tell(self, probes: Probes, now: PollerSnapshot, *, stopping: bool) -> None:
         """Send what is new. Call it several times in each ``WatchdogSec``."""
         if not self.present or self._stopping:
             return

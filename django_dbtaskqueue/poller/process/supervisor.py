@@ -28,7 +28,13 @@ from django.utils import autoreload
 
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
 from django_dbtaskqueue.poller.executors.process import Wear, exit_text
-from django_dbtaskqueue.poller.process.lifetime import DRAIN, REQUEST_POLL_INTERVAL_S, RUN, ShutdownRequest, Snapshot
+from django_dbtaskqueue.poller.process.lifetime import (
+    DRAIN,
+    REQUEST_POLL_INTERVAL_S,
+    RUN,
+    PollerSnapshot,
+    ShutdownRequest,
+)
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -48,7 +54,7 @@ class ChildChannel:
     """The child's end of the socket. It shows that this process runs its threads; the heartbeat row shows the rest."""
 
     def __init__(self, fd: int, shutdown: ShutdownRequest, heartbeat: timedelta) -> None:
-        self.snapshot: Callable[[], Snapshot] = Snapshot
+        self.snapshot: Callable[[], PollerSnapshot] = PollerSnapshot
         self._shutdown = shutdown
         self._interval = min(MAX_SNAPSHOT_INTERVAL_S, heartbeat.total_seconds() / 3)
         os.set_inheritable(fd, False)  # a program started by a processor must not keep it open
@@ -59,7 +65,7 @@ class ChildChannel:
         """Start the thread; it ends with the process."""
         self._thread.start()
 
-    def polls(self, snapshot: Callable[[], Snapshot]) -> None:
+    def polls(self, snapshot: Callable[[], PollerSnapshot]) -> None:
         """Tell the supervisor that this child's settings are right, and send these snapshots from now on."""
         self.snapshot = snapshot
         self._send(replace(snapshot(), state="STARTUP"))
@@ -80,14 +86,14 @@ class ChildChannel:
         logger.warning("The supervisor is gone: stopping")
         self._shutdown.request(DRAIN)
 
-    def _send(self, snapshot: Snapshot) -> None:
+    def _send(self, snapshot: PollerSnapshot) -> None:
         line = json.dumps(asdict(snapshot)).encode() + b"\n"
         with suppress(OSError):  # the supervisor is gone, or stopped and its buffer is full
             self._socket.send(line, socket.MSG_DONTWAIT)
 
 
 @dataclass(slots=True, eq=False)
-class Child:
+class PollerProcess:
     """One child process, and what is known of those that ran in its place before."""
 
     place: int  # counted from 1; children that live at the same time have different ones
@@ -99,11 +105,11 @@ class Child:
     restart_delay: float = MIN_RESTART_DELAY_S
     requested: int = RUN
     killed: bool = False
-    successor: Child | None = None  # it is worn out, and this one takes its place
+    successor: PollerProcess | None = None  # it is worn out, and this one takes its place
     polled: bool = False  # its settings are right, so its exit code is not about them: a task may exit with any
     code: int | None = None  # exit code of the last process, when no other follows
-    latest: Snapshot = field(default_factory=Snapshot)
-    earlier: Snapshot = field(default_factory=Snapshot)  # what earlier processes finished and failed
+    latest: PollerSnapshot = field(default_factory=PollerSnapshot)
+    earlier: PollerSnapshot = field(default_factory=PollerSnapshot)  # what earlier processes finished and failed
     partial_snapshot: bytes = b""  # the beginning of an unfinished line
     partial_log: bytes = b""
 
@@ -130,7 +136,7 @@ class Supervisor:
         successor polls before it drains, so there is no gap; it has another place.
         """
         self._wear = wear or Wear()
-        self._retired = Snapshot()  # what children did that were replaced
+        self._retired = PollerSnapshot()  # what children did that were replaced
         self._command = list(command)
         self._above = above
         self._options_of = options_of
@@ -140,9 +146,9 @@ class Supervisor:
         self._stop_timeout = (timeout + SHUTDOWN_MARGIN).total_seconds()
         self._deadline = float("inf")
         self._selector = selectors.DefaultSelector()
-        self.children = [Child(place) for place in range(1, count + 1)]
+        self.children = [PollerProcess(place) for place in range(1, count + 1)]
 
-    def run(self, on_tick: Callable[[Snapshot], None] = lambda snapshot: None) -> int:
+    def run(self, on_tick: Callable[[PollerSnapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
             for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):  # first: a sign of life may wait there
@@ -155,14 +161,14 @@ class Supervisor:
         self._selector.close()
         return max(child.code or 0 for child in self.children)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> PollerSnapshot:
         """Return the sum of all children, with what earlier processes did."""
         running = [child.latest for child in self.children if child.code is None]
-        return Snapshot.total([*running, *(child.earlier for child in self.children), self._retired])
+        return PollerSnapshot.total([*running, *(child.earlier for child in self.children), self._retired])
 
     # -- one child ---------------------------------------------------------------------------------------------------
 
-    def _check(self, child: Child) -> None:
+    def _check(self, child: PollerProcess) -> None:
         if child.process is None:
             if self.shutdown.level > RUN:
                 child.code = 0
@@ -181,21 +187,21 @@ class Supervisor:
             self._kill_if_stuck(child, child.process)
             self._retire_if_worn_out(child, child.process.pid)
 
-    def _retire_if_worn_out(self, child: Child, pid: int) -> None:
+    def _retire_if_worn_out(self, child: PollerProcess, pid: int) -> None:
         """Start a successor of a worn-out child; when the successor polls, let the child drain and end."""
         if self.shutdown.level > RUN or child.requested != RUN or child.channel is None or not self._endless:
             return
         if child.successor is None and child.polled and self._wear.reached(child.latest.finished, pid):
             logger.info("Child %s is replaced after %s tasks", pid, child.latest.finished)
             taken = {each.place for each in self.children}
-            child.successor = Child(next(place for place in counted_from(1) if place not in taken))
+            child.successor = PollerProcess(next(place for place in counted_from(1) if place not in taken))
             self.children.append(child.successor)
         elif child.successor is not None and child.successor.latest.state == "RUNNING":
             child.requested = RETIRE
             with suppress(OSError):  # it has just ended
                 child.channel.send(str(RETIRE).encode())
 
-    def _start(self, child: Child) -> None:
+    def _start(self, child: PollerProcess) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         with theirs:
@@ -209,28 +215,28 @@ class Supervisor:
                 stderr=subprocess.PIPE if self._above else None,
             )
         child.channel, child.started, child.last_seen, child.partial_snapshot = ours, clock.monotonic(), None, b""
-        child.requested, child.killed, child.polled, child.latest = RUN, False, False, Snapshot()
+        child.requested, child.killed, child.polled, child.latest = RUN, False, False, PollerSnapshot()
         self._selector.register(ours, selectors.EVENT_READ, partial(self._receive, child))
         if log := child.process.stderr:
             os.set_blocking(log.fileno(), False)
             self._selector.register(log, selectors.EVENT_READ, partial(self._relay_log, child, log))
         logger.info("Started child %s", child.process.pid)
 
-    def _ended(self, child: Child, pid: int, code: int) -> None:
+    def _ended(self, child: PollerProcess, pid: int, code: int) -> None:
         self._receive(child)
         self._close(child)
         if child.process and (log := child.process.stderr):
             while self._relay_log(child, log):
                 pass
         child.process = None
-        done = Snapshot(finished=child.latest.finished, failed=child.latest.failed)
-        child.earlier = Snapshot.total([child.earlier, done])
-        child.latest = Snapshot()
+        done = PollerSnapshot(finished=child.latest.finished, failed=child.latest.failed)
+        child.earlier = PollerSnapshot.total([child.earlier, done])
+        child.latest = PollerSnapshot()
         if code in (USAGE_CODE, CONFIGURATION_CODE) and not child.polled:
             child.code = code
             self.shutdown.request(DRAIN)
         elif child.successor is not None:
-            self._retired = Snapshot.total([self._retired, child.earlier])
+            self._retired = PollerSnapshot.total([self._retired, child.earlier])
             self.children.remove(child)
             logger.info("Child %s was replaced: %s", pid, exit_text(code))
         elif self.shutdown.level > RUN:
@@ -244,7 +250,7 @@ class Supervisor:
         if child.code:
             logger.error("Child %s ended: %s", pid, exit_text(code))
 
-    def _replace(self, child: Child, pid: int, code: int) -> None:
+    def _replace(self, child: PollerProcess, pid: int, code: int) -> None:
         early = clock.monotonic() - child.started < EARLY_EXIT_S
         delay = child.restart_delay if early else MIN_RESTART_DELAY_S
         child.restart_delay = next_pause(delay, MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S)
@@ -252,7 +258,7 @@ class Supervisor:
         log = logger.info if code == 0 else logger.error
         log("Child %s ended: %s. Starting another one in %s", pid, exit_text(code), format_seconds(delay))
 
-    def _kill_if_stuck(self, child: Child, process: subprocess.Popen[bytes]) -> None:
+    def _kill_if_stuck(self, child: PollerProcess, process: subprocess.Popen[bytes]) -> None:
         now = clock.monotonic()
         limit = CHILD_BOOT_TIMEOUT_S if child.last_seen is None else self._silence_limit
         if child.latest.state in ("ENDING", "STOPPED"):  # Python may take seconds to end, and says nothing then
@@ -274,7 +280,7 @@ class Supervisor:
 
     # -- sockets and logs of the children ----------------------------------------------------------------------------
 
-    def _receive(self, child: Child) -> None:
+    def _receive(self, child: PollerProcess) -> None:
         if child.channel is None:
             return
         try:
@@ -290,16 +296,16 @@ class Supervisor:
         *lines, child.partial_snapshot = (child.partial_snapshot + received).split(b"\n")
         for line in lines:
             with suppress(ValueError):  # cut short because the socket was full
-                child.latest = Snapshot(**json.loads(line))
+                child.latest = PollerSnapshot(**json.loads(line))
                 child.polled = child.polled or child.latest.state != "INIT"
 
-    def _close(self, child: Child) -> None:
+    def _close(self, child: PollerProcess) -> None:
         if child.channel is not None:
             self._selector.unregister(child.channel)
             child.channel.close()
             child.channel = None
 
-    def _relay_log(self, child: Child, log: IO[bytes]) -> bool:
+    def _relay_log(self, child: PollerProcess, log: IO[bytes]) -> bool:
         """Pass on what a child logged; return whether there was anything."""
         if log.closed or self._above is None:
             return False
