@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -18,9 +18,6 @@ from django_dbtaskqueue.core.retry import AnyPolicy
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.flow.middleware import Middleware
 from django_dbtaskqueue.flow.run import Processor
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.models import Schedule
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -260,13 +257,6 @@ def path(function: Callable[..., object] | None) -> str:
 def periodics() -> dict[str, Periodic]:
     """Return the schedules that the code declares, by name."""
     return dict(_periodic)
-
-
-def is_declared(row: Schedule) -> bool:
-    """Whether the code of this process declares the schedule, or a person made it."""
-    from django_dbtaskqueue.models.control import CODE  # functions are decorated before the apps are ready
-
-    return row.source != CODE or row.name in _periodic
 
 
 def queues_of(function: Callable[..., object] | None) -> list[str]:

@@ -43,7 +43,7 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for, model_named
 from django_dbtaskqueue.flow.batches import counts_of
-from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of
+from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS, Definition, definition_of, is_gone
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
@@ -127,7 +127,7 @@ class ScheduleAdmin(PlanAdmin):
         """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
-        hidden |= {"delete_schedule"} if row.source == CODE and registry.is_declared(row) else set()
+        hidden |= {"delete_schedule"} if row.source == CODE and row.name in registry.periodics() else set()
         fitting = [verb for verb in schedules.SCHEDULE_VERBS.values() if verb.name not in hidden]
         return permitted(request, [schedules.EDIT_SCHEDULE, *fitting], row.queue)
 
@@ -140,7 +140,7 @@ class ScheduleAdmin(PlanAdmin):
         return {
             "edits": [(self.opts.get_field(name).verbose_name, value) for name, value in said.items()],  # type: ignore[union-attr]
             "of_code": row.source == CODE,
-            "declared": registry.is_declared(row),
+            "declared": not is_gone(row, registry.periodics()),
         }
 
     def act(self, request: HttpRequest) -> HttpResponse:
@@ -218,7 +218,7 @@ def _next_times(row: Schedule) -> str:
 def _badge(row: Schedule) -> str:
     if row.paused:
         return badge("paused", "‖", _("paused"))
-    if not registry.is_declared(row):
+    if is_gone(row, registry.periodics()):
         return badge("stopped", "▪", _("code is gone"))
     return badge("running", "▸", _("running")) if row.next_time else badge("stopped", "▪", _("never comes again"))
 

@@ -109,9 +109,8 @@ class Notifier:
 
     def notify(self, queue: str) -> None:
         """Wake the pollers of ``queue`` soon, after at most one round trip to the database. Never raises."""
-        if queue in self._pending:  # its NOTIFY is sent after this, and no lock is needed to see that
-            return
-        if self._connects and self._sent_by_caller(queue):
+        # The NOTIFY of one that is pending is sent after this, and no lock is needed to see that.
+        if queue in self._pending or (self._connects and self._sent_by_caller(queue)):
             return
         with self._changed:
             if self._idle is not None and self._idle.send(queue):

@@ -31,10 +31,8 @@ from django_dbtaskqueue.db.session import Params, Row, Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.flow.groups import Limiter, fenced
 
-# -- the scan of the ready order ---------------------------------------------------------------------------------------
+# -- the scan of the ready order: where a checkout begins reading, for one queue or for several in one statement -------
 
-# The scan of the ready order: where a checkout begins reading, for one queue or for several in one statement.
-#
 # Dead rows pile up at the start of the ready order while a snapshot pins them. A checkout therefore reads only rows
 # after its watermarks: of each priority the last row that was taken. Rows behind a watermark (a late commit, a
 # reprocess, an expired lease) are found only by a full scan. A full scan runs when there is nothing after the

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -44,6 +44,11 @@ MAX_SCHEDULES_PER_TURN = MAX_LISTED_SCHEDULES = 500
 SCHEDULE_LOOK_S = 3.0  # at most, between two looks for schedules that a person changed
 LOCKED_SCHEDULE_S = 0.5  # before the next look at a schedule whose row another transaction has
 FAILED_SCHEDULE_S = 5.0, 300.0  # before a schedule whose task was refused is tried again: at first, and at most
+
+
+def is_gone(row: Schedule, declared: Container[str]) -> bool:
+    """Whether a schedule came from the code and the code, which declares these, no longer has it."""
+    return row.source == CODE and row.name not in declared
 
 
 def aware(value: datetime, alias: str) -> datetime:

@@ -5,7 +5,8 @@ from typing import Any
 
 from django.db import migrations, models
 from django.db.models import Q
-from django.db.models.functions import Now
+from django.db.models.functions import Coalesce, Now
+from django.db.models.lookups import Exact, IsNull
 
 from django_dbtaskqueue.db.storage import PartitionByMonth, TuneTaskTable
 
@@ -95,14 +96,13 @@ def task_constraints(table: str) -> list[models.BaseConstraint]:
 
 def task_indexes(table: str) -> list[models.Index]:
     """Return the indexes of a task table. Each is partial, and checkout writes none of them."""
-    free = Q(parked_by__isnull=True, final_status__isnull=True)
     columns_and_rows: dict[str, tuple[list[str], Q]] = {
         "rdy": (["queue", "priority", "ready_time", "id"], Q(ready_time__isnull=False)),
-        "lead": (["queue", "group_key"], Q(group_key__isnull=False) & (Q(ready_time__isnull=False) | free)),
-        "next": (
-            ["queue", "group_key", "priority", "id"],
-            Q(parked_by="group") | Q(parked_by__isnull=True, ready_time__isnull=True, final_status__isnull=True),
+        "lead": (
+            ["queue", "group_key"],
+            Q(IsNull(Coalesce("parked_by", "final_status"), True), group_key__isnull=False),
         ),
+        "next": (["queue", "group_key", "priority", "id"], Q(Exact(Coalesce("parked_by", models.Value("")), "group"))),
         "park": (["queue", "payload_type"], Q(parked_by__isnull=False)),
         "nohd": (["queue", "payload_type"], Q(parked_by__startswith="no handler")),
         "end": (["queue", "final_status", "id"], Q(final_status__isnull=False)),
@@ -517,6 +517,7 @@ class Migration(migrations.Migration):
                 ("host", models.CharField("host", max_length=200, db_default="")),
                 ("pid", models.IntegerField("process", db_default=0)),
                 ("version", models.CharField("version", max_length=50, db_default="")),
+                ("release", models.CharField("release", max_length=100, db_default="")),
                 ("queues", models.JSONField("queues", db_default=empty([]))),
                 ("state", models.CharField("state", max_length=30, db_default="INIT")),
                 ("start_time", models.DateTimeField("started", db_default=Now())),
@@ -569,6 +570,8 @@ class Migration(migrations.Migration):
                 ("error_type", models.CharField("exception", max_length=200, db_default="")),
                 ("frame", models.CharField("place in the code", max_length=300, db_default="")),
                 ("message", models.CharField("message", max_length=500, db_default="")),
+                ("newest", models.CharField("newest message", max_length=500, db_default="")),
+                ("release", models.CharField("release", max_length=100, db_default="")),
                 ("first_seen", models.DateTimeField("first seen")),
                 ("last_seen", models.DateTimeField("last seen")),
             ],

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import storage
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
-from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, rows_on
+from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, is_gone, rows_on
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS, queue_names_in
 from django_dbtaskqueue.operations import checks, queue_stats
@@ -357,7 +357,7 @@ def _schedules(alias: str) -> Iterator[Finding]:
     served = {*registry.queues()}.union(*pollers.values())
     for row in rows_on(alias).filter(paused=False).order_by("name")[:MAX_LISTED_SCHEDULES]:
         names, queues = {"name": row.name, "queue": row.queue}, (row.queue,)
-        if not registry.is_declared(row):
+        if is_gone(row, registry.periodics()):
             words = _("Schedule %(name)s was declared by code that this process does not have.")
             remedy = _("If the code is gone, delete the schedule on its page.")
             yield _info("schedule.gone", words % names, remedy, queues)

@@ -29,7 +29,15 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError,
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow import schedule
-from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, SCHEDULE_FIELDS, Definition, aware, home_of, rows_on
+from django_dbtaskqueue.flow.schedule import (
+    MAX_LISTED_SCHEDULES,
+    SCHEDULE_FIELDS,
+    Definition,
+    aware,
+    home_of,
+    is_gone,
+    rows_on,
+)
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
@@ -165,7 +173,7 @@ def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
         words=in_words(row.cron, row.timezone),
         next_times=[] if row.paused else next_times(row),
         payload=masked(row.payload) if seen else None,
-        declared=registry.is_declared(row),
+        declared=not is_gone(row, registry.periodics()),
         code=code_of_edited(row, seen=seen),
     )
 
@@ -297,7 +305,7 @@ def _reset(row: Schedule, alias: str) -> None:
 
 
 def _delete(row: Schedule, alias: str) -> None:
-    if row.source == CODE and registry.is_declared(row):
+    if row.source == CODE and row.name in registry.periodics():
         words = _("The code declares %(name)s, and would make it again. Pause it, or remove its @periodic.")
         raise OperationRefused(words % {"name": row.name})
     rows_on(alias).filter(pk=row.pk).delete()

@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from django.contrib.auth.models import User
 from django.db import InterfaceError, OperationalError, connection
 from pytest_django import DjangoDbBlocker
 
@@ -20,7 +21,8 @@ from tests.chaos.processes import Start, on, statuses
 from tests.conftest import ProcessDatabase, _as_default
 from tests.factories import make_task
 from tests.faults.standby import Standby
-from tests.operations.test_read_alias import ADMIN, alias_of, logged_in
+from tests.operations.site import ADMIN, logged_in
+from tests.operations.test_read_alias import replica
 from tests.support import eventually, until
 
 # So that the primary commits without its standby again.
@@ -70,7 +72,7 @@ def test_pages_say_how_far_a_standby_is_behind(
     standby: Standby, pg_server: EmbeddedPostgres, database: ProcessDatabase, settings: Any
 ) -> None:
     make_task("ERROR", reference="before")
-    client = logged_in()
+    client = logged_in(User.objects.create_superuser("ada"))
     until_replayed(pg_server, standby.server)
 
     def page() -> tuple[str, str]:
@@ -81,7 +83,7 @@ def test_pages_say_how_far_a_standby_is_behind(
     def reads(said: str, rows: str) -> None:
         assert page() == (said, rows)
 
-    with alias_of("replica", settings, PORT=str(standby.server.port)):
+    with replica(settings, PORT=str(standby.server.port)):
         eventually(lambda: reads("Read from standby replica, 0s behind.", "before"))
         control(standby.server, "SELECT pg_wal_replay_pause()")
         try:

@@ -65,8 +65,9 @@ ONLY_PARCELS = f"{__name__}.{only_parcels.__name__}"
 
 
 def text(response: Any) -> str:
+    """Return a page without what says only in which direction a text is read."""
     assert response.status_code == 200, response
-    return str(response.content.decode())
+    return re.sub(r"</?bdi[^>]*>| dir=.auto.", "", response.content.decode())
 
 
 def page(browser: Client, address: str, **query: str) -> str:
