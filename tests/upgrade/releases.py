@@ -16,7 +16,7 @@ from tests.patience import PATIENCE
 from tests.stranger.environments import REPOSITORY, build_wheel, execute
 
 # The earlier state whose pollers and producers must work on today's schema. With each release: that release.
-PREVIOUS = "df7528dee7a707d773a9f1abec47a7655640106b"
+PREVIOUS = "ede5dcc98754e4faac997cfb2c07e4a455c0060c"
 PROJECT = Path(__file__).with_name("project")
 
 
