@@ -259,44 +259,44 @@ def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(name)
     if verb is None:
         raise BadRequest(f"Tasks have no action {name!r}.")
-    check_may(verb, viewer(request))
+    actor = viewer(request)
+    check_may(verb, actor)
     try:
-        act = _act_on_all if is_on_all(request) else _act_on_ticked
-        return act(page, request, verb)
+        return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
     except (TaskQueueError, SearchError) as error:
         return page.reply(request, str(error), messages.ERROR)
 
 
-def _act_on_all(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_all(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, actor: Actor) -> HttpResponse:
     """Apply the verb to all tasks that match the address, as a bulk operation."""
     search = page.search_of(request)
-    if tasks_for(search).model is not page.model._meta.concrete_model:
-        raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
     table = tasks_for(search)
-    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=viewer(request)))
+    if table.model is not page.model._meta.concrete_model:
+        raise OperationRefused(_("Name one queue of this table in the search: queue:NAME."))
+    form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor))
     options = form.options()
     if not confirmed(request, form):
-        preview = bulk.preview(verb, search, options=options, actor=viewer(request))
+        preview = bulk.preview(verb, search, options=options, actor=actor)
         possible = preview.eligible is None or bool(preview.eligible)
         sentences = [
             *preview.sentences[1:],
             _("This runs in the background, in steps. Its page shows how far it is; you can stop it there."),
             *([_("Afterwards you can put the tasks back as they were, on the same page.")] if verb.undoable else []),
         ]
-        groups = narrow(FailureGroup.objects.using(table.db), viewer(request))
+        groups = narrow(FailureGroup.objects.using(table.db), actor)
         shown = with_errors([to_text(search)], groups)
         return ask(page, request, Question(verb, sentences, shown, form, possible))
-    operation = bulk.start(verb, search, viewer(request), form.reason(), options=options)
+    operation = bulk.start(verb, search, actor, form.reason(), options=options)
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
-def _act_on_ticked(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb) -> HttpResponse:
+def _act_on_ticked(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, actor: Actor) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
     ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
     # Read from the database that is written: a replica may lag behind.
     table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
-    actor, task = viewer(request), None
+    task = None
     if verb.name in ONE_TASK_VERBS:
         if len(ids) != 1:
             raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})

@@ -142,19 +142,21 @@ def delete(tasks: Tasks) -> int:
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
     if verb in CHANGE_GROUPS and (groups := _groups(tasks.filter(group_key__isnull=False))):
-        _lock(_session(tasks), _with_entered(groups, verb, given))
+        _lock(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
     """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
     groups = _groups_of((row.queue, row.group_key) for row in rows)
+    if verb == "move":
+        groups = _with_entered(groups, given)
     _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
     if BY_VERB[verb].target is None:
         return _regroup(tasks, groups, partial(_delete, tasks))
     if verb == "edit":
         void_signals(tasks.model, tasks.db, [row.pk for row in rows])
-    return _change(tasks, verb, _with_entered(groups, verb, given), partial(_update, verb, tasks, given))
+    return _change(tasks, verb, groups, partial(_update, verb, tasks, given))
 
 
 def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]) -> list[int]:
@@ -244,11 +246,9 @@ def _groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
     return groups
 
 
-def _with_entered(groups: Groups, verb: str, given: Mapping[str, Any] | None) -> Groups:
-    """Add the groups that the tasks enter in another queue."""
-    if verb != "move" or not given:
-        return groups
-    return {**groups, given["queue"]: set().union(*groups.values())}
+def _with_entered(groups: Groups, given: Mapping[str, Any] | None) -> Groups:
+    """Add the groups that moved tasks enter in another queue."""
+    return {**groups, given["queue"]: set().union(*groups.values())} if given else groups
 
 
 def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
