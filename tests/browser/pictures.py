@@ -26,7 +26,7 @@ PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 # Those that the docs show: page, theme and size, as in their names.
 DOCS = (
     "overview-light", "overview-dark-phone", "failures-light", "failures-light-phone", "task-dark", "queue-dark",
-    "confirm-light", "bulk-operation-light", "report-light", "schedule-light", "running-task-light",
+    "confirm-light", "bulk-operation-light", "report-light", "schedule-light", "batch-light", "running-task-light",
     "limited-queue-light", "unique-task-light", "django-task-light",
 )  # fmt: skip
 SCHEDULE = "claims of the day"
@@ -42,6 +42,7 @@ FEATURE_QUEUES = "statements,register,search,letters"
 FEATURE_CODE = "from tests.browser.pictured import tasks; tasks.{}()"
 # The first row of a list, opened.
 ROWS = {
+    "batch": ("batch/", "td.field-name a"),
     "task": ("task/?q=status:ERROR", "td.field-reference a"),
     "bulk-operation": ("bulkoperation/", "td.field-id a"),
     "report": ("pipelinereport/?kind=report", "td.field-id a"),
@@ -179,9 +180,10 @@ def main() -> None:
                         open_page(page, admin, name)
                         shoot(page, given.folder / f"admin-{name}-{theme}{mark}.webp")
 
-        take(admin, (*LISTS, *ROWS, "confirm"))
+        shop = ("overview", "batch", *FEATURES)
+        take(admin, [name for name in (*LISTS, *ROWS, "confirm") if name not in shop])
         with features() as admin:
-            take(admin, FEATURES)
+            take(admin, shop)
         browser.close()
 
 
