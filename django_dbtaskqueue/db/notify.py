@@ -94,7 +94,7 @@ class _IdleConnection:
 
 
 class Notifier:
-    """Sends one alias's wake-ups in one process. Its thread starts with the first one and ends when it is idle."""
+    """Sends one alias's wake-ups in one process. Its thread starts when they come often, and ends when it is idle."""
 
     def __init__(self, alias: str) -> None:
         self.alias = alias

@@ -382,7 +382,6 @@ MAX_IDS_PER_WINDOW_ROW = 3  # between the ends of a window that is read as one r
 SORT_TIMEOUT = timedelta(milliseconds=500)  # for all rows that match to be sorted
 LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on may take
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
-NUMBER_OPERATORS = ("=", "..", *value_types.COMPARISONS)
 # The operators of each qualifier whose rows an index finds, when not negated.
 INDEXED_OPERATORS = {
     "": "^",
