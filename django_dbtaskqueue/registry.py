@@ -33,8 +33,8 @@ class Periodic(NamedTuple):
 PARSED = {"retry", "timeout", "reenqueue"}  # durations and policies may be text, as in the settings
 OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in force for its queue
 
-_processors: dict[str, dict[str | None, Processor]] = {}
-_found: dict[str, dict[str | None, Processor]] = {}  # of each queue its processors by each name that a row may have
+# Of each queue its processors by each name that a row may have. The dict of one queue is replaced, never changed.
+found: dict[str, dict[str | None, Processor]] = {}
 _periodic: dict[str, Periodic] = {}
 _listeners: list[Callable[[str], None]] = []
 _lock = threading.Lock()
@@ -133,8 +133,8 @@ def register(
     _check(made)
     with _lock:
         _refuse_second(made)
-        of_queue = {**_processors.get(queue, {}), made.payload_type: made}
-        conf.declare(queue, **_declarations(of_queue.values()))
+        of_queue = [*(one for one in processors(queue) if one.payload_type != made.payload_type), made]
+        conf.declare(queue, **_declarations(of_queue))
         _replace(queue, of_queue)
     for appeared in tuple(_listeners):
         appeared(queue)
@@ -148,10 +148,10 @@ def unregister(queue: str, payload: type | None = None) -> bool:
     """
     unwanted = None if payload is None else codecs.type_name(payload)
     with _lock:
-        before = _processors.get(queue, {})
-        of_queue = {name: made for name, made in before.items() if name != unwanted}
-        _replace(queue, of_queue)
-    return unwanted in before
+        before = processors(queue)
+        left = [made for made in before if made.payload_type != unwanted]
+        _replace(queue, left)
+    return len(left) < len(before)
 
 
 def add_listener(appeared: Callable[[str], None]) -> None:
@@ -170,27 +170,27 @@ def find(queue: str, payload_type: str | None) -> Processor | None:
     A row without a type goes to the queue's processor of plain JSON, or to its only processor. A row with a type waits
     for a processor of that type, because a processor of plain JSON does not know the type.
     """
-    return _found.get(queue, {}).get(payload_type)
+    return found.get(queue, {}).get(payload_type)
 
 
 def queues() -> list[str]:
     """Return the queues that have a processor here."""
-    return sorted(_processors)
+    return sorted(found)
 
 
 def payload_types(queue: str) -> list[str]:
     """Return the payload types this process can handle on ``queue``, by each name that a row may have."""
-    return sorted(name for name in _found.get(queue, {}) if name is not None)
+    return sorted(name for name in found.get(queue, {}) if name is not None)
 
 
 def types_of(queue: str, processors: Container[Processor]) -> list[str]:
     """Return the payload types that these processors take; '' is a row without a type."""
-    return sorted(name or "" for name, made in _found.get(queue, {}).items() if made in processors)
+    return sorted(name or "" for name, made in found.get(queue, {}).items() if made in processors)
 
 
 def processors(queue: str) -> tuple[Processor, ...]:
     """Return the processors of ``queue``."""
-    return tuple(_processors.get(queue, {}).values())
+    return tuple(dict.fromkeys(found.get(queue, {}).values()))
 
 
 # -- schedules ---------------------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ def periodics() -> dict[str, Periodic]:
 
 def queues_of(function: Callable[..., object] | None) -> list[str]:
     """Return the queues whose processor is this function, or an instance of this class."""
-    made = [one for of_queue in _processors.values() for one in of_queue.values()]
+    made = [one for of_queue in found.values() for one in of_queue.values()]
     owners = [(one.queue, getattr(one.function, "__self__", one.function)) for one in made]
     return sorted({queue for queue, owner in owners if owner is function or type(owner) is function})
 
@@ -271,33 +271,30 @@ Snapshot = tuple[dict[str, dict[str | None, Processor]], dict[str, dict[str, obj
 
 def snapshot() -> Snapshot:
     """Return a copy of all registrations, for ``restore``."""
-    return dict(_processors), conf.declared(), periodics()
+    return dict(found), conf.declared(), periodics()
 
 
 def restore(saved: Snapshot) -> None:
     """Put registrations back to a ``snapshot``: tests that register processors use it."""
-    processors, declared, scheduled = saved
+    before, declared, scheduled = saved
     with _lock:
         _periodic.clear()
         _periodic.update(scheduled)
-        for queue in {*_processors, *processors}:
-            _replace(queue, processors.get(queue, {}))
+        for queue in {*found, *before}:
+            _replace(queue, before.get(queue, {}).values())
         conf.redeclare(declared)
 
 
-def _replace(queue: str, of_queue: dict[str | None, Processor]) -> None:
-    """Set a queue's processors. No dict of one queue is changed in place: others read it without the lock."""
-    classes = [made.payload for made in of_queue.values() if made.payload is not None]
+def _replace(queue: str, of_queue: Iterable[Processor]) -> None:
+    by_type = {made.payload_type: made for made in of_queue}
+    classes = [made.payload for made in by_type.values() if made.payload is not None]
     codecs.expected[queue] = {codecs.type_name(cls): cls for cls in classes}
-    if not of_queue:
-        _processors.pop(queue, None)
-        _found.pop(queue, None)
-        return
-    found, only = dict(of_queue), next(iter(of_queue.values()))
-    if len(of_queue) == 1 and only.row_type is None:
-        found[None] = only
-    _found[queue] = found
-    _processors[queue] = of_queue
+    if len(by_type) == 1 and (only := next(iter(by_type.values()))).row_type is None:
+        by_type[None] = only
+    if by_type:
+        found[queue] = by_type
+    else:
+        found.pop(queue, None)
 
 
 def _check(made: Processor) -> None:
@@ -359,7 +356,7 @@ def _callable(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def _refuse_second(made: Processor) -> None:
-    there = _processors.get(made.queue, {}).get(made.payload_type)
+    there = next((one for one in processors(made.queue) if one.payload_type == made.payload_type), None)
     if there is None or there.name == made.name:  # the same module imported again
         return
     code = getattr(made.function, "__code__", None)

@@ -24,7 +24,6 @@ from django_dbtaskqueue.poller.free_slots import (
     equal_limits,
     free_calls,
     free_slots,
-    place,
     processor_slots,
     share_of,
 )
@@ -98,6 +97,8 @@ class Fetcher:
             elif queue.next_poll <= now or any(
                 processor_slots(queue, processor, self.capacity) > 0 for processor in queue.full_processors
             ):
+                if queue.placement.found is not registry.found.get(queue.name):  # its processors have changed
+                    self.capacity.executors.place(queue)
                 due.append(queue)
         return due
 
@@ -110,8 +111,7 @@ class Fetcher:
         blocked: set[Executor] = set()
         full: set[Hashable] = set()  # of many queues, most have equal limits
         for queue in due:
-            placement = place(queue, self.capacity.executors)
-            if blocked and not blocked.isdisjoint(placement.executors):
+            if blocked and not blocked.isdisjoint(queue.placement.executors):
                 continue
             key = equal_limits(queue, self.capacity) if len(due) > 1 else None
             if key in full:
@@ -122,7 +122,7 @@ class Fetcher:
             if key is not None:
                 full.add(key)
             if self._waits_for_slots(queue):
-                blocked |= placement.executors
+                blocked |= queue.placement.executors
                 if blocked >= self.capacity.executors.placed:
                     break
         return None, 0
@@ -167,7 +167,7 @@ class Fetcher:
                 continue
             if queue.port.model is not port.model or queue.port.alias != port.alias:
                 continue
-            if place(queue, self.capacity.executors).executor is not executor:  # another queue may have its turn there
+            if queue.placement.executor is not executor:  # another queue may have its turn there
                 continue
             key = equal_limits(queue, self.capacity)
             if key is None:
@@ -287,7 +287,8 @@ class Fetcher:
         if not taken:
             return shares
         kept, given = taken, [(queue, share.taken) for queue, share in zip(queues, shares, strict=True) if share.taken]
-        if not self.capacity.options.once:
+        suspect = self._isolation.queues or any(lease.lost_leases for lease in taken)
+        if suspect and not self.capacity.options.once:
             kept = self._isolation.sift(session, taken, alone=self.capacity.reserved == asked)
         released = set(taken).difference(kept) if len(kept) < len(taken) else ()
         jobs: list[Job] = []
@@ -304,8 +305,8 @@ class Fetcher:
         if "retry" in queue.overrides:
             for lease in leases:
                 lease.policy = queue.settings.retry
-        found = {name: registry.find(queue.name, name) for name in {lease.payload_type for lease in leases}}
-        processors = [found[lease.payload_type] for lease in leases]
+        found = registry.found.get(queue.name, {})
+        processors = [found.get(lease.payload_type) for lease in leases]
         observe.checked_out(leases, processors)
         self._expect_lease(queue, queue.settings.lease.total_seconds())  # it may be shorter than the last renewal knew
         now, late, expired = clock.monotonic(), False, queue.settings.expired

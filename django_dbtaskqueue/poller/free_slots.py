@@ -27,7 +27,7 @@ from django_dbtaskqueue.poller.executors import (
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.process import IsolatedExecutor, ProcessExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.thread import AsyncExecutor, ThreadExecutor
-from django_dbtaskqueue.poller.queue_state import UNPLACED, Options, Placement, QueueState
+from django_dbtaskqueue.poller.queue_state import Options, Placement, QueueState
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.held_leases import Counts, Settler
@@ -77,13 +77,16 @@ class Executors:
                 self.all.append(made)
         return made
 
-    def place(self, processors: tuple[Processor, ...]) -> Placement:
-        """Return where the processors of one queue run. Tasks without a processor count as jobs of threads."""
+    def place(self, queue: QueueState) -> Placement:
+        """Set and return where the queue's processors run. Tasks without a processor count as jobs of threads."""
+        found, processors = registry.found.get(queue.name), registry.processors(queue.name)
         executors = frozenset(map(self.of, processors or (None,)))
         self.placed |= executors
-        plain = all(processor.plain for processor in processors)
-        executor = next(iter(executors)) if len(processors) < 2 and plain else None
-        return Placement(processors, executors, executor, len(processors) < 2 or (len(executors) == 1 and plain))
+        one, plain = len(processors) < 2, all(processor.plain for processor in processors)
+        executor = next(iter(executors)) if one and plain else None
+        one_limit = one or (len(executors) == 1 and plain)
+        queue.placement = Placement(found, processors, executors, executor, one_limit)
+        return queue.placement
 
     def slots(self, queues: Iterable[str]) -> int:
         """Return how many jobs can run at a time in the executors of these queues' processors."""
@@ -161,7 +164,7 @@ class Capacity:
 def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -> int:
     """Return how many tasks ``queue`` may take now; 0 or less means none.
 
-    ``place`` must have set the queue's placement. These are the rules, for each processor of the queue:
+    The queue has been placed. These are the rules, for each processor of the queue:
 
     1. Slots: a task may take a free slot of the executor that runs its processor, unless that is blocked. A slot runs
        ``batch`` tasks of a batch processor. A task without a processor counts as one for a thread.
@@ -195,9 +198,8 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
         free = min(free, settings.concurrency - held - queue.reserved)
     if options.max_tasks is not None:
         free = min(free, options.max_tasks - capacity.counts.started - capacity.reserved)
-    limit = capacity.isolation.limit(capacity.reserved)
-    if limit is not None:
-        free = min(free, limit)
+    if capacity.isolation.queues and capacity.isolation.active():
+        free = min(free, capacity.isolation.limit(capacity.reserved))
     if shared:
         return free
     if queue.run_seconds is None and (executor := placement.executor) is not None:
@@ -254,15 +256,6 @@ def equal_limits(queue: QueueState, capacity: Capacity) -> Hashable | None:
     return executor, buffered_tasks(queue, capacity.settler.mean_run_seconds), queue.settings.batch_size
 
 
-def place(queue: QueueState, executors: Executors) -> Placement:
-    """Return where the queue's processors run; look it up again only if the processors have changed."""
-    processors = registry.processors(queue.name)
-    placement = queue.placement
-    if placement is UNPLACED or placement.processors != processors:
-        placement = queue.placement = executors.place(processors)
-    return placement
-
-
 # -- crash isolation: a task that may have killed its process runs alone -----------------------------------------------
 
 # A process that dies ends the attempts of all its tasks without an outcome. One of those tasks may be the cause. If it
@@ -291,10 +284,8 @@ class CrashIsolation:
         """Whether isolated tasks wait, to run one by one. They wait behind the watermarks of their queues."""
         return bool(self.queues) and clock.monotonic() < self._active_until
 
-    def limit(self, reserved: int) -> int | None:
-        """Return how many tasks a fetch may take: 1, 0 while a quarantined task may still kill, None for no limit."""
-        if not self.queues or clock.monotonic() >= self._active_until:  # as ``active``, without a call
-            return None
+    def limit(self, reserved: int) -> int:
+        """Return how many tasks a fetch may take while this is active: 1, or 0 while a quarantined task may kill."""
         busy = reserved or self._settler.held or self._settler.done
         return 0 if busy and clock.monotonic() < self._quarantine_until else 1
 

@@ -6,7 +6,7 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -73,13 +73,14 @@ class Options:
 class Placement(NamedTuple):
     """The processors of one queue and their executors."""
 
+    found: Mapping[str | None, Processor] | None  # by each name that a row may have, as in the registry
     processors: tuple[Processor, ...]
     executors: frozenset[Executor]
     executor: Executor | None  # set if the queue has one executor, and at most one processor, which is plain
     one_limit: bool  # False: the processors have room for different numbers of tasks
 
 
-UNPLACED = Placement((), frozenset(), None, one_limit=True)  # until the first fetch
+UNPLACED = Placement({}, (), frozenset(), None, one_limit=True)  # until the first fetch
 
 
 @dataclass(slots=True, eq=False)
@@ -213,7 +214,7 @@ class QueueState:
             self.full_scan_awaited = True  # one more full scan soon finds the rows behind the watermark
             wait = next_full_scan - now
         else:
-            self.idle_pause = next_pause(self.idle_pause, first, longest)
+            self.idle_pause = min(longest, 2 * self.idle_pause or first)
             wait = self.idle_pause * random.uniform(*POLL_JITTER)
         if next_due is not None:
             wait = min(wait, max(0.0, next_due) + DUE_MARGIN_SECONDS)
