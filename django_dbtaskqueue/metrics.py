@@ -22,8 +22,8 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.failure_signature import FailureSignature, signature_of
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Lost, Settlement
-from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter
 from django_dbtaskqueue.db.session import Session
+from django_dbtaskqueue.flow.usage import CountKey, MinuteCounter
 from django_dbtaskqueue.models import FailureGroup
 from django_dbtaskqueue.models.control import FAILURE, OUTCOME
 
@@ -157,12 +157,9 @@ class Collector:
 
 def _waited(lease: Lease) -> float:
     """Return the seconds between due and taken, at least 0: clocks of replicas may disagree."""
-    return max(0.0, (_time(lease.start_text) - _time(lease.ready_text)).total_seconds())
-
-
-def _time(value: str | datetime) -> datetime:
-    """Return a time as the database wrote it; SQLite's are read already."""
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
+    times: tuple[str | datetime, ...] = lease.start_text, lease.ready_text  # SQLite's are read already
+    start, ready = [datetime.fromisoformat(one) if isinstance(one, str) else one for one in times]
+    return max(0.0, (start - ready).total_seconds())
 
 
 # -- histograms --------------------------------------------------------------------------------------------------------
@@ -199,95 +196,30 @@ def quantile(counts: Mapping[int, int], share: float) -> float | None:
 
 # -- exposition --------------------------------------------------------------------------------------------------------
 
-# Exposition: the metrics that Prometheus gets, of the database and of one process, and their text.
-#
+# The metrics that Prometheus gets are defined where they are filled: ``api.prometheus``, ``poller.process.probe_port``.
 # The library ``prometheus-client`` is an extra: it is imported when metrics are read for the first time.
 
 # Every fourth class of the histograms, from 1 ms to 10,000 s: two buckets in each power of ten.
 BUCKET_CLASSES = range(8, 65, 4)
 
 
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
+class MetricSpec(NamedTuple):
     """One metric: its name as Prometheus stores it, its type, its help text, and its labels."""
 
     name: str
     type: str  # "gauge", "counter" or "histogram"
     help: str
-    labels: tuple[str, ...] = ()
+    labels: tuple[str, ...]
 
 
-DATABASE_METRICS = (
-    MetricSpec("dbtaskqueue_tasks", "gauge", "Tasks by status; large numbers are estimates", ("queue", "status")),
-    MetricSpec(
-        "dbtaskqueue_oldest_due_age_seconds", "gauge", "How long the task that waits longest has been due", ("queue",)
-    ),
-    MetricSpec(
-        "dbtaskqueue_expired_leases", "gauge", "Tasks whose lease ran out and that no poller has taken over", ("queue",)
-    ),
-    MetricSpec("dbtaskqueue_queue_paused", "gauge", "1 while the queue is paused", ("queue",)),
-    MetricSpec("dbtaskqueue_queue_pollers", "gauge", "Pollers alive that serve the queue", ("queue",)),
-    MetricSpec("dbtaskqueue_pollers", "gauge", "Pollers alive"),
-    MetricSpec(
-        "dbtaskqueue_limited_running_tasks", "gauge", "Tasks that count under the queue's max_running",
-        ("queue", "database"),
-    ),
-    MetricSpec("dbtaskqueue_limit_max_running", "gauge", "The queue's max_running", ("queue", "database")),
-    MetricSpec(
-        "dbtaskqueue_limit_rate_tokens", "gauge", "Tasks that the queue's rate allows to start now",
-        ("queue", "database"),
-    ),
-    MetricSpec(
-        "dbtaskqueue_held_back_tasks", "gauge",
-        "Due tasks that wait because the limit is reached; at most 1,000 of each priority are counted",
-        ("queue", "database", "limit"),
-    ),
-    MetricSpec(
-        "dbtaskqueue_enqueued_tasks_total", "counter", "Tasks enqueued since midnight UTC; starts again each day",
-        ("queue",),
-    ),
-    MetricSpec(
-        "dbtaskqueue_attempts_total", "counter", "Attempts that ended since midnight UTC; starts again each day",
-        ("queue", "outcome"),
-    ),
-    MetricSpec(
-        "dbtaskqueue_run_seconds_total", "counter", "Run time of attempts since midnight UTC; starts again each day",
-        ("queue",),
-    ),
-    MetricSpec(
-        "dbtaskqueue_wait_seconds_total", "counter",
-        "Time from due to checkout of attempts since midnight UTC; starts again each day", ("queue",),
-    ),
-    MetricSpec(
-        "dbtaskqueue_recent_run_seconds", "gauge", "Run time of attempts, last hour", ("queue", "percentile")
-    ),
-    MetricSpec(
-        "dbtaskqueue_recent_wait_seconds", "gauge", "Time from due to checkout, last hour", ("queue", "percentile")
-    ),
-    MetricSpec(
-        "dbtaskqueue_schedule_next_timestamp_seconds", "gauge", "The schedule's next tick", ("schedule", "queue")
-    ),
-    MetricSpec(
-        "dbtaskqueue_schedule_last_timestamp_seconds", "gauge", "The schedule's last tick", ("schedule", "queue")
-    ),
-    MetricSpec("dbtaskqueue_schedule_paused", "gauge", "1 while the schedule is paused", ("schedule", "queue")),
-)  # fmt: skip
-PROCESS_METRICS = (
-    MetricSpec("dbtaskqueue_poller_info", "gauge", "1 for the state that the process is in", ("state", "version")),
-    MetricSpec("dbtaskqueue_poller_slots", "gauge", "Tasks that can run at the same time"),
-    MetricSpec("dbtaskqueue_poller_running_tasks", "gauge", "Calls of processors that run now"),
-    MetricSpec("dbtaskqueue_poller_finished_total", "counter", "Attempts that ended"),
-    MetricSpec("dbtaskqueue_poller_failed_total", "counter", "Attempts that failed"),
-)
-POLLER_METRICS = (
-    *PROCESS_METRICS,
-    MetricSpec("dbtaskqueue_poller_leases", "gauge", "Leases without a stored outcome"),
-    MetricSpec("dbtaskqueue_poller_last_poll_timestamp_seconds", "gauge", "When a poll last worked"),
-    MetricSpec("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "gauge", "When the poller last reported"),
-    MetricSpec("dbtaskqueue_poller_attempts_total", "counter", "Attempts by outcome", ("queue", "outcome")),
-    MetricSpec("dbtaskqueue_poller_run_seconds", "histogram", "Run time of attempts", ("queue",)),
-    MetricSpec("dbtaskqueue_poller_wait_seconds", "histogram", "Time from due to checkout", ("queue",)),
-)
+def gauge(name: str, text: str, *labels: str) -> MetricSpec:
+    """Return a gauge."""
+    return MetricSpec(name, "gauge", text, labels)
+
+
+def total(name: str, text: str, *labels: str) -> MetricSpec:
+    """Return a counter; its name ends with ``_total``."""
+    return MetricSpec(name, "counter", text, labels)
 
 
 class Exposition:

@@ -18,7 +18,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django_dbtaskqueue.api.routing import error, identified, may_view, unknown_caller
 from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics import DATABASE_METRICS, Exposition, text_of
+from django_dbtaskqueue.metrics import Exposition, gauge, text_of, total
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.models.readable import Total
@@ -33,6 +33,29 @@ __all__ = ["metrics"]
 METHODS = ("GET", "HEAD")
 METRIC_SUMS = ("count", "run_seconds", "wait_seconds")
 DAY_S = 86_400
+TODAY = "since midnight UTC; starts again each day"
+HELD_BACK = "Due tasks that wait because the limit is reached; at most 1,000 of each priority are counted"
+DATABASE_METRICS = (
+    gauge("dbtaskqueue_tasks", "Tasks by status; large numbers are estimates", "queue", "status"),
+    gauge("dbtaskqueue_oldest_due_age_seconds", "How long the task that waits longest has been due", "queue"),
+    gauge("dbtaskqueue_expired_leases", "Tasks whose lease ran out and that no poller has taken over", "queue"),
+    gauge("dbtaskqueue_queue_paused", "1 while the queue is paused", "queue"),
+    gauge("dbtaskqueue_queue_pollers", "Pollers alive that serve the queue", "queue"),
+    gauge("dbtaskqueue_pollers", "Pollers alive"),
+    gauge("dbtaskqueue_limited_running_tasks", "Tasks that count under the queue's max_running", "queue", "database"),
+    gauge("dbtaskqueue_limit_max_running", "The queue's max_running", "queue", "database"),
+    gauge("dbtaskqueue_limit_rate_tokens", "Tasks that the queue's rate allows to start now", "queue", "database"),
+    gauge("dbtaskqueue_held_back_tasks", HELD_BACK, "queue", "database", "limit"),
+    total("dbtaskqueue_enqueued_tasks_total", f"Tasks enqueued {TODAY}", "queue"),
+    total("dbtaskqueue_attempts_total", f"Attempts that ended {TODAY}", "queue", "outcome"),
+    total("dbtaskqueue_run_seconds_total", f"Run time of attempts {TODAY}", "queue"),
+    total("dbtaskqueue_wait_seconds_total", f"Time from due to checkout of attempts {TODAY}", "queue"),
+    gauge("dbtaskqueue_recent_run_seconds", "Run time of attempts, last hour", "queue", "percentile"),
+    gauge("dbtaskqueue_recent_wait_seconds", "Time from due to checkout, last hour", "queue", "percentile"),
+    gauge("dbtaskqueue_schedule_next_timestamp_seconds", "The schedule's next tick", "schedule", "queue"),
+    gauge("dbtaskqueue_schedule_last_timestamp_seconds", "The schedule's last tick", "schedule", "queue"),
+    gauge("dbtaskqueue_schedule_paused", "1 while the schedule is paused", "schedule", "queue"),
+)
 
 
 @csrf_exempt

@@ -25,7 +25,6 @@ MAX_TEXT_LENGTH = 100
 READABLE_TIMES = (datetime(1900, 1, 1, tzinfo=UTC), datetime(9900, 1, 1, tzinfo=UTC))
 MAX_LENGTH = timedelta(days=36_525)  # a later time may be after year 9999, which Python cannot read back
 MIN_LEASE = timedelta(milliseconds=100)  # a shorter one would run out before the task starts
-MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 ROUGH_DIGITS = 3
 
 _NUMBER = r"[0-9]*\.?[0-9]+"
@@ -169,11 +168,6 @@ def next_pause(pause: float, first: float, longest: float) -> float:
 def jittered(seconds: float) -> float:
     """Return between half and one and a half times ``seconds``, so that processes do not retry all at once."""
     return seconds * random.uniform(0.5, 1.5)
-
-
-def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
-    """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
-    return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
 
 
 class Pauses(Generic[K]):

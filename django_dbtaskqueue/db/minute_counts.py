@@ -1,4 +1,4 @@
-"""Counters by the minute: counted in memory, appended in batches, and rolled up as they get older.
+"""Rows of counts by the minute: rolled up as they get older, in the end deleted.
 
 Each process appends its own rows, so it never waits for another process. Several rows can stand for one minute. The
 roll-up makes one row of them, first for each minute, in the end for each hour or day. The sums stay the same.
@@ -7,13 +7,11 @@ roll-up makes one row of them, first for each minute, in the end for each hour o
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from django.conf import settings
 from django.db import OperationalError, connections, transaction
@@ -33,99 +31,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 SPANS_PER_ROLL_UP = 50  # spans of time that one roll-up takes on in each level
 METRICS_MAX_AGE = timedelta(days=90)  # of outcomes and failures; calls and deletions are kept for ever
 FAILED_SPAN_S = 300.0, 3600.0  # before a span whose rows cannot be rolled up is tried again
-STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
-
-
-class CountKey(NamedTuple):
-    """What is counted. The database's name tells one alias from another database under the same alias, as in tests."""
-
-    alias: str
-    kind: str
-    queue: str
-    name: str
-    database: str = ""  # any
-
-
-V = TypeVar("V")
-
-
-class MinuteCounter(Generic[V]):
-    """Counts of this process that are not stored yet. Any thread may add.
-
-    ``add_up`` returns the sum of two counts, ``columns`` those of a row. With ``max_keys`` no further key is counted.
-    """
-
-    def __init__(
-        self, add_up: Callable[[V, V], V], columns: Callable[[V], dict[str, Any]], max_keys: int | None = None
-    ) -> None:
-        self._add_up, self._columns, self._max_keys = add_up, columns, max_keys
-        self._pending: dict[CountKey, V] = {}
-        self._lock = threading.RLock()  # taken for each count: without the two calls of a condition in Python
-        self._changed = threading.Condition(self._lock)
-        self._storing = threading.Lock()  # held from taking counts out of memory until they are committed
-
-    def add(self, key: CountKey, value: V) -> None:
-        """Count. Returns at once."""
-        with self._lock:
-            known = self._pending.get(key)
-            if known is not None:
-                self._pending[key] = self._add_up(known, value)
-            elif self._max_keys is None or len(self._pending) < self._max_keys:
-                self._pending[key] = value
-
-    def aliases(self) -> set[str]:
-        with self._changed:
-            return {key.alias for key in self._pending}
-
-    def pending(self) -> dict[CountKey, V]:
-        with self._changed:
-            return dict(self._pending)
-
-    def discard(self, unwanted: Callable[[CountKey], bool]) -> None:
-        """Forget counts that are not to be stored."""
-        with self._changed:
-            self._pending = {key: value for key, value in self._pending.items() if not unwanted(key)}
-
-    def store(self, session: Session) -> None:
-        """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
-        alias = session.connection.alias
-        with self._storing:
-            with self._changed:
-                batch = {key: value for key, value in self._pending.items() if key.alias == alias}
-                for key in batch:
-                    del self._pending[key]
-            try:
-                if batch:
-                    self._append(session, batch)
-            except BaseException:
-                with self._changed:
-                    for key, value in batch.items():
-                        self.add(key, value)
-                raise
-
-    def _append(self, session: Session, counts: Mapping[CountKey, V]) -> datetime:
-        """Append rows of the present minute by the database's clock; return the minute."""
-        here = ("", str(session.connection.settings_dict["NAME"]))
-        minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
-        MinuteCount.objects.using(session.connection.alias).bulk_create(
-            MinuteCount(kind=key.kind, queue=key.queue, name=key.name, minute=minute, **self._columns(value))
-            for key, value in counts.items()
-            if key.database in here
-        )
-        return minute
-
-    @contextmanager
-    def not_storing(self) -> Iterator[None]:
-        """Wait a moment for a batch that another thread is storing: it is neither in memory nor committed."""
-        waited = self._storing.acquire(timeout=STORE_WAIT_S)
-        try:
-            yield
-        finally:
-            if waited:
-                self._storing.release()
-
-
-# -- roll-up -----------------------------------------------------------------------------------------------------------
 
 
 class Level(NamedTuple):
@@ -216,13 +121,8 @@ def as_stored(session: Session, time: datetime) -> datetime:
 
 def _sum(group: list[MinuteCount], minute: datetime) -> MinuteCount:
     total = MinuteCount(kind=group[0].kind, queue=group[0].queue, name=group[0].name, minute=minute)
-    total.count, total.run_seconds, total.wait_seconds = 0, 0.0, 0.0
-    runs, waits = Counter[str](), Counter[str]()
-    for row in group:
-        total.count += row.count
-        total.run_seconds += row.run_seconds
-        total.wait_seconds += row.wait_seconds
-        runs.update(row.runs)
-        waits.update(row.waits)
-    total.runs, total.waits = dict(runs), dict(waits)
+    for name in ("count", "run_seconds", "wait_seconds"):
+        setattr(total, name, sum(getattr(row, name) for row in group))
+    for name in ("runs", "waits"):
+        setattr(total, name, dict(sum((Counter(getattr(row, name)) for row in group), Counter[str]())))
     return total

@@ -1,8 +1,8 @@
-"""Usage counters: a signal for each use of a verb, and how often each verb was used, by queue and minute.
+"""Counters by the minute, and what they count of usage: each use of a verb, for which a signal is sent, too.
 
-Counted in memory when the caller's transaction commits. A daemon thread appends the counts to ``MinuteCount`` in
-batches; so do the end of the process and a reader of statistics. A killed process loses what it counted since its last
-batch, at most ``FLUSH_INTERVAL_S`` seconds.
+Counted in memory, and appended to ``MinuteCount`` in batches. Uses of verbs are counted when the caller's transaction
+commits. A daemon thread appends them; so do the end of the process and a reader of statistics. A killed process loses
+what it counted since its last batch, at most ``FLUSH_INTERVAL_S`` seconds.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import atexit
 import logging
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
 from operator import add
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -23,7 +25,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.core.threads import after_fork
-from django_dbtaskqueue.db.minute_counts import CountKey, MinuteCounter, roll_up
+from django_dbtaskqueue.db.minute_counts import database_now, roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
@@ -34,7 +36,8 @@ logger = logging.getLogger("django_dbtaskqueue")
 FLUSH_INTERVAL_S = 5.0  # between two batches
 FLUSH_AT_EXIT_S = 2.0  # that a process waits at its end for its last batch
 ROLL_UP_INTERVAL_S = 600.0  # between two roll-ups of a process
-
+MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
+STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
 # The ids of tasks by (queue, call); only how many where their ids are not known.
 TasksByCall = Mapping[tuple[str, str], Sequence[int] | int]
@@ -94,11 +97,107 @@ def discard(alias: str, queue: str) -> None:
     counter.discard(lambda key: key.alias == alias and key.queue == queue)
 
 
+# -- counters ---------------------------------------------------------------------------------------------------------
+
+
+class CountKey(NamedTuple):
+    """What is counted. The database's name tells one alias from another database under the same alias, as in tests."""
+
+    alias: str
+    kind: str
+    queue: str
+    name: str
+    database: str = ""  # any
+
+
+def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
+    """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
+    return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
+
+
+V = TypeVar("V")
+
+
+class MinuteCounter(Generic[V]):
+    """Counts of this process that are not stored yet. Any thread may add.
+
+    ``add_up`` returns the sum of two counts, ``columns`` those of a row. With ``max_keys`` no further key is counted.
+    """
+
+    def __init__(
+        self, add_up: Callable[[V, V], V], columns: Callable[[V], dict[str, Any]], max_keys: int | None = None
+    ) -> None:
+        self._add_up, self._columns, self._max_keys = add_up, columns, max_keys
+        self._pending: dict[CountKey, V] = {}
+        self._lock = threading.RLock()
+        self._storing = threading.Lock()  # held from taking counts out of memory until they are committed
+
+    def add(self, key: CountKey, value: V) -> None:
+        """Count. Returns at once."""
+        with self._lock:
+            known = self._pending.get(key)
+            if known is not None:
+                self._pending[key] = self._add_up(known, value)
+            elif self._max_keys is None or len(self._pending) < self._max_keys:
+                self._pending[key] = value
+
+    def aliases(self) -> set[str]:
+        with self._lock:
+            return {key.alias for key in self._pending}
+
+    def pending(self) -> dict[CountKey, V]:
+        with self._lock:
+            return dict(self._pending)
+
+    def discard(self, unwanted: Callable[[CountKey], bool]) -> None:
+        """Forget counts that are not to be stored."""
+        with self._lock:
+            self._pending = {key: value for key, value in self._pending.items() if not unwanted(key)}
+
+    def store(self, session: Session) -> None:
+        """Append what was counted on one database, on the calling thread's connection. Raises its errors."""
+        alias = session.connection.alias
+        with self._storing:
+            with self._lock:
+                batch = {key: value for key, value in self._pending.items() if key.alias == alias}
+                self.discard(batch.__contains__)
+            try:
+                if batch:
+                    self._append(session, batch)
+            except BaseException:
+                with self._lock:
+                    for key, value in batch.items():
+                        self.add(key, value)
+                raise
+
+    def _append(self, session: Session, counts: Mapping[CountKey, V]) -> datetime:
+        """Append rows of the present minute, by the database's clock; return the minute."""
+        here = ("", str(session.connection.settings_dict["NAME"]))
+        minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
+        MinuteCount.objects.using(session.connection.alias).bulk_create(
+            MinuteCount(kind=key.kind, queue=key.queue, name=key.name, minute=minute, **self._columns(value))
+            for key, value in counts.items()
+            if key.database in here
+        )
+        return minute
+
+    @contextmanager
+    def not_storing(self) -> Iterator[None]:
+        """Wait a moment for a batch that another thread is storing: it is neither in memory nor committed."""
+        waited = self._storing.acquire(timeout=STORE_WAIT_S)
+        try:
+            yield
+        finally:
+            if waited:
+                self._storing.release()
+
+
 class UsageCounter(MinuteCounter[int]):
     """Usage counts, stored by a thread of their own. The thread starts with the first count and ends when idle."""
 
     def __init__(self) -> None:
         super().__init__(add, lambda number: {"count": number})
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._ending = False
         self._next_roll_up = clock.monotonic() + ROLL_UP_INTERVAL_S

@@ -287,8 +287,8 @@ class Fetcher:
         if not taken:
             return shares
         kept, given = taken, [(queue, share.taken) for queue, share in zip(queues, shares, strict=True) if share.taken]
-        suspect = self._isolation.queues or any(lease.lost_leases for lease in taken)
-        if suspect and not self.capacity.options.once:
+        may_kill = self._isolation.queues or any(lease.lost_leases for lease in taken)
+        if may_kill and not self.capacity.options.once:
             kept = self._isolation.sift(session, taken, alone=self.capacity.reserved == asked)
         released = set(taken).difference(kept) if len(kept) < len(taken) else ()
         jobs: list[Job] = []

@@ -14,13 +14,14 @@ from operator import itemgetter
 from django.db.utils import Error
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.core.durations import clock, smoothed
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.settle import Decided, resolve
+from django_dbtaskqueue.flow.usage import smoothed
 from django_dbtaskqueue.metrics import Collector, Ended
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState

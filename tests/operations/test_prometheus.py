@@ -14,11 +14,12 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from django_dbtaskqueue import enqueue_many, queue
-from django_dbtaskqueue.api.prometheus import exposition
+from django_dbtaskqueue.api.prometheus import DATABASE_METRICS, exposition
 from django_dbtaskqueue.core.states import Status
-from django_dbtaskqueue.metrics import DATABASE_METRICS, POLLER_METRICS, Exposition, text_of
+from django_dbtaskqueue.metrics import Exposition, text_of
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Schedule
 from django_dbtaskqueue.operations.permissions import Actor
+from django_dbtaskqueue.poller.process.probe_port import POLLER_METRICS
 from tests.factories import QUEUE, make_task
 from tests.operations.site import ONLY_PARCELS, client, logged_in, text, user
 from tests.operations.test_api import BEARER, DIGEST

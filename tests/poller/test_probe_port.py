@@ -15,12 +15,19 @@ from django.core.management import CommandError, call_command
 from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from django_dbtaskqueue import enqueue, signals
-from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
-from django_dbtaskqueue.poller.process.probe_port import Address, PollerProbes, ServiceManager, address, served
+from django_dbtaskqueue.poller.process.probe_port import (
+    POLLER_METRICS,
+    PROCESS_METRICS,
+    Address,
+    PollerProbes,
+    ServiceManager,
+    address,
+    served,
+)
 from tests.conftest import ProcessDatabase
 from tests.docs.pages import free_port
 from tests.forks import Program

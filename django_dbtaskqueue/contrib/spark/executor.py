@@ -28,7 +28,7 @@ from pyspark import SparkContext, cloudpickle
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.contrib.spark import ANSWER_DDL, JOB_SCHEMA, Place, on_worker
-from django_dbtaskqueue.core.durations import clock, smoothed
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import PipelineError, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
@@ -38,6 +38,7 @@ from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.run import run_all
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
+from django_dbtaskqueue.flow.usage import smoothed
 from django_dbtaskqueue.pipeline.spark import one_paragraph, spark_session
 from django_dbtaskqueue.poller.executors import Answer, Job
 from django_dbtaskqueue.poller.executors.pool import portable_outcome

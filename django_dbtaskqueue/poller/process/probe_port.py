@@ -25,8 +25,8 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
-from django_dbtaskqueue.db.minute_counts import CountKey
-from django_dbtaskqueue.metrics import POLLER_METRICS, PROCESS_METRICS, Exposition, Sums, client, text_of
+from django_dbtaskqueue.flow.usage import CountKey
+from django_dbtaskqueue.metrics import Exposition, MetricSpec, Sums, client, gauge, text_of, total
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
 
@@ -41,6 +41,22 @@ LOOPBACK = "127.0.0.1"
 REQUEST_TIMEOUT_S = 5.0  # for a caller that sends or reads nothing
 STUCK_S = MAX_ANSWER_TIMEOUT_S + 15.0  # a slow database may keep a thread for nearly as long
 FETCHING_STATES = ("RUNNING", "PAUSED")  # a paused poller could fetch: an operator wants it to wait
+PROCESS_METRICS = (
+    gauge("dbtaskqueue_poller_info", "1 for the state that the process is in", "state", "version"),
+    gauge("dbtaskqueue_poller_slots", "Tasks that can run at the same time"),
+    gauge("dbtaskqueue_poller_running_tasks", "Calls of processors that run now"),
+    total("dbtaskqueue_poller_finished_total", "Attempts that ended"),
+    total("dbtaskqueue_poller_failed_total", "Attempts that failed"),
+)
+POLLER_METRICS = (
+    *PROCESS_METRICS,
+    gauge("dbtaskqueue_poller_leases", "Leases without a stored outcome"),
+    gauge("dbtaskqueue_poller_last_poll_timestamp_seconds", "When a poll last worked"),
+    gauge("dbtaskqueue_poller_last_heartbeat_timestamp_seconds", "When the poller last reported"),
+    total("dbtaskqueue_poller_attempts_total", "Attempts by outcome", "queue", "outcome"),
+    MetricSpec("dbtaskqueue_poller_run_seconds", "histogram", "Run time of attempts", ("queue",)),
+    MetricSpec("dbtaskqueue_poller_wait_seconds", "histogram", "Time from due to checkout", ("queue",)),
+)
 
 
 class Address(NamedTuple):
