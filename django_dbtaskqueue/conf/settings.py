@@ -7,17 +7,14 @@ defaults below. The ``Queue`` row's runtime overrides are laid over the result (
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from time import time
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
@@ -31,130 +28,11 @@ from django_dbtaskqueue.conf.queue import overlay as overlay
 from django_dbtaskqueue.conf.queue import parse as parse
 from django_dbtaskqueue.conf.queue import valid_name as valid_name
 from django_dbtaskqueue.core import masking, retry
-from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.core.json import Limits
 
-# -- the file that is followed -----------------------------------------------------------------------------------------
-
-# ``DBTASKQUEUE["FILE"]``: a TOML file of ``[queues.NAME]`` tables, followed while the process runs.
-#
-# All its faults are reported together. At the first reading a fault is an error; later a bad edit changes nothing
-# and is logged once, and the next good edit is applied.
-
-logger = logging.getLogger("django_dbtaskqueue")
-T = TypeVar("T")
-
-CHECK_INTERVAL_S = 1.0  # between two checks whether the file changed
-HALF_WRITTEN_S = 0.1  # a file that changed less than this time ago may be half written
-NONE_TEXT = "none"  # how the file says None, which TOML lacks
-
-
-class SettingsFile(Generic[T]):
-    """A file, and what ``check`` makes of its parsed text: a value and a list of faults."""
-
-    def __init__(self, path: Path, check: Callable[[Mapping[str, Any]], tuple[T, list[str]]]) -> None:
-        self.path = path
-        self._check = check
-        self._checking = threading.Lock()
-        self._next_check = 0.0
-        self._seen: tuple[int, ...] | None = None
-        self._text: str | None = None  # as last read, good or bad
-
-    def load(self) -> T:
-        """Read the file; raise ``ImproperlyConfigured`` that lists every fault with its place, value and fix."""
-        self._seen, self._next_check = self._signature(), clock.monotonic() + CHECK_INTERVAL_S
-        self._text = self._read()
-        return self._checked(self._text)
-
-    def reload(self) -> T | None:
-        """Return the new value when the file changed and is good; None otherwise. Checks at most once a second."""
-        if clock.monotonic() < self._next_check or not self._checking.acquire(blocking=False):
-            return None
-        try:
-            self._next_check = clock.monotonic() + CHECK_INTERVAL_S
-            seen = self._signature()
-            if seen and 0 <= time() - seen[0] / 1e9 < HALF_WRITTEN_S:
-                self._next_check = clock.monotonic() + HALF_WRITTEN_S
-            elif seen != self._seen:
-                self._seen, before, self._text = seen, self._text, None
-                self._text = self._read()
-                if self._text != before:
-                    value = self._checked(self._text)
-                    logger.info("Settings file %s applied", self.path)
-                    return value
-        except ImproperlyConfigured as error:
-            logger.error("The settings stay as they were. %s", error)
-        finally:
-            self._checking.release()
-        return None
-
-    def _signature(self) -> tuple[int, ...] | None:
-        try:
-            found = self.path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    def _read(self) -> str:
-        try:
-            return self.path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ImproperlyConfigured(
-                f'DBTASKQUEUE["FILE"]: {self.path} cannot be read: {error}. It must be TOML with [queues.NAME] tables.'
-            ) from None
-
-    def _checked(self, text: str) -> T:
-        try:
-            document = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ImproperlyConfigured(f"{self.path} is not valid TOML: {error}.") from None
-        value, faults = self._check(document)
-        if faults:
-            number = f"{len(faults)} faults" if len(faults) > 1 else "1 fault"
-            raise ImproperlyConfigured("\n  - ".join([f"{self.path} has {number}:", *faults]))
-        return value
-
-
-def tables(
-    document: Mapping[str, Any], check: Callable[..., dict[str, Any]]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the queues' settings that are good, by queue, and the faults of the others.
-
-    ``check(values, where=…)`` returns settings parsed, or raises.
-    """
-    faults = [
-        f"{name!r} is not known here.{near_match(name, ['queues'])} Write settings in [queues.NAME] tables."
-        for name in document
-        if name != "queues"
-    ]
-    queues = document.get("queues", {})
-    if not isinstance(queues, Mapping):
-        return {}, [*faults, f"queues = {queues!r} must be tables: write [queues.NAME]."]
-    found: dict[str, dict[str, Any]] = {}
-    for name, table in queues.items():
-        if not isinstance(table, Mapping):
-            faults.append(f"queues.{name} = {table!r} must be a table: write [queues.{name}] above its settings.")
-            continue
-        where, found[name] = f"[queues.{name}]", {}
-        for key, value in table.items():
-            try:
-                found[name] |= check({key: None if value == NONE_TEXT else value}, where=where)
-            except (ImproperlyConfigured, TypeError, ValueError) as error:
-                why = str(error).removeprefix(where).removeprefix(f"[{key!r}]").lstrip(": ")
-                faults.append(f"{where} {key} = {value!r}: {why}")
-    return found, faults
-
-
 RELEASE_VARIABLES = ("RELEASE", "SENTRY_RELEASE", "GIT_SHA", "GIT_COMMIT", "HEROKU_SLUG_COMMIT", "SOURCE_VERSION")
 MAX_RELEASE_CHARS = 100
-
-
-def _release() -> str:
-    return next(filter(None, map(os.environ.get, RELEASE_VARIABLES)), "")[:MAX_RELEASE_CHARS]
-
-
-# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -185,7 +63,9 @@ class Settings:
     mask: Sequence[str] = masking.MASKED_KEYS  # parts of keys whose values no face shows
     api: bool = False  # whether the JSON API answers at all
     api_tokens: Mapping[str, str] = field(default_factory=dict)  # user name -> hash, of ``taskqueue token``
-    release: str = field(default_factory=_release)  # of the project; by default what an environment variable says
+    release: str = field(  # of the project; by default what an environment variable says
+        default_factory=lambda: next(filter(None, map(os.environ.get, RELEASE_VARIABLES)), "")[:MAX_RELEASE_CHARS]
+    )
     operations_timeout: timedelta = timedelta(seconds=3)  # of one statement of a page, the API or the command line
     housekeeping: timedelta | None = None  # between two turns of the pollers' own; None: by housekeeptasks only
     keep_completed: timedelta | None = timedelta(days=7)  # in TASKS, then in the history; None in each: without limit
@@ -261,7 +141,7 @@ class _State:
     """The settings in force, and the settings of queues that follow from them."""
 
     settings: Settings
-    file: SettingsFile[Settings] | None = None
+    file: rules.SettingsFile[Settings] | None = None
     queues: dict[str, QueueSettings] = field(default_factory=dict)
 
 
@@ -300,13 +180,13 @@ def _load() -> _State:
     if plain.file is None:
         return _State(plain)
     path = Path(getattr(django_settings, "BASE_DIR", "")) / plain.file
-    file = SettingsFile(path, partial(_laid_over, plain))
+    file = rules.SettingsFile(path, partial(_laid_over, plain))
     return _State(file.load(), file)
 
 
 def _laid_over(plain: Settings, document: Mapping[str, Any]) -> tuple[Settings, list[str]]:
     """Return the settings with the file's tables over those of the dict, and the file's faults."""
-    found, faults = tables(document, rules.queue_values)
+    found, faults = rules.tables(document)
     faults += [f"[queues.{name}] {rules.QUEUE_NAME_RULE}" for name in found if not is_name(name)]
     queues = {name: {**plain.queues.get(name, {}), **values} for name, values in found.items()}
     laid = replace(plain, queues={**plain.queues, **queues})

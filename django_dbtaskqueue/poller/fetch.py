@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
 
 from django_dbtaskqueue import registry
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.db.session import Session
@@ -28,7 +28,13 @@ from django_dbtaskqueue.poller.free_slots import (
     share_of,
 )
 from django_dbtaskqueue.poller.held_leases import Counts, Settler
-from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
+from django_dbtaskqueue.poller.queue_state import (
+    FAST_TASK_SECONDS,
+    MIN_LEASE_SECONDS,
+    ConnectionSet,
+    Options,
+    QueueState,
+)
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -295,7 +301,9 @@ class Fetcher:
         for queue, leases in given:
             left = [lease for lease in leases if lease not in released] if released else leases
             jobs += self._jobs(session, queue, left)
-        self.capacity.executors.submit(jobs, fast=all(queue.is_fast() for queue, _ in given))
+        means = [queue.run_seconds for queue, _ in given]
+        fast = all(mean is not None and mean < FAST_TASK_SECONDS for mean in means)
+        self.capacity.executors.submit(jobs, fast=fast)
         return shares
 
     def _jobs(self, session: Session, queue: QueueState, leases: list[Lease]) -> list[Job]:
@@ -333,7 +341,7 @@ class Fetcher:
         for lease, settlement in left:
             self._refuse(lease, settlement)
         if late:
-            queue.lengthen_leases()
+            queue.min_lease = next_pause(queue.min_lease, *MIN_LEASE_SECONDS)
         for processor, batch in special.items():
             self.capacity.executors.submit_special(processor, batch)
         return jobs

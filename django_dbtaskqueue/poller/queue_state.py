@@ -6,28 +6,23 @@ import logging
 import math
 import random
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-
-from django.core.exceptions import ImproperlyConfigured
-from django.db import DatabaseError, connections
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import applied, queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
-from django_dbtaskqueue.core.durations import clock, next_pause
-from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.json import read
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release, Settlement
 from django_dbtaskqueue.db.liveness import ANSWER_TIMEOUT_S, MIN_ANSWER_TIMEOUT_S
-from django_dbtaskqueue.db.session import Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, model_for
 from django_dbtaskqueue.flow import checkout, groups, move, observe, settle
 from django_dbtaskqueue.flow.checkout import ScanCursor, Strategy
 from django_dbtaskqueue.flow.groups import Limiter
-from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.run import Processor, is_without_handler
 from django_dbtaskqueue.models import AbstractTask, Poller
@@ -42,7 +37,7 @@ FOREIGN_TYPES_SECONDS = 10.0  # between two looks whether other pollers still ha
 Refusal = tuple[Lease, Settlement | None]  # a task that must not start here, and what becomes of it
 POLLER_TABLE = f'"{Poller._meta.db_table}"'
 POLL_JITTER = (0.8, 1.2)  # factors of the idle pause
-FAST_TASK_SECONDS = 0.0002
+FAST_TASK_SECONDS = 0.0002  # one thread runs such a task sooner than a second thread wakes
 # After a lease that ran out before its task reached the poller, leases last at least so long: at first, and at most.
 MIN_LEASE_SECONDS = 0.2, 60.0
 MIN_RUNNING_PAUSE_SECONDS = 0.005  # between two polls of a queue with as many running tasks as its limit allows
@@ -125,60 +120,37 @@ class QueueState:
     groups_due: bool = True  # groups may have more ready tasks than ``max_running_per_group``
     placement: Placement = UNPLACED  # its processors and executors, as of the last fetch
 
-    def __post_init__(self) -> None:
-        self._follow_limits()
-
     @classmethod
     def of(cls, name: str, alias: str, weight: int = 1) -> QueueState:
         """Return the state of a queue on one database, with its settings and their runtime overrides."""
-        settings, port = queue_settings(name, alias), SettlePort(alias, model_for(name), key=name)
-        if settings.shards:
-            port.key = f"{name}@{alias}"
+        settings = queue_settings(name, alias)
+        port = SettlePort(alias, model_for(name), key=f"{name}@{alias}" if settings.shards else name)
         state = cls(name, settings, port, ScanCursor(name), weight=weight, overrides=applied(name, alias))
         state.apply(settings)
         return state
 
     def apply(self, settings: QueueSettings) -> None:
         self.settings = settings
-        self._follow_limits()
         self.cursor.max_wait = settings.max_wait
         self.port.follow(settings)
         self.port.reenqueue = settings.reenqueue if "reenqueue" in self.overrides else None
-
-    def _follow_limits(self) -> None:
-        self.limiter = Limiter.of(self.name, self.settings)
-        key, number = (self.port.alias, self.name), self.settings.max_running_per_group
+        self.limiter = Limiter.of(self.name, settings)
+        key, number = (self.port.alias, self.name), settings.max_running_per_group
         self.groups_due = self.groups_due or number < groups.heads_in_poller.get(key, number)
         groups.heads_in_poller[key] = number
 
     def left_out(self) -> tuple[str, ...]:
         """Return the payload types that fetches leave out at present; '' stands for none."""
-        if not (self.full_processors or self.foreign_types):
-            return ()
         return tuple(sorted({*registry.types_of(self.name, self.full_processors), *self.foreign_types}))
 
     def cursor_without(self, types: tuple[str, ...]) -> ScanCursor:
         """Return the scan cursor of fetches that leave out some payload types: they scan from elsewhere."""
-        if not types:
-            return self.cursor
         cursor = self.cursors.setdefault(types, ScanCursor(self.name))
         cursor.max_wait, cursor.others = self.cursor.max_wait, self.cursor.others
         return cursor
 
     def priorities(self) -> list[int]:
         return sorted({priority for cursor in (self.cursor, *self.cursors.values()) for priority in cursor.watermarks})
-
-    def lengthen_leases(self) -> None:
-        """Let leases last longer: one ran out before its task reached the poller."""
-        self.min_lease = next_pause(self.min_lease, *MIN_LEASE_SECONDS)
-
-    def is_unparking(self) -> bool:
-        """Whether parked tasks become ready now, or soon."""
-        return self.unpark_due or self.unparking.locked()  # in this order: a thread that unparks locks first
-
-    def is_fast(self) -> bool:
-        """Whether one thread runs a task sooner than a second thread wakes."""
-        return self.run_seconds is not None and self.run_seconds < FAST_TASK_SECONDS
 
     def wake(self) -> None:
         """Fetch soon: there may be a task."""
@@ -342,7 +314,8 @@ def reports_of_others(session: Session, instance: str) -> list[list[Any]]:
 
 def is_drained(session: Session, queue: QueueState, held: Iterable[Lease], options: Options) -> bool:
     """Whether a draining run has nothing left in an empty queue, neither here nor due soon."""
-    busy = queue.is_unparking() or any(lease.port is queue.port for lease in held)
+    unparking = queue.unpark_due or queue.unparking.locked()  # in this order: a thread that unparks locks first
+    busy = unparking or any(lease.port is queue.port for lease in held)
     tags = session.sql.dialect.array(options.tags)
     params = {"queue_name": queue.name, "horizon": DRAIN_HORIZON_SECONDS, "tags": tags}
     if queue.foreign_types:
@@ -373,72 +346,3 @@ class ConnectionSet:
         """Close the connections; the next statement opens them again."""
         for session in self.sessions.values():
             session.close()
-
-
-# -- which queues ------------------------------------------------------------------------------------------------------
-
-# Which queues a poller serves, and with which weight: ``--queue mail:8,default:4 --exclude slow``.
-
-
-def parse(texts: Iterable[str], excluded: Iterable[str] = ()) -> dict[str, int]:
-    """Return queue names and weights (1 if not given) from texts; all queues with a processor if there are none.
-
-    Raises ``UnknownQueue`` with the nearest name, and ``ImproperlyConfigured`` for a queue without a processor, for a
-    bad weight, and when no queue is left.
-    """
-    requested = dict(_pair(text) for text in _names(texts)) or dict.fromkeys(registry.queues(), 1)
-    if not requested:
-        raise ImproperlyConfigured(
-            "There is nothing to poll: no processor is registered. Write one with @processor(...) in the tasks.py of "
-            "an installed app."
-        )
-    excluded_names = set(_names(excluded))
-    for queue in [*requested, *excluded_names]:
-        _check(queue)
-    selected = {queue: weight for queue, weight in requested.items() if queue not in excluded_names}
-    if not selected:
-        raise ImproperlyConfigured(
-            f"There is nothing to poll: --exclude leaves none of {', '.join(sorted(requested))}."
-        )
-    return selected
-
-
-def check_databases(queues: Iterable[str], using: str | None) -> None:
-    """Raise ``ImproperlyConfigured`` for a database that ``DATABASES`` does not have."""
-    for queue in queues:
-        alias = alias_for(queue, using)
-        if alias not in connections:
-            raise ImproperlyConfigured(
-                f"There is no database {alias!r} in DATABASES for queue {queue!r}.{near_match(alias, connections)}"
-            )
-
-
-def _names(texts: Iterable[str]) -> Iterator[str]:
-    for text in texts:
-        yield from filter(None, map(str.strip, text.split(",")))
-
-
-def _pair(text: str) -> tuple[str, int]:
-    name, colon, weight = text.rpartition(":")
-    if not colon or text in registry.queues():  # a name may hold colons of its own
-        return text, 1
-    if not weight.isdecimal() or int(weight) < 1:
-        raise ImproperlyConfigured(f"{text!r}: the weight of a queue is a whole number of at least 1, as in {name}:2.")
-    return name, int(weight)
-
-
-def _check(queue: str) -> None:
-    known = registry.queues()
-    if queue in known:
-        return
-    try:
-        there = known_queues()  # with those made at runtime
-    except DatabaseError:
-        there = {*conf.known_queues()}
-    if queue in there:
-        raise ImproperlyConfigured(
-            f"Queue {queue!r} has no processor in this project, so nothing could process its tasks. Write one with "
-            f"@processor({queue!r}) in the tasks.py of an installed app. "
-            f"Queues with a processor: {', '.join(known) or 'none'}."
-        )
-    raise UnknownQueue(queue, {*known, *there})

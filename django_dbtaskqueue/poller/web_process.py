@@ -26,7 +26,6 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.heartbeat import Heartbeat
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.process.lifetime import DRAIN, RUN, ShutdownRequest, run
@@ -78,7 +77,7 @@ class EmbeddedPoller:
     def _run(self) -> list[str]:
         """Run a poller to its end; return what went wrong."""
         queues, options = chosen()
-        queue_state.check_databases(queues, None)
+        registry.check_databases(queues, None)
         with migrated():
             poller = Poller(queues, options)
         connections.close_all()  # this thread needs none from here on
@@ -96,7 +95,7 @@ def chosen() -> tuple[dict[str, int], Options]:
     """
     settings = conf.settings()
     given = settings.embedded_poller if isinstance(settings.embedded_poller, Mapping) else {}
-    queues = queue_state.parse(given.get("queues", ()), given.get("exclude", ()))
+    queues = registry.parse(given.get("queues", ()), given.get("exclude", ()))
     elsewhere = {queue for queue in queues if any(made.executor is not None for made in registry.processors(queue))}
     if elsewhere and (given.get("queues") or elsewhere.issuperset(queues)):
         raise ImproperlyConfigured(

@@ -14,7 +14,6 @@ from django_dbtaskqueue import UnknownQueue, enqueue, enqueue_many, registry
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.management.commands.runtaskpoller import Command
 from django_dbtaskqueue.models import Attempt, Poller, Queue, Task
-from django_dbtaskqueue.poller import queue_state
 from tests.clock import SteppedClock
 from tests.conftest import ProcessDatabase, _as_default
 from tests.poller.processes import keep_full, lines, polling, runtaskpoller
@@ -132,9 +131,9 @@ def test_what_they_mean_also_if_a_name_has_a_colon(taskqueue_registry: None) -> 
         ([], [], dict.fromkeys(registry.queues(), 1)),  # every queue that has a processor
         ([], ["work", "other"], dict.fromkeys(set(registry.queues()) - {"work", "other"}, 1)),
     ):
-        assert queue_state.parse(texts, excluded) == wanted
+        assert registry.parse(texts, excluded) == wanted
     registry.register("mail:8", print)
-    assert queue_state.parse(["mail:8"]) == {"mail:8": 1} and queue_state.parse(["mail:8:2"]) == {"mail:8": 2}
+    assert registry.parse(["mail:8"]) == {"mail:8": 1} and registry.parse(["mail:8:2"]) == {"mail:8": 2}
 
 
 BAD_OPTIONS = (
@@ -170,11 +169,11 @@ def test_an_unknown_queue_is_named_with_its_nearest_and_one_without_a_processor_
     Queue.objects.create(name="made-at-night")
     for wrong, right in (("mad-at-night", "made-at-night"), ("leters", "letters")):
         with pytest.raises(UnknownQueue, match=rf"Unknown queue '{wrong}'\. Did you mean '{right}'\?"):
-            queue_state.parse([wrong])
+            registry.parse([wrong])
     with pytest.raises(ImproperlyConfigured, match="Queue 'made-at-night' has no processor in this project"):
-        queue_state.parse(["made-at-night"])
+        registry.parse(["made-at-night"])
     registry.restore(({}, {}, {}))
     with pytest.raises(ImproperlyConfigured, match="Queue 'letters' has no processor in this project"):
-        queue_state.parse(["letters"])  # which stands in the settings
+        registry.parse(["letters"])  # which stands in the settings
     with pytest.raises(ImproperlyConfigured, match="no processor is registered"):
-        queue_state.parse([])
+        registry.parse([])

@@ -13,6 +13,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
+from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.models import Queue
@@ -68,7 +69,7 @@ def edit(file: Path, clock: SteppedClock) -> Edit:
         new.write_text(text)
         os.utime(new, (next(moments),) * 2)  # one that was written a moment ago may be half written
         os.replace(new, file)
-        clock.advance(conf.CHECK_INTERVAL_S)
+        clock.advance(rules.CHECK_INTERVAL_S)
 
     return write
 
@@ -151,7 +152,7 @@ def test_an_edit_counts_a_bad_one_changes_nothing_and_the_next_good_one_counts(e
 def test_a_lost_file_is_no_change(file: Path, edit: Edit, clock: SteppedClock, caplog: Any) -> None:
     assert lease_minutes() == 15
     file.unlink()
-    clock.advance(conf.CHECK_INTERVAL_S)
+    clock.advance(rules.CHECK_INTERVAL_S)
     assert lease_minutes() == 15 and "cannot be read" in caplog.text
     edit('[queues.mail]\nlease = "2m"')
     assert lease_minutes() == 2
@@ -225,12 +226,12 @@ def test_pollers_follow_and_show_what_they_applied(file: Path, settings: Any, ed
 
 
 def test_the_reader_is_patient_with_a_file_that_is_being_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conf, "HALF_WRITTEN_S", 3600.0)
-    monkeypatch.setattr(conf, "CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr(rules, "HALF_WRITTEN_S", 3600.0)
+    monkeypatch.setattr(rules, "CHECK_INTERVAL_S", 0.0)
     assert lease_minutes() == 15
     file.write_text("")  # truncated, the rest is to come
     assert lease_minutes() == 15
     file.write_text('[queues.mail]\nlease = "2m"')
-    monkeypatch.setattr(conf, "HALF_WRITTEN_S", 0.0)
+    monkeypatch.setattr(rules, "HALF_WRITTEN_S", 0.0)
     monkeypatch.setattr(conf._state.file, "_next_check", 0.0)  # type: ignore[union-attr]
     assert lease_minutes() == 2

@@ -16,12 +16,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
 
+from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.management import duration, positive
-from django_dbtaskqueue.poller import queue_state
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
@@ -123,8 +123,8 @@ class Command(BaseCommand):
                 watcher = supervisor.FileWatcher(self._shutdown)
                 watcher.start()
         try:
-            queues = queue_state.parse(options["queue"], options["exclude"])
-            queue_state.check_databases(queues, options["database"])
+            queues = registry.parse(options["queue"], options["exclude"])
+            registry.check_databases(queues, options["database"])
             with self._logging(queues, options) as status, tuned_interpreter():
                 code = work(queues, options, status)
         except (ImproperlyConfigured, TaskQueueError) as error:
