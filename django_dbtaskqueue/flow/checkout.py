@@ -246,8 +246,6 @@ class _FromWatermarks:
     """Takes what is after the watermarks, or scans from the start."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """See ``Strategy``."""
-
         def take_after(_: list[Scan]) -> list[Row]:
             if cursor.max_wait is not None:
                 find_aged(session, cursor, cursor.max_wait, params, scan.watermarks)
@@ -295,7 +293,6 @@ class SingleWriter:
     """The optimistic strategy where the database lets one writer in at a time: no row can change meanwhile."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take the first tasks of the ready order."""
         if cursor.max_wait is not None:
             find_aged(session, cursor, cursor.max_wait, params, {})
         sql = session.sql.checkout_single_writer(aged=bool(cursor.aged))
@@ -310,7 +307,6 @@ class FromGroup:
         self.group = group
 
     def take(self, session: Session, cursor: ScanCursor, params: Params) -> list[Row]:
-        """See ``Strategy``."""
         params = {**params, "queue_name": cursor.queue}
         return _take_or_park(session, first_ready(session, params, self.group), params, None)
 
@@ -423,7 +419,7 @@ def _take_or_park(session: Session, found: Sequence[Row], params: Params, limite
     """Take tasks of which some cannot be taken: a part that fails is halved; park each one that fails alone."""
 
     def take_found(allowed: Params) -> list[Row]:
-        rows = fenced((task_id, token) for task_id, token in found[: allowed["limit"]])
+        rows = fenced(found[: allowed["limit"]])
         return session.run(session.sql.checkout_optimistic, {**params, "rows": rows})
 
     wanted = {**params, "limit": len(found)}
@@ -436,8 +432,8 @@ def _take_or_park(session: Session, found: Sequence[Row], params: Params, limite
             raise
         if len(found) > 1:
             middle = len(found) // 2
-            parts = (found[:middle], found[middle:])
-            return [row for part in parts for row in _take_or_park(session, part, params, limiter)]
+            first = _take_or_park(session, found[:middle], params, limiter)
+            return first + _take_or_park(session, found[middle:], params, limiter)
         [(task_id, token)] = found
         reason = f"{UNREADABLE}: {error}".partition("\n")[0][:200]
         logger.error("Task %s of %s parked: %s", task_id, params["queue_name"], reason)

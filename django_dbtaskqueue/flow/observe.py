@@ -78,8 +78,11 @@ def ended(
     ``seconds``: how long it ran. ``by_code``: code took the lease without a poller and knows how it ended, so only the
     log gets a line.
     """
-    if isinstance(result, Lost):
-        _lost_by_code(lease) if by_code else _lost(lease, result.verb)
+    if isinstance(result, Lost) and not by_code:
+        _lost(lease, result.verb)
+    elif isinstance(result, Lost):
+        if lease.port.log_level:
+            _log(lease, f"lost its lease {lease.total_attempt}", life_fields(lease, "lease_lost"))
     elif not by_code and (result is None or result.facts.counts_as):
         _finished(lease, result, seconds)
     elif result is not None and not result.facts.parks:  # why a task is parked, is logged before
@@ -164,11 +167,6 @@ def _log_ending(lease: Lease, settlement: Settlement, seconds: float | None) -> 
     if reason := settlement.facts.error or getattr(settlement, "reason", ""):
         text += f": {masked_line(reason)}"
     _log(lease, text, extra)
-
-
-def _lost_by_code(lease: Lease) -> None:
-    if lease.port.log_level:
-        _log(lease, f"lost its lease {lease.total_attempt}", life_fields(lease, "lease_lost"))
 
 
 def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: timedelta | None = None) -> Fields:

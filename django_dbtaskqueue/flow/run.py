@@ -316,36 +316,34 @@ def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome
     An exception fails each task of the call by its own budget. In atomic mode the call is one transaction; when it
     fails, each task is called alone in a transaction of its own, and only those that fail then have failed.
     """
-    unreadable, readable = _sorted_out(leases, processor)
+    outcomes, readable = _sorted_out(leases, processor)
     if readable:
         run = _atomic_batch if processor.mode == "atomic" else _separate_batch
         with context.only({}):
-            unreadable.update(zip(readable, run(readable, processor), strict=True))
-    return [unreadable[lease] for lease in leases]
+            outcomes.update(zip(readable, run(readable, processor), strict=True))
+    return list(outcomes.values())
 
 
 async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
     """``perform_batch`` for an async processor; a cancellation is left to the caller."""
-    unreadable, readable = _sorted_out(leases, processor)
+    outcomes, readable = _sorted_out(leases, processor)
     if readable:
-        outcomes: Iterable[Outcome | Suspend | None]
         with context.only({}):
             try:
                 with threads.NoCopies():
-                    outcomes = _shared_out(await processor.invoke(readable), readable)
+                    shared = _shared_out(await processor.invoke(readable), readable)
             except Exception as error:
-                outcomes = [_failed(lease, error) for lease in readable]
-        unreadable.update(zip(readable, outcomes, strict=True))
-    return [unreadable[lease] for lease in leases]
+                shared = [_failed(lease, error) for lease in readable]
+        outcomes.update(zip(readable, shared, strict=True))
+    return list(outcomes.values())
 
 
 def _sorted_out(
     leases: Iterable[Lease], processor: Processor
 ) -> tuple[dict[Lease, Outcome | Suspend | None], list[Lease]]:
-    """Decode; return what cannot be, with its outcomes, and what can."""
+    """Decode; return the outcomes of all, None of those that can be decoded, and these."""
     prepared: dict[Lease, Outcome | Suspend | None] = {lease: prepare(lease, processor) for lease in leases}
-    readable = [lease for lease, outcome in prepared.items() if outcome is None]
-    return prepared, readable
+    return prepared, [lease for lease, outcome in prepared.items() if outcome is None]
 
 
 def _separate_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
@@ -406,9 +404,16 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
     """
     match outcome:
         case Fail():
-            return _decide_failure(lease, outcome)
+            policy = lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy)
+            attempts = {"attempt": lease.attempt, "max_attempts": lease.max_attempts}
+            return Failed(outcome, retry.decide(outcome, **attempts, policy=policy))
         case Reenqueue(delay=None):
-            outcome = _decide_reenqueue(lease, outcome)
+            number, declared = lease.reenqueue_attempt + 1, lease.processor and lease.processor.reenqueue
+            policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
+            delay = None if policy is None else retry.next_delay(policy, number)
+            if delay is None:
+                raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+            outcome = Reenqueue(delay, outcome.result, outcome.keep_attempts)
     if isinstance(outcome, Complete | Reenqueue) and outcome.result is not None:
         object.__setattr__(outcome, "text", json_payload.kept("The result", outcome.result, conf.payload_limits()))
     return outcome
@@ -426,23 +431,3 @@ def failure(error: BaseException) -> Fail:
     """Return what an exception means: a failure, retried unless each retry would end in the same way."""
     gave_up = isinstance(error, ReenqueueDelayMissing) and error.ended
     return Raised(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
-
-
-def _decide_failure(lease: Lease, outcome: Fail) -> Failed:
-    delay = retry.decide(
-        outcome,
-        attempt=lease.attempt,
-        max_attempts=lease.max_attempts,
-        policy=lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy),
-    )
-    return Failed(outcome, delay)
-
-
-def _decide_reenqueue(lease: Lease, outcome: Reenqueue) -> Reenqueue:
-    number = lease.reenqueue_attempt + 1
-    declared = lease.processor and lease.processor.reenqueue
-    policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
-    delay = None if policy is None else retry.next_delay(policy, number)
-    if delay is None:
-        raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
-    return Reenqueue(delay, outcome.result, outcome.keep_attempts)

@@ -266,9 +266,10 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: s
 
     Raises the error when no outcome is at fault.
     """
-    code = sqlstate(error)
+    code, middle = sqlstate(error), len(pairs) // 2
+    halves = [pairs[:middle], pairs[middle:]]
     if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks
-        return _halves(pairs)
+        return halves
     _raise_if_common(session, pairs, error, keep)
     locked = code == groups.LOCK_TIMEOUT_SQLSTATE
     if locked:
@@ -277,13 +278,8 @@ def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: s
         if len(free) < len(pairs):
             return [[pair for pair in pairs if pair[0].id in free]] if free else []
     if len(pairs) > 1:
-        return _halves(pairs)
+        return halves
     return [] if locked else None
-
-
-def _halves(pairs: Sequence[Decided]) -> list[Sequence[Decided]]:
-    middle = len(pairs) // 2
-    return [pairs[:middle], pairs[middle:]]
 
 
 def resolve(session: Session, leases: Iterable[Lease]) -> tuple[set[int], set[int]]:

@@ -101,11 +101,10 @@ class Executors:
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
         """Run jobs of plain processors, in order."""
-        processors = set(map(PROCESSOR, jobs))
-        if len(processors) == 1:
-            self.of(jobs[0].processor).submit(jobs, fast=fast)
+        executors = {processor: self.of(processor) for processor in set(map(PROCESSOR, jobs))}
+        if len(executors) == 1:
+            executors[jobs[0].processor].submit(jobs, fast=fast)
             return
-        executors = {processor: self.of(processor) for processor in processors}
         for executor in set(executors.values()):
             executor.submit([job for job in jobs if executors[job.processor] is executor], fast=fast)
 
@@ -316,11 +315,8 @@ class CrashIsolation:
                 isolated[0].queue,
             )
         self.queues.update(lease.port.key for lease in isolated)
-        self._quarantine_until = clock.monotonic() + _quarantine_seconds(isolated[0])
+        seconds = (isolated[0].lease_until - isolated[0].start_time).total_seconds() * QUARANTINE_LEASE_SHARE
+        seconds = min(max(seconds, MIN_QUARANTINE_SECONDS), MAX_QUARANTINE_SECONDS)
+        self._quarantine_until = clock.monotonic() + seconds
         self._active_until = clock.monotonic() + RELEASED_TASK_TIMEOUT_SECONDS
         return others + chosen
-
-
-def _quarantine_seconds(lease: Lease) -> float:
-    seconds = (lease.lease_until - lease.start_time).total_seconds() * QUARANTINE_LEASE_SHARE
-    return min(max(seconds, MIN_QUARANTINE_SECONDS), MAX_QUARANTINE_SECONDS)

@@ -8,6 +8,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 
@@ -25,6 +26,8 @@ from django_dbtaskqueue.flow.usage import smoothed
 from django_dbtaskqueue.metrics import Collector, Ended
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState
+
+logger = logging.getLogger("django_dbtaskqueue")
 
 FULL_BATCH_OUTCOMES = 500  # that are worth a commit at once
 MAX_BATCH_OUTCOMES = 1000  # in one commit
@@ -127,16 +130,10 @@ class Settler:
     def _write(self, connections: ConnectionSet, queue: QueueState, pairs: list[Decided]) -> set[int]:
         """Settle pairs by the settings of ``queue``; return the ids that wait because their rows are locked."""
         session, settings = connections.session(queue), queue.settings
-        chunks = [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]
+        store = partial(settle.settle_surely, session, patience=UNSTORED_OUTCOME_SECONDS)
         settled: set[int] = set()
-        for chunk in chunks:
-            settled |= settle.settle_surely(
-                session,
-                chunk,
-                keep=settings.keep,
-                group_retry=settings.group_retry,
-                patience=UNSTORED_OUTCOME_SECONDS,
-            )
+        for chunk in [pairs] if settings.settle == "batch" else [[pair] for pair in pairs]:
+            settled |= store(chunk, keep=settings.keep, group_retry=settings.group_retry)
         if len(settled) == len(pairs):
             return set()
         return settle.find_out(session, pairs, settled, keep=settings.keep)
@@ -193,7 +190,6 @@ def _see_to_returned(queue: QueueState, ended: list[Ended]) -> None:
 # On a thread and a connection of their own, each third of the lease. So neither a busy processor nor a slow settle lets
 # a lease run out. A renewal never waits for a locked row: the processor may have locked it itself.
 
-logger = logging.getLogger("django_dbtaskqueue")
 RENEW_SOON_SECONDS = 0.005  # from a notification that leases were ended to the renewal: so a flood of them costs little
 RETRY_SECONDS = 1.0  # at most, after a renewal that could not reach the database; of a short lease sooner
 
@@ -214,9 +210,6 @@ class Renewer:
         self._wakeup = threading.Event()
         self._ended = False
         self.thread = WatchedThread(target=self._loop, name="dbtaskqueue-renew", daemon=True)
-
-    def start(self) -> None:
-        self.thread.start()
 
     def stop(self) -> None:
         """End; leases that are still held run out."""

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain
 from uuid import uuid4
 
 from django.db import connections
@@ -52,13 +53,13 @@ class Poller:
     def __init__(self, weights: Mapping[str, int], options: Options | None = None, *, using: str | None = None) -> None:
         self.options = options or Options(threads=conf.settings().threads)
         self.instance = f"{self.options.name or socket.gethostname()}:{os.getpid()}:{uuid4().hex[:12]}"[-200:]
-        queues = [
-            _queue_state(name, weight, alias) for name, weight in weights.items() for alias in aliases_of(name, using)
-        ]
+        self._by_name: dict[str, list[QueueState]] = {name: [] for name in weights}  # of each of its shards
+        for name, weight in weights.items():
+            for alias in aliases_of(name, using):
+                with liveness.bounded_answers(connections[alias]):
+                    self._by_name[name].append(QueueState.of(name, alias, weight))
+        queues = [*chain.from_iterable(self._by_name.values())]
         self.queues = {queue.port.key: queue for queue in queues}
-        self._by_name: dict[str, list[QueueState]] = {}  # a queue has one state for each of its shards
-        for queue in queues:
-            self._by_name.setdefault(queue.name, []).append(queue)
         self.counts = Counts()
         self.state = "INIT"
         self._changing = threading.Lock()  # of the state, by a poll that failed or worked
@@ -95,7 +96,7 @@ class Poller:
         self.state = "ENDING" if self.stopping else "STARTUP"
         registry.add_listener(self._registered)
         observe.of_poller("poller_started", self)
-        self._renewer.start()
+        self._renewer.thread.start()
         listen(self._notified)
         for wakeup in self._wakeups:
             wakeup.start()
@@ -307,16 +308,13 @@ class Poller:
     # -- state and timeouts ------------------------------------------------------------------------------------------
 
     def running(self) -> list[Run]:
-        """Return the running jobs, for the heartbeat and the status line."""
         return [run for executor in self.executors.all for run in executor.running()]
 
     def threads(self) -> list[WatchedThread]:
-        """Return the threads that run until the poller ends."""
         found = [*self._threads, self._renewer.thread, *(wakeup.thread for wakeup in self._wakeups if wakeup.thread)]
         return found + [thread for executor in self.executors.all for thread in executor.threads()]
 
     def can_settle(self) -> bool:
-        """Whether a thread is left that stores outcomes."""
         return not all(thread.ended for thread in self._threads)
 
     def slots(self) -> int:
@@ -354,8 +352,3 @@ class Poller:
             for run in executor.running():
                 if not gone.isdisjoint(run.job.leases):
                     executor.stop(run)
-
-
-def _queue_state(name: str, weight: int, alias: str) -> QueueState:
-    with liveness.bounded_answers(connections[alias]):
-        return QueueState.of(name, alias, weight)

@@ -138,7 +138,9 @@ def tidy(*, doubtful: bool = False) -> None:
             continue
         dirty = doubtful or connection.in_atomic_block or not connection.autocommit or connection.errors_occurred
         pooled = connection.settings_dict["OPTIONS"].get("pool")  # of fewer connections than there are threads
-        if dirty or pooled or _aged(connection):
+        # With a CONN_MAX_AGE of 0 it is kept, because the next task follows at once.
+        close_at = connection.settings_dict["CONN_MAX_AGE"] and connection.close_at
+        if dirty or pooled or (close_at and clock.monotonic() >= close_at):
             with suppress(Exception):  # even close() may fail on a broken connection
                 connection.in_atomic_block = connection.closed_in_transaction = False
                 if dirty and pooled:
@@ -154,12 +156,6 @@ async def tidy_async(*, doubtful: bool) -> None:
 
 def _list_connections() -> None:
     _opened.connections, _opened.changed = list(connections.all(initialized_only=True)), False
-
-
-def _aged(connection: BaseDatabaseWrapper) -> bool:
-    """Whether a connection is older than CONN_MAX_AGE. With 0 it is kept, because the next task follows at once."""
-    close_at = connection.settings_dict["CONN_MAX_AGE"] and connection.close_at
-    return bool(close_at and clock.monotonic() >= close_at)
 
 
 # -- threads -----------------------------------------------------------------------------------------------------------
@@ -467,8 +463,11 @@ class AsyncExecutor(Executor):
             settlements = await run_all_async(job.leases, job.processor)
             if database_use.get().dead:
                 settlements = await unless_dead_async(settlements)
+        except asyncio.CancelledError:
+            task.uncancel()
+            settlements = stopped(job, Fail("Cancelled while the poller was stopping"))
         except BaseException as error:
-            settlements = stopped(job, _ended_by(task, error))
+            settlements = stopped(job, Fail(error))
         del self._runs[task]
         self._end(current, settlements, clock.monotonic() - started)
         doubtful = database_use.get().doubtful
@@ -481,10 +480,3 @@ def _close_connections() -> None:
     for connection in connections.all(initialized_only=True):
         if not connection.in_atomic_block:
             connection.close()
-
-
-def _ended_by(task: asyncio.Task[None], error: BaseException) -> Fail:
-    if isinstance(error, asyncio.CancelledError):
-        task.uncancel()
-        return Fail("Cancelled while the poller was stopping")
-    return Fail(error)
