@@ -10,8 +10,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from types import SimpleNamespace
 from typing import Concatenate, ParamSpec, TypeVar
 
+from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import sql_sources
 
 G = TypeVar("G", bound="Group")
@@ -33,7 +35,7 @@ class Dialect:
     skip_locked: bool
     single: bool = False  # ``rows`` is one row of plain parameters
 
-    def later(self, seconds: str, *, start: str | None = None) -> str:
+    def later(self, seconds: str, start: str | None = None) -> str:
         """Return the time ``seconds`` (an SQL expression, may be fractional) after ``start`` (now by default)."""
         if self.vendor == "postgresql":
             return f"{start or self.now} + {seconds} * interval '1 second'"
@@ -45,11 +47,10 @@ class Dialect:
             return f"{column}::text LIKE '{text}%%'"
         return f"{column} LIKE '{text}%%' ESCAPE '\\'"
 
-    def maybe_later(self, seconds: str, *, start: str) -> str:
+    def maybe_later(self, seconds: str, start: str) -> str:
         """Return ``later``, or NULL where ``seconds`` is NULL."""
-        if self.vendor == "postgresql":
-            return self.later(seconds, start=start)
-        return f"CASE WHEN {seconds} IS NOT NULL THEN {self.later(seconds, start=start)} END"
+        later = self.later(seconds, start)
+        return later if self.vendor == "postgresql" else f"CASE WHEN {seconds} IS NOT NULL THEN {later} END"
 
     def seconds_between(self, early: str, late: str) -> str:
         """Return the seconds from ``early`` to ``late`` as a float."""
@@ -159,6 +160,15 @@ MOVING = "moving to "  # how the parking reason of a task begins that is on its 
 PARENTS = "parents"  # the parking reason of a task that waits for others
 FENCED = {"task_id": "bigint", "token": "bigint"}  # a lease; ``token`` is its total_attempt
 FENCE = "t.id = u.task_id AND t.total_attempt = u.token"  # joins a task to rows of ``FENCED``
+# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). They
+# imply no other index's condition, not even in part. After the first tasks with a group, the table's statistics say for
+# a while that there are none. All indexes that begin with the queue then cost the planner the same, and those of ready
+# and of parked tasks hold all tasks of a queue.
+HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
+BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
+CONSTANTS = SimpleNamespace(
+    BEHIND=BEHIND, FENCE=FENCE, GROUP=GROUP, HEAD=HEAD, MOVING=MOVING, PARENTS=PARENTS, SIGNAL=SIGNAL
+)
 
 
 @dataclass(frozen=True)
@@ -202,19 +212,61 @@ def statement(render: Callable[[G], str]) -> cached_property[str]:
     return cached_property(renamed(render))
 
 
+def template(text: str) -> cached_property[str]:
+    """Return a statement, or a part of some, as text with fields in braces.
+
+    A field is the name of a table, a fragment of the dialect, another part of the group, or one of ``CONSTANTS``.
+    ``{each:ids}`` calls the method ``each``; several arguments stand between bars. Columns are renamed only beside the
+    task table.
+    """
+
+    def render(group: Group) -> str:
+        sql = text.format_map(_Fields(group))
+        return group.tables.rename(sql) if group.tables.task in sql else sql
+
+    return cached_property(render)
+
+
+class _Fields:
+    def __init__(self, group: Group) -> None:
+        self.places = (group.tables, group.dialect, group, CONSTANTS)
+
+    def __getitem__(self, name: str) -> _Field:
+        return _Field(next(getattr(place, name) for place in self.places if hasattr(place, name)))
+
+
+class _Field:
+    def __init__(self, value: str | Callable[..., str]) -> None:
+        self.value = value
+
+    def __format__(self, arguments: str) -> str:
+        return self.value if isinstance(self.value, str) else self.value(*arguments.split("|"))
+
+
 class Group:
     """Statements of one purpose, each rendered once and cached, so that prepared statements are reused."""
+
+    _sources = staticmethod(sql_sources)
+    # When a task that was parked is in the ready order again: never in the past.
+    _now_or_due = template("{greatest}({now}, next_process_time)")
+    # A task that was parked for itself goes behind the head of its group, or into the ready order.
+    _unparked = template(
+        "parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END, last_update_time = {now},"
+        " ready_time = CASE WHEN group_key IS NULL THEN {_now_or_due} END"
+    )
 
     def __init__(self, tables: Tables, dialect: Dialect) -> None:
         self.tables = tables
         self.dialect = dialect
 
+    def _rows(self, columns: str) -> str:
+        """Return ``Dialect.rows`` of columns with their types, as SQL writes them."""
+        return self.dialect.rows(dict(column.split() for column in columns.split(", ")))
+
     def fenced(self, verb: str, columns: Mapping[str, str] = FENCED) -> str:
         """Return the FROM and WHERE that join ``rows`` to the leases that still hold."""
-        return (
-            f"{self.tables.task} AS t JOIN {self.dialect.rows(columns)} ON {FENCE}"
-            f" WHERE t.status IN ({sql_sources(verb)})"
-        )
+        rows = self.dialect.rows(columns)
+        return f"{self.tables.task} AS t JOIN {rows} ON {FENCE} WHERE t.status IN ({sql_sources(verb)})"
 
     def distinct(self, column: str, condition: str) -> str:
         """Return a SELECT of a column's distinct values, which skips through an index that begins with the column.

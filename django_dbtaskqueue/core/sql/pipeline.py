@@ -16,9 +16,9 @@ from functools import cached_property
 from zlib import crc32
 
 from django_dbtaskqueue.core.columns import TIMING
-from django_dbtaskqueue.core.sql.dialects import GROUP, Group, renamed
+from django_dbtaskqueue.core.sql.dialects import BEHIND, GROUP, HEAD, Group, renamed
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, READY_COLUMNS
-from django_dbtaskqueue.core.sql.groups import BEHIND, HEAD, locked
+from django_dbtaskqueue.core.sql.groups import locked
 from django_dbtaskqueue.core.states import sql_sources
 
 STAGING_PREFIX = "dbtaskqueue_stg_"
