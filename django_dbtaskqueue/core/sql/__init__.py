@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.checkout import CheckoutStatements, LeaseStatements
+from django_dbtaskqueue.core.sql.checkout import CheckoutStatements
 from django_dbtaskqueue.core.sql.dependencies import DependencyStatements, StepStatements
 from django_dbtaskqueue.core.sql.enqueue import EnqueueStatements
 from django_dbtaskqueue.core.sql.groups import GroupStatements, LimitStatements
@@ -20,7 +20,6 @@ class Statements(
     EnqueueStatements,
     CheckoutStatements,
     GroupStatements,
-    LeaseStatements,
     LimitStatements,
     SettleStatements,
     DependencyStatements,

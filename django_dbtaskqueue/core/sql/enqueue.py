@@ -10,8 +10,7 @@ from typing import Any
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.sql.dialects import GROUP, MOVING, PARENTS, Group, renamed, statement
-from django_dbtaskqueue.core.sql.groups import HEAD
+from django_dbtaskqueue.core.sql.dialects import GROUP, HEAD, MOVING, PARENTS, Group, renamed, statement, template
 from django_dbtaskqueue.core.states import sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -134,13 +133,11 @@ class EnqueueStatements(Group):
         """Insert tasks due now by COPY; an error where a reference is taken. The times are the columns' defaults."""
         return f"COPY {self.tables.task} ({', '.join(names)}) FROM STDIN"
 
-    @statement
-    def some_taken(self) -> str:
-        """Whether tasks hold some of the ``references``."""
-        return (
-            f"SELECT EXISTS (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND {self.dialect.one_of('reference_number', 'references')})"
-        )
+    # Whether tasks hold some of the ``references``.
+    some_taken = template(
+        "SELECT EXISTS (SELECT 1 FROM {task} WHERE queue_name = %(queue_name)s"
+        " AND {one_of:reference_number|references})"
+    )
 
     @cached_property
     def reserve_ids(self) -> str:
@@ -224,62 +221,43 @@ class EnqueueStatements(Group):
             f" AND (t.parked_by IS NULL OR substr(t.parked_by, 1, {len(MOVING)}) <> '{MOVING}')"
         )
 
-    @statement
-    def make_queue(self) -> str:
-        """Make the row of a queue, if it has none. Only its name is written: a producer may write no more."""
-        return f"INSERT INTO {self.tables.queue} (name) VALUES (%(queue_name)s) ON CONFLICT (name) DO NOTHING"
-
-    @statement
-    def live(self) -> str:
-        """How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``."""
-        return self._live("")
-
-    @statement
-    def live_unexpired(self) -> str:
-        """``live`` without the tasks that wait and are past their time to live. It must read the rows."""
-        return self._live(f" AND (expire_time IS NULL OR expire_time > {self.dialect.now} OR status = 'PROCESSING')")
+    # Make the row of a queue, if it has none. Only its name is written: a producer may write no more.
+    make_queue = template("INSERT INTO {queue} (name) VALUES (%(queue_name)s) ON CONFLICT (name) DO NOTHING")
+    # How many tasks of a queue are CREATED or PROCESSING, counted no further than ``limit``.
+    live = template("{_live:}")
+    # ``live`` without the tasks that wait and are past their time to live. It must read the rows.
+    live_unexpired = template("{_live: AND (expire_time IS NULL OR expire_time > {now} OR status = 'PROCESSING')}")
 
     def _live(self, condition: str) -> str:
+        live = f"SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s AND"
         return (
-            f"SELECT count(*) FROM (SELECT 1 FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND ready_time IS NOT NULL{condition} UNION ALL SELECT 1 FROM {self.tables.task}"
-            f" WHERE queue_name = %(queue_name)s AND parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
+            f"SELECT count(*) FROM ({live} ready_time IS NOT NULL{condition}"
+            f" UNION ALL {live} parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
         )
 
     @property
     def _references(self) -> str:
         """The rows ``reference_number`` in one order everywhere: no deadlock."""
         order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
-        return f"{self.dialect.rows({'reference_number': 'text'})}{order}"
+        return f"{self._rows('reference_number text')}{order}"
 
-    @cached_property
-    def claim_references(self) -> str:
-        """Write references into the ledger; returns those that were free."""
-        return (
-            f"INSERT INTO {self.tables.ledger} (queue_name, reference_number) SELECT %(queue_name)s,"
-            f" u.reference_number FROM {self._references}"
-            " ON CONFLICT (queue_name, reference_number) DO NOTHING RETURNING reference_number"
-        )
-
-    @cached_property
-    def claim_periods(self) -> str:
-        """Begin a period for references of a rule; returns those whose last period of ``period`` seconds is over."""
-        return (
-            f"INSERT INTO {self.tables.ledger} AS l (queue_name, reference_number, expire_time) SELECT %(queue_name)s,"
-            f" u.reference_number, {self.dialect.later('%(period)s')} FROM {self._references}"
-            " ON CONFLICT (queue_name, reference_number) DO UPDATE SET expire_time = excluded.expire_time,"
-            f" create_time = {self.dialect.now} WHERE l.create_time <= {self.dialect.later('%(ago)s')}"
-            " RETURNING reference_number"
-        )
-
-    @cached_property
-    def in_period(self) -> str:
-        """Of the ``references`` those whose period began less than ``-ago`` seconds ago."""
-        return (
-            f"SELECT reference_number FROM {self.tables.ledger} WHERE queue_name = %(queue_name)s"
-            f" AND {self.dialect.one_of('reference_number', 'references')}"
-            f" AND create_time > {self.dialect.later('%(ago)s')}"
-        )
+    # Write references into the ledger; returns those that were free.
+    claim_references = template(
+        "INSERT INTO {ledger} (queue_name, reference_number) SELECT %(queue_name)s, u.reference_number"
+        " FROM {_references} ON CONFLICT (queue_name, reference_number) DO NOTHING RETURNING reference_number"
+    )
+    # Begin a period for references of a rule; returns those whose last period of ``period`` seconds is over.
+    claim_periods = template(
+        "INSERT INTO {ledger} AS l (queue_name, reference_number, expire_time) SELECT %(queue_name)s,"
+        " u.reference_number, {later:%(period)s} FROM {_references}"
+        " ON CONFLICT (queue_name, reference_number) DO UPDATE SET expire_time = excluded.expire_time,"
+        " create_time = {now} WHERE l.create_time <= {later:%(ago)s} RETURNING reference_number"
+    )
+    # Of the ``references`` those whose period began less than ``-ago`` seconds ago.
+    in_period = template(
+        "SELECT reference_number FROM {ledger} WHERE queue_name = %(queue_name)s"
+        " AND {one_of:reference_number|references} AND create_time > {later:%(ago)s}"
+    )
 
     @statement
     def free(self) -> str:
@@ -304,13 +282,11 @@ class EnqueueStatements(Group):
         """``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too."""
         return self.find + (' ORDER BY reference_number COLLATE "C" FOR SHARE' if self.dialect.lock else "")
 
-    @statement
-    def find(self) -> str:
-        """The tasks that hold some ``references``."""
-        return (
-            f"SELECT id, reference_number, status, group_key FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND {self.dialect.one_of('reference_number', 'references')}"
-        )
+    # The tasks that hold some ``references``.
+    find = template(
+        "SELECT id, reference_number, status, group_key FROM {task} WHERE queue_name = %(queue_name)s"
+        " AND {one_of:reference_number|references}"
+    )
 
 
 def _keys(own: OwnColumns) -> list[str]:
