@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, GROUP, Group, statement
-from django_dbtaskqueue.core.states import sql_sources
-
-# The heads of a group, and the tasks behind them, by the conditions of the indexes of groups (``AbstractTask``). They
-# imply no other index's condition, not even in part. After the first tasks with a group, the table's statistics say for
-# a while that there are none. All indexes that begin with the queue then cost the planner the same, and those of ready
-# and of parked tasks hold all tasks of a queue.
-HEAD = "coalesce(t.parked_by, t.final_status) IS NULL"
-BEHIND = f"coalesce(t.parked_by, '') = '{GROUP}'"
+from django_dbtaskqueue.core.sql.dialects import BEHIND, GROUP, HEAD, Group, statement, template
 
 
 def locked(queue: str, group: str) -> str:
@@ -26,38 +18,27 @@ class GroupStatements(Group):
     @cached_property
     def lock_groups(self) -> str:
         """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
+        if self.dialect.vendor != "postgresql":
+            return "SELECT 1"
         return (  # counted, for a settle would else read a row for each group
             f"SELECT count({locked('%(queue_name)s', 'g')})"
             " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
-            if self.dialect.vendor == "postgresql"
-            else "SELECT 1"
         )
 
-    @statement
-    def group_heads(self) -> str:
-        """Of each group: its ready tasks, and the first parked one: due, or else the next to become due.
-
-        As (group, id, whether ready, whether processing, whether a failed attempt is being retried, seconds until it
-        is due, priority).
-        """
-        now = self.dialect.now
-        groups = self.dialect.texts("groups", "g")
-        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
-        columns = (
-            f"t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {wait}, t.priority"
-        )
-        parked = (
-            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g"
-            f" AND {BEHIND} AND t.next_process_time"
-        )
-        due = f"({parked} <= {now} ORDER BY t.priority, t.id LIMIT 1)"
-        later = f"({parked} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT 1)"
-        return (
-            f"SELECT {columns} FROM {groups} JOIN {self.tables.task} AS t ON t.queue_name = %(queue_name)s"
-            f" AND t.group_key = g.g AND {HEAD}"
-            f" UNION ALL SELECT {columns} FROM {self.tables.task} AS t"
-            f" WHERE t.id IN (SELECT coalesce({due}, {later}) FROM {groups})"
-        )
+    # Of each group: its ready tasks, and the first parked one: due, or else the next to become due. As (group, id,
+    # whether ready, whether processing, whether a failed attempt is being retried, seconds until it is due, priority).
+    group_heads = template(
+        "SELECT {_member} FROM {texts:groups|g} JOIN {task} AS t ON t.queue_name = %(queue_name)s"
+        " AND t.group_key = g.g AND {HEAD} UNION ALL SELECT {_member} FROM {task} AS t WHERE t.id IN (SELECT coalesce("
+        "({_first_behind} <= {now} ORDER BY t.priority, t.id LIMIT 1),"
+        " ({_first_behind} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT 1)) FROM {texts:groups|g})"
+    )
+    _wait = template("{greatest}({seconds_between:{now}|t.next_process_time}, 0)")
+    _member = template(
+        "t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {_wait}, t.priority"
+    )
+    _of_group = template("{task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g")
+    _first_behind = template("SELECT t.id FROM {_of_group} AND {BEHIND} AND t.next_process_time")
 
     @property
     def _ranked(self) -> str:
@@ -80,10 +61,8 @@ class GroupStatements(Group):
         Returns of each changed task whether it became ready. Without ``every``, groups without a parked task are passed
         over, because no task of theirs can become ready. PostgreSQL only.
         """
-        now = self.dialect.now
-        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(now, 't.next_process_time')}, 0)"
-        of_group = f"{self.tables.task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g"
-        parked = f"{of_group} AND {BEHIND}"
+        now, wait = self.dialect.now, self._wait
+        parked = f"{self._of_group} AND {BEHIND}"
         first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
         return (
             "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
@@ -96,7 +75,7 @@ class GroupStatements(Group):
             " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
             " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
             f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
-            f" t.next_process_time FROM {of_group} AND {HEAD} OFFSET 0) AS t),"
+            f" t.next_process_time FROM {self._of_group} AND {HEAD} OFFSET 0) AS t),"
             " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
             " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
             " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"
@@ -110,157 +89,95 @@ class GroupStatements(Group):
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
             f" {self._ranked}"
             f" UPDATE {self.tables.task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
-            f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self.dialect.greatest}({now}, next_process_time) END"
+            f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self._now_or_due} END"
             " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
             f" AND (parked_by = '{GROUP}' OR parked_by IS NULL AND status = 'CREATED') RETURNING ready_time IS NOT NULL"
         )
 
-    @statement
-    def groups_over(self) -> str:
-        """The groups of a queue with more than ``number`` ready tasks."""
-        return (
-            f"SELECT group_key FROM {self.tables.task} AS t WHERE queue_name = %(queue_name)s"
-            f" AND group_key IS NOT NULL AND {HEAD} GROUP BY group_key HAVING count(*) > %(number)s"
-        )
-
-    @statement
-    def make_ready(self) -> str:
-        ready = f"{self.dialect.greatest}({self.dialect.now}, next_process_time)"
-        return (
-            f"UPDATE {self.tables.task} SET parked_by = NULL, ready_time = {ready}"
-            f" WHERE id IN ({self.dialect.each('ids')}) AND parked_by = '{GROUP}' RETURNING id"
-        )
-
-    @statement
-    def park(self) -> str:
-        """Park tasks behind the head of their group."""
-        return (
-            f"UPDATE {self.tables.task} SET parked_by = '{GROUP}', ready_time = NULL"
-            f" WHERE id IN ({self.dialect.each('ids')}) AND status = 'CREATED' RETURNING id"
-        )
+    # The groups of a queue with more than ``number`` ready tasks.
+    groups_over = template(
+        "SELECT group_key FROM {task} AS t WHERE queue_name = %(queue_name)s"
+        " AND group_key IS NOT NULL AND {HEAD} GROUP BY group_key HAVING count(*) > %(number)s"
+    )
+    make_ready = template(
+        "UPDATE {task} SET parked_by = NULL, ready_time = {_now_or_due}"
+        " WHERE id IN ({each:ids}) AND parked_by = '{GROUP}' RETURNING id"
+    )
+    # Park tasks behind the head of their group.
+    park = template(
+        "UPDATE {task} SET parked_by = '{GROUP}', ready_time = NULL"
+        " WHERE id IN ({each:ids}) AND status = 'CREATED' RETURNING id"
+    )
 
 
 # -- limits ------------------------------------------------------------------------------------------------------------
 
-# Statements of limits: how many tasks of a queue run at a time, and how many start in a time.
-#
-# One row for each limited queue, with the group "". A checkout locks it, so that checkouts of the queue take turns.
-
-QUEUE_ROW = "queue_name = %(queue_name)s AND group_key = ''"
-
 
 class LimitStatements(Group):
-    """The row of a limited queue, and the leases that it names."""
+    """How many tasks of a queue run at a time, and how many start in a time.
 
-    @cached_property
-    def lock_limit(self) -> str:
-        """Lock the row of a queue, and refill its tokens: ``rate`` per second, at most ``burst``.
+    One row for each limited queue, with the group "", names leases. A checkout locks it, so that checkouts of the queue
+    take turns.
+    """
 
-        As (stamp, "" where the leases are not known, the leases unless the stamp is ``stamp``, tokens, seconds
-        since it was locked last).
-        """
-        return (
-            f"INSERT INTO {self.tables.limit} AS l (queue_name, tokens) VALUES (%(queue_name)s, %(burst)s)"
-            f" ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens = {self._tokens}, {self._watched}"
-            " RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
-        )
-
-    @property
-    def _idle(self) -> str:
-        return self.dialect.seconds_between("l.check_time", self.dialect.now)
-
-    @property
-    def _tokens(self) -> str:
-        refill = f"{self.dialect.greatest}({self._idle}, 0.0) * %(rate)s"
-        return f"{self.dialect.least}(%(burst)s, l.tokens + {refill})"
-
-    @property
-    def _watched(self) -> str:
-        # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
-        return f"check_time = {self.dialect.greatest}(l.check_time, {self.dialect.now}), idle_seconds = {self._idle}"
-
-    @cached_property
-    def count_in_limit(self) -> str:
-        """``lock_limit`` and ``store_limit`` of rows that were taken; returns the tokens that are left.
-
-        It writes and returns nothing if the row's stamp is not ``known``, its tokens are too few, or the row was not
-        locked for ``watched`` seconds.
-        """
-        return (
-            f"UPDATE {self.tables.limit} AS l SET tokens = {self._tokens} - %(taken)s, {self._watched},"
-            f" leases = %(leases)s, stamp = %(stamp)s WHERE {QUEUE_ROW} AND stamp = %(known)s"
-            f" AND {self._idle} <= %(watched)s AND (%(rate)s = 0 OR {self._tokens} >= %(taken)s) RETURNING tokens"
-        )
-
-    @cached_property
-    def store_limit(self) -> str:
-        """Store which leases count, and take ``taken`` tokens."""
-        return (
-            f"UPDATE {self.tables.limit} SET leases = %(leases)s, stamp = %(stamp)s,"
-            f" tokens = tokens - %(taken)s WHERE {QUEUE_ROW}"
-        )
-
-    @cached_property
-    def lock_group_limits(self) -> str:
-        """Lock the rows of groups in one order, and refill their tokens as ``lock_limit`` does: (group, tokens)."""
-        now, greatest = self.dialect.now, self.dialect.greatest
-        return (
-            f"INSERT INTO {self.tables.limit} AS l (queue_name, group_key, tokens, check_time, full_time)"
-            f" SELECT %(queue_name)s, g.g, %(burst)s, {now}, {now} FROM {self.dialect.texts('groups', 'g')}"
-            f" WHERE true ORDER BY g.g ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens ="
-            f" {self._tokens}, check_time = {greatest}(l.check_time, {now}) RETURNING group_key, tokens"
-        )
-
-    @cached_property
-    def charge_groups(self) -> str:
-        rows = self.dialect.rows({"group_name": "text", "taken": "float8"})
-        missing = "(%(burst)s - l.tokens + u.taken) / %(rate)s"
-        return (
-            f"UPDATE {self.tables.limit} AS l SET tokens = l.tokens - u.taken,"
-            f" full_time = {self.dialect.later(missing)} FROM {rows}"
-            " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
-        )
-
-    @statement
-    def put_off(self) -> str:
-        """Undo the checkout of tasks, which are ready again in ``delay`` seconds. Their due time stays in the past.
-
-        So no later task of the group passes them. A task whose lease had run out stays one.
-        """
-        now = self.dialect.now
-        return (
-            f"UPDATE {self.tables.task} AS t SET last_update_time = {now}, next_process_time = {now},"
-            f" ready_time = {self.dialect.later('u.delay')}, attempt = t.attempt - 1,"
-            " status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,"
-            " poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END,"
-            " lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END"
-            f" FROM {self.dialect.rows({**FENCED, 'delay': 'float8'})}"
-            f" WHERE {FENCE} AND t.status IN ({sql_sources('release')}) RETURNING id"
-        )
-
-    @cached_property
-    def limit_state(self) -> str:
-        """The row of a queue without a lock: (leases, tokens, seconds since it was locked last)."""
-        return (
-            "SELECT leases, tokens,"
-            f" {self.dialect.seconds_between('check_time', self.dialect.now)}"
-            f" FROM {self.tables.limit} WHERE {QUEUE_ROW}"
-        )
+    _queue_row = template("queue_name = %(queue_name)s AND group_key = ''")
+    _idle = template("{seconds_between:l.check_time|{now}}")
+    _tokens = template("{least}(%(burst)s, l.tokens + {greatest}({_idle}, 0.0) * %(rate)s)")
+    # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
+    _checked = template("check_time = {greatest}(l.check_time, {now})")
+    # Lock the row of a queue, and refill its tokens: ``rate`` per second, at most ``burst``. As (stamp, "" where the
+    # leases are not known, the leases unless the stamp is ``stamp``, tokens, seconds since it was locked last).
+    lock_limit = template(
+        "INSERT INTO {limit} AS l (queue_name, tokens) VALUES (%(queue_name)s, %(burst)s)"
+        " ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens = {_tokens}, {_checked}, idle_seconds = {_idle}"
+        " RETURNING stamp, CASE WHEN stamp <> %(stamp)s THEN leases END, tokens, idle_seconds"
+    )
+    # ``lock_limit`` and ``store_limit`` of rows that were taken; returns the tokens that are left. It writes and
+    # returns nothing if the row's stamp is not ``known``, its tokens are too few, or the row was not locked for
+    # ``watched`` seconds.
+    count_in_limit = template(
+        "UPDATE {limit} AS l SET tokens = {_tokens} - %(taken)s, {_checked}, idle_seconds = {_idle},"
+        " leases = %(leases)s, stamp = %(stamp)s WHERE {_queue_row} AND stamp = %(known)s"
+        " AND {_idle} <= %(watched)s AND (%(rate)s = 0 OR {_tokens} >= %(taken)s) RETURNING tokens"
+    )
+    # Store which leases count, and take ``taken`` tokens.
+    store_limit = template(
+        "UPDATE {limit} SET leases = %(leases)s, stamp = %(stamp)s, tokens = tokens - %(taken)s WHERE {_queue_row}"
+    )
+    # Lock the rows of groups in one order, and refill their tokens as ``lock_limit`` does: (group, tokens).
+    lock_group_limits = template(
+        "INSERT INTO {limit} AS l (queue_name, group_key, tokens, check_time, full_time)"
+        " SELECT %(queue_name)s, g.g, %(burst)s, {now}, {now} FROM {texts:groups|g} WHERE true ORDER BY g.g"
+        " ON CONFLICT (queue_name, group_key) DO UPDATE SET tokens = {_tokens}, {_checked} RETURNING group_key, tokens"
+    )
+    charge_groups = template(
+        "UPDATE {limit} AS l SET tokens = l.tokens - u.taken,"
+        " full_time = {later:(%(burst)s - l.tokens + u.taken) / %(rate)s} FROM {_rows:group_name text, taken float8}"
+        " WHERE l.queue_name = %(queue_name)s AND l.group_key = u.group_name"
+    )
+    # Undo the checkout of tasks, which are ready again in ``delay`` seconds. Their due time stays in the past, so no
+    # later task of the group passes them. A task whose lease had run out stays one.
+    put_off = template(
+        "UPDATE {task} AS t SET last_update_time = {now}, next_process_time = {now}, ready_time = {later:u.delay},"
+        " attempt = t.attempt - 1, status = CASE WHEN t.lost_leases > 0 THEN t.status ELSE 'CREATED' END,"
+        " poller_instance = CASE WHEN t.lost_leases > 0 THEN t.poller_instance END,"
+        " lost_leases = CASE WHEN t.lost_leases > 0 THEN t.lost_leases - 1 ELSE t.lost_leases END"
+        " FROM {_rows:task_id bigint, token bigint, delay float8}"
+        " WHERE {FENCE} AND t.status IN ({_sources:release}) RETURNING id"
+    )
+    # The row of a queue without a lock: (leases, tokens, seconds since it was locked last).
+    limit_state = template("SELECT leases, tokens, {seconds_between:check_time|{now}} FROM {limit} WHERE {_queue_row}")
 
     @statement
     def running_of(self) -> str:
         """The leases of the tasks ``ids``: (id, total_attempt, seconds left), negative after their end."""
         left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
         ids = "= ANY(%(ids)s::bigint[])" if self.dialect.vendor == "postgresql" else f"IN ({self.dialect.each('ids')})"
-        return (
-            f"SELECT id, total_attempt, {left} FROM {self.tables.task}"
-            f" WHERE id {ids} AND status IN ({sql_sources('renew')})"
-        )
+        status = f"status IN ({self._sources('renew')})"
+        return f"SELECT id, total_attempt, {left} FROM {self.tables.task} WHERE id {ids} AND {status}"
 
-    @statement
-    def all_running(self) -> str:
-        """The leases of a queue: (id, total_attempt). It reads the ready order as far as it is due."""
-        return (
-            f"SELECT id, total_attempt FROM {self.tables.task} WHERE queue_name = %(queue_name)s"
-            f" AND ready_time <= {self.dialect.now} AND status IN ({sql_sources('renew')})"
-        )
+    # The leases of a queue: (id, total_attempt). It reads the ready order as far as it is due.
+    all_running = template(
+        "SELECT id, total_attempt FROM {task} WHERE queue_name = %(queue_name)s"
+        " AND ready_time <= {now} AND status IN ({_sources:renew})"
+    )
