@@ -8,8 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement
-from django_dbtaskqueue.core.states import sql_sources
+from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement, template
 
 # The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
 OUTCOME_TYPES = {
@@ -35,16 +34,13 @@ class SettleStatements(Group):
     @statement
     def complete_plain(self) -> str:
         """COMPLETED without a result, by arrays: most batches are such."""
-        return self._complete(
+        source = self.dialect.rows(FENCED)
+        if self.dialect.vendor == "postgresql" and not self.dialect.single:
             # Inside a SELECT the planner cannot count the array: it expects ten rows.
-            self.dialect.expect_few(
+            source = self.dialect.expect_few(
                 "unnest((SELECT %(ids)s::bigint[]), (SELECT %(tokens)s::bigint[])) AS u(task_id, token)"
             )
-            if self.dialect.vendor == "postgresql" and not self.dialect.single
-            else self.dialect.rows(FENCED),
-            "NULL",
-            "NULL",
-        )
+        return self._complete(source, "NULL", "NULL")
 
     @statement
     def complete(self) -> str:
@@ -55,51 +51,50 @@ class SettleStatements(Group):
         return (
             f"UPDATE {self.tables.task} AS t SET status = 'COMPLETED', final_status = 'COMPLETED', ready_time = NULL,"
             f" finish_time = {now}, last_update_time = {now}, process_result = {process_result}, result = {result}"
-            f" FROM {source} WHERE {FENCE} AND t.status IN ({sql_sources('complete')}) RETURNING id, watched"
-        )
-
-    @statement
-    def write(self) -> str:
-        """Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).
-
-        A task that waits for a signal is due at once if a signal came meanwhile: its sender raised ``signals``.
-
-        A delay moves the end of the time to live with the due time. A task that ended keeps its due time, from which
-        the verb that brings it back counts (``flow.move``).
-        """
-        now = self.dialect.now
-        called = "u.signals_seen <> coalesce(t.signals, 0)"
-        due = self.dialect.later(f"CASE WHEN {called} THEN 0 ELSE coalesce(u.delay, 0) END")
-        moved = self.dialect.seconds_between("t.ready_time", due)
-        parked = f"CASE WHEN {called} THEN NULL ELSE u.park_reason END"
-        # Without an attempt left no poller could take the task.
-        left = f"{self.dialect.least}(t.attempt + u.attempts_added, t.max_attempts - 1)"
-        return (
-            f"UPDATE {self.tables.task} AS t SET status = u.new_status, last_update_time = {now},"
-            f" parked_by = {parked},"
-            f" ready_time = CASE WHEN u.new_status <> 'CREATED' OR {parked} IS NOT NULL THEN NULL"
-            f" WHEN u.delay IS NULL THEN t.ready_time ELSE {due} END,"
-            f" next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {due}"
-            " WHEN u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END,"
-            " expire_time = CASE WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time"
-            f" ELSE {self.dialect.later(moved, start='t.expire_time')} END,"
-            f" attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN {left}"
-            " ELSE t.attempt + u.attempts_added END,"
-            " reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added,"
-            " process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result"
-            " ELSE u.result_text END,"
-            f" result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE {self._result} END,"
-            " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
-            f" finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
-            " lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,"
-            " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
-            f" FROM {self.dialect.rows(OUTCOME_TYPES)} WHERE {FENCE} AND t.status IN ({sql_sources('fail')})"
-            " RETURNING id, watched AND final_status IS NOT NULL"
+            f" FROM {source} WHERE {FENCE} AND t.status IN ({self._sources('complete')}) RETURNING id, watched"
         )
 
     @property
     def _result(self) -> str:
         return "u.result_json::jsonb" if self.dialect.vendor == "postgresql" else "u.result_json"
+
+    # Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).
+    #
+    # A task that waits for a signal is due at once if a signal came meanwhile: its sender raised ``signals``.
+    #
+    # A delay moves the end of the time to live with the due time. A task that ended keeps its due time, from which the
+    # verb that brings it back counts (``flow.move``).
+    write = template(
+        "UPDATE {task} AS t SET status = u.new_status, last_update_time = {now}, parked_by = {_parked_by},"
+        " ready_time = CASE WHEN u.new_status <> 'CREATED' OR {_parked_by} IS NOT NULL THEN NULL"
+        " WHEN u.delay IS NULL THEN t.ready_time ELSE {_retry_time} END,"
+        " next_process_time = CASE WHEN u.new_status = 'CREATED' THEN {_retry_time}"
+        " WHEN u.new_status IN ('ERROR', 'POISON') THEN t.ready_time ELSE t.next_process_time END,"
+        " expire_time = CASE WHEN t.expire_time IS NULL OR u.delay IS NULL THEN t.expire_time"
+        " ELSE {later:{_moved}|t.expire_time} END,"
+        " attempt = CASE WHEN u.attempts_added IS NULL THEN 0 WHEN u.new_status = 'CREATED' THEN {_left}"
+        " ELSE t.attempt + u.attempts_added END,"
+        " reenqueue_attempt = t.reenqueue_attempt + u.reenqueues_added,"
+        " process_result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.process_result"
+        " ELSE u.result_text END,"
+        " result = CASE WHEN u.new_status = 'CREATED' AND u.delay IS NULL THEN t.result ELSE {_result} END,"
+        " poller_instance = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE t.poller_instance END,"
+        " finish_time = CASE WHEN u.new_status = 'CREATED' THEN NULL ELSE {now} END,"
+        " lost_leases = CASE WHEN u.attempts_added = -1 AND u.delay IS NULL THEN t.lost_leases ELSE u.deaths END,"
+        " final_status = nullif(u.new_status, 'CREATED'), fingerprint = coalesce(u.failure_key, t.fingerprint)"
+        " FROM {_outcomes} WHERE {FENCE} AND t.status IN ({_sources:fail})"
+        " RETURNING id, watched AND final_status IS NOT NULL"
+    )
+    _called = template("u.signals_seen <> coalesce(t.signals, 0)")
+    _retry_time = template("{later:CASE WHEN {_called} THEN 0 ELSE coalesce(u.delay, 0) END}")
+    _moved = template("{seconds_between:t.ready_time|{_retry_time}}")
+    _parked_by = template("CASE WHEN {_called} THEN NULL ELSE u.park_reason END")
+    # Without an attempt left no poller could take the task.
+    _left = template("{least}(t.attempt + u.attempts_added, t.max_attempts - 1)")
+
+    @property
+    def _outcomes(self) -> str:
+        return self.dialect.rows(OUTCOME_TYPES)
 
     @statement
     def attempts(self) -> str:
@@ -126,46 +121,27 @@ class SettleStatements(Group):
             f" FROM {self.fenced('complete', COMPLETION_TYPES)} {self.dialect.lock}"
         )
 
-    @cached_property
-    def moved(self) -> str:
-        """Which of the given leases were settled by moving their tasks into the history."""
-        return (
-            f"SELECT h.task_id FROM {self.tables.history} AS h JOIN {self.dialect.rows(FENCED)}"
-            " ON h.task_id = u.task_id AND h.total_attempt = u.token WHERE h.location = %(location)s"
-        )
-
-    @statement
-    def count_deleted(self) -> str:
-        """Count the rows that their holders are about to delete; locks them."""
-        held = f"SELECT t.queue_name AS q FROM {self.fenced('complete_delete')} {self.dialect.lock}"
-        return self._counting(f"({held}) AS x", "x.q")
-
-    @statement
-    def delete_counted(self) -> str:
-        """``count_deleted`` and ``delete_settled`` in one statement, which finds each row once. For PostgreSQL."""
-        held = f"SELECT t.id FROM {self.fenced('complete_delete')} {self.dialect.lock}"
-        delete = f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)}"
-        return (
-            f"WITH gone AS ({delete} RETURNING id, watched, queue_name AS q),"
-            f" counted AS ({self._counting('gone', 'q')}) SELECT id, watched FROM gone"
-        )
-
-    @statement
-    def delete_settled(self) -> str:
-        """Delete leased rows; returns those really deleted."""
-        held = f"SELECT t.id FROM {self.fenced('complete_delete')}"
-        return f"DELETE FROM {self.tables.task} WHERE {self.dialect.among('id', held)} RETURNING id, watched"
-
-    @statement
-    def outcome_of(self) -> str:
-        """What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt.
-
-        Without those that ended without their holder: then the row names no start, or an end without a poller.
-        """
-        return (
-            f"SELECT t.id, t.status FROM {self.tables.task} AS t JOIN {self.dialect.rows(FENCED)} ON {FENCE}"
-            " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
-        )
+    # Which of the given leases were settled by moving their tasks into the history.
+    moved = template(
+        "SELECT h.task_id FROM {history} AS h JOIN {_rows:task_id bigint, token bigint}"
+        " ON h.task_id = u.task_id AND h.total_attempt = u.token WHERE h.location = %(location)s"
+    )
+    # Count the rows that their holders are about to delete; locks them.
+    count_deleted = template("{_counting:(SELECT t.queue_name AS q FROM {_deleted} {lock}) AS x|x.q}")
+    # ``count_deleted`` and ``delete_settled`` in one statement, which finds each row once. For PostgreSQL.
+    delete_counted = template(
+        "WITH gone AS (DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted} {lock}}"
+        " RETURNING id, watched, queue_name AS q), counted AS ({_counting:gone|q}) SELECT id, watched FROM gone"
+    )
+    # Delete leased rows; returns those really deleted.
+    delete_settled = template("DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted}} RETURNING id, watched")
+    _deleted = template("{fenced:complete_delete}")
+    # What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt. Without
+    # those that ended without their holder: then the row names no start, or an end without a poller.
+    outcome_of = template(
+        "SELECT t.id, t.status FROM {task} AS t JOIN {_rows:task_id bigint, token bigint} ON {FENCE}"
+        " WHERE t.start_time IS NOT NULL AND (t.poller_instance IS NOT NULL OR t.status = 'CREATED')"
+    )
 
     @cached_property
     def task_with_attempts(self) -> str:
