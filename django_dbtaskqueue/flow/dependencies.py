@@ -18,6 +18,7 @@ from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
 from django.db import OperationalError
@@ -28,11 +29,12 @@ from django_dbtaskqueue.core.columns import InsertOptions
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.json import short_repr
+from django_dbtaskqueue.core.sql.dependencies import EDGE_TYPES, HOLD_TYPES
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, TERMINAL
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, is_task_table, model_named, model_of, statements_of
 from django_dbtaskqueue.flow import usage
-from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
+from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.placement import refused
 from django_dbtaskqueue.models import AbstractTask, Dependency, TaskHistory, TemporaryTask
 from django_dbtaskqueue.models.tasks import ON_PARENT_FAILURE
@@ -61,10 +63,7 @@ class Changes:
     @property
     def groups(self) -> Groups:
         """The groups that released tasks enter."""
-        found: defaultdict[str, set[str]] = defaultdict(set)
-        for _location, queue, group in self.released:
-            found[queue].update([group] if group is not None else [])
-        return found
+        return groups_of(released[1:] for released in self.released)
 
 
 # -- a task ends -------------------------------------------------------------------------------------------------------
@@ -100,7 +99,8 @@ def ended(session: Session, ids: Collection[int], gone: Mapping[int, str] | None
         for start in range(0, max(len(known), 1), ENDED_PER_TRANSACTION):
             part = known[start : start + ENDED_PER_TRANSACTION]
             with there.atomic():
-                statuses, changes = lock_in_order(there, partial(_tell, there, part, missing if not start else {}))
+                tell = partial(_tell, there, part, missing if not start else {})
+                statuses, changes = lock_in_order(there, tell, lambda found: found[1].groups)
                 enter_groups(there, changes)
             announce(there, changes)
             for task_id in statuses:  # clients that wait for the task
@@ -113,22 +113,19 @@ def ended(session: Session, ids: Collection[int], gone: Mapping[int, str] | None
 def tell_deleted(session: Session, ids: Collection[int]) -> None:
     """Tell that an operator deletes tasks, in the transaction that does it. A child on hold waits for an operator."""
     changes, _ = _changes(session, dict.fromkeys(ids, "DELETED"))
-    for queue, keys in sorted(changes.groups.items()):
-        lock(session, queue, keys)
+    lock_all(session, changes.groups)
     enter_groups(session, changes)
     announce(session, changes)
 
 
-def _tell(
-    session: Session, ids: Sequence[int], gone: Mapping[int, str]
-) -> tuple[tuple[dict[int, str], Changes], Groups]:
+def _tell(session: Session, ids: Sequence[int], gone: Mapping[int, str]) -> tuple[dict[int, str], Changes]:
     array = session.sql.dialect.array
     locked: dict[int, str] = dict(session.run(session.sql.lock_ended, {"ids": array(ids)})) if ids else {}
     statuses = {**locked, **gone}
     changes, still_open = _changes(session, statuses) if statuses else (Changes(), set())
     if locked:
         session.run(session.sql.mark_reported, {"ids": array(locked), "open": array(still_open & locked.keys())})
-    return (statuses, changes), changes.groups
+    return statuses, changes
 
 
 def _changes(session: Session, statuses: Mapping[int, str]) -> tuple[Changes, set[int]]:
@@ -312,7 +309,7 @@ def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Task
     them can end without seeing that something waits.
     """
     with session.atomic():
-        changes = lock_in_order(session, partial(_attach, session, edges, policies))
+        changes = lock_in_order(session, partial(_attach, session, edges, policies), attrgetter("groups"))
         enter_groups(session, changes)
     announce(session, changes)
     for location, rows in changes.cancelled.items():
@@ -320,7 +317,7 @@ def attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Task
             after_commit(at(session, location), watched)
 
 
-def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> tuple[Changes, Groups]:
+def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> Changes:
     statuses = _lock_parents(session, {edge.parent for edge in edges})
     pending: set[TaskKey] = set()
     remaining: Counter[TaskKey] = Counter()
@@ -334,30 +331,28 @@ def _attach(session: Session, edges: Sequence[ParentEdge], policies: Mapping[Tas
             pending.add(parent)
         if policy == "cancel" and status in (ERROR, POISON):
             cancelled[child.location][child.id] = f"Cancelled: parent task {parent.id} ended as {status}."
-        rows.append({
-            "parent_location": parent.location, "parent_id": parent.id, "child_location": child.location,
-            "child_id": child.id, "name": name, "outcome": status if counts else None,
-        })  # fmt: skip
+        rows.append(dict(zip(EDGE_TYPES, (*parent, *child, name, status if counts else None), strict=True)))
     for there, ids in by_table(session, pending):
         there.run(there.sql.watch, {"ids": ids})
-    for start in range(0, len(rows), ROWS_PER_INSERT):
-        session.run(session.sql.insert_edges, {"rows": json.dumps(rows[start : start + ROWS_PER_INSERT])})
+    _insert(session, session.sql.insert_edges, rows)
     changes, free = Changes(), defaultdict(list)
     holds = []
     for child, policy in policies.items():
         if not remaining[child]:
             free[child.location].append(child.id)
             continue
-        holds.append({
-            "location": child.location, "task_id": child.id, "remaining": remaining[child], "on_parent_failure": policy,
-        })  # fmt: skip
-    for start in range(0, len(holds), ROWS_PER_INSERT):
-        session.run(session.sql.insert_holds, {"rows": json.dumps(holds[start : start + ROWS_PER_INSERT])})
+        holds.append(dict(zip(HOLD_TYPES, (*child, remaining[child], policy), strict=True)))
+    _insert(session, session.sql.insert_holds, holds)
     for location, ids in free.items():
         changes.released += let_go(session, location, ids)
     for location, reasons in cancelled.items():
         changes.cancelled[location] = cancel(at(session, location), reasons)
-    return changes, changes.groups
+    return changes
+
+
+def _insert(session: Session, sql: str, rows: Sequence[Mapping[str, object]]) -> None:
+    for start in range(0, len(rows), ROWS_PER_INSERT):
+        session.run(sql, {"rows": json.dumps(rows[start : start + ROWS_PER_INSERT])})
 
 
 def _lock_parents(session: Session, parents: Collection[TaskKey]) -> dict[TaskKey, str]:

@@ -50,6 +50,14 @@ class Member(NamedTuple):
     priority: int
 
 
+def groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
+    """Return the queues of tasks, each with the groups of its tasks."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for queue, group in pairs:
+        found[queue].update([group] if group is not None else [])
+    return found
+
+
 def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
     """Lock groups to the end of the current transaction, in one order everywhere. Raises ``TooManyGroups``."""
     if wanted := set(groups):
@@ -61,33 +69,37 @@ def lock(session: Session, queue: str, groups: Iterable[str]) -> None:
             raise TooManyGroups(queue, len(wanted)) from error
 
 
+def lock_all(session: Session, groups: Groups) -> None:
+    """``lock`` groups of several queues, in one order everywhere."""
+    for queue in sorted(groups):
+        lock(session, queue, groups[queue])
+
+
 class _NotLocked(Exception):
     """A row was locked before its group."""
 
 
-def lock_in_order(session: Session, lock_rows: Callable[[], tuple[T, Groups]]) -> T:
+def lock_in_order(session: Session, lock_rows: Callable[[], T], groups_in: Callable[[T], Groups]) -> T:
     """Lock the groups of some rows, then the rows, to the end of the caller's transaction; return what was locked.
 
     Groups are locked before rows everywhere. In the other order this transaction would hold a row and wait for its
-    group, while a settle holds the group and waits for the row. ``lock_rows`` locks rows and returns them with their
-    groups. If one of these is not locked yet, a savepoint unlocks the rows, and all is locked again, groups first.
-    With a single writer no lock is needed.
+    group, while a settle holds the group and waits for the row. ``lock_rows`` locks rows and returns them. If one of
+    their groups is not locked yet, a savepoint unlocks the rows, and all is locked again, groups first. With a single
+    writer no lock is needed.
     """
     if not session.postgresql:
-        return lock_rows()[0]
+        return lock_rows()
     locked: defaultdict[str, set[str]] = defaultdict(set)
     while True:
-        try:
-            with session.atomic():
-                for queue in sorted(locked):
-                    lock(session, queue, locked[queue])
-                rows, groups = lock_rows()
-                if any(keys - locked[queue] for queue, keys in groups.items()):
-                    raise _NotLocked
+        with suppress(_NotLocked), session.atomic():
+            lock_all(session, locked)
+            rows = lock_rows()
+            missing = {queue: keys for queue, keys in groups_in(rows).items() if keys - locked[queue]}
+            if not missing:
                 return rows
-        except _NotLocked:
-            for queue, keys in groups.items():
+            for queue, keys in missing.items():
                 locked[queue] |= keys
+            raise _NotLocked
 
 
 def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries: bool = True) -> None:

@@ -20,7 +20,7 @@ from django_dbtaskqueue.core.states import BY_VERB, CREATED, PROCESSING, TERMINA
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Row, Session
 from django_dbtaskqueue.flow import dependencies, usage
-from django_dbtaskqueue.flow.groups import Groups, lock, lock_in_order, regroup
+from django_dbtaskqueue.flow.groups import Groups, groups_of, lock_all, lock_in_order, regroup
 from django_dbtaskqueue.flow.selection import (
     Tasks,
     as_filterable,
@@ -122,13 +122,9 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        ids = lock_in_order(_session(tasks), partial(_locked_ids, tasks, n))
-        return change(base_rows(tasks).filter(pk__in=ids), "kick")
-
-
-def _locked_ids(tasks: Tasks, n: int) -> tuple[list[int], Groups]:
-    rows = list(with_row_locks(tasks).values_list("pk", "queue", "group_key")[:n])
-    return [pk for pk, _queue, _group in rows], _groups_of((queue, group) for _pk, queue, group in rows)
+        first = with_row_locks(tasks).values_list("pk", "queue", "group_key")
+        rows = lock_in_order(_session(tasks), lambda: list(first[:n]), lambda rows: groups_of(row[1:] for row in rows))
+        return change(base_rows(tasks).filter(pk__in=[row[0] for row in rows]), "kick")
 
 
 def delete(tasks: Tasks) -> int:
@@ -142,13 +138,13 @@ def delete(tasks: Tasks) -> int:
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
     if verb in CHANGE_GROUPS and (groups := _groups(tasks.filter(group_key__isnull=False))):
-        _lock(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
+        lock_all(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
 
 
 def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
     """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
     tasks = same_rows(rows)
-    groups = _groups_of((row.queue, row.group_key) for row in rows)
+    groups = groups_of((row.queue, row.group_key) for row in rows)
     if verb == "move":
         groups = _with_entered(groups, given)
     _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
@@ -166,7 +162,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
     """
     now = tasks.filter(group_key__isnull=False).values_list("pk", "queue", "group_key")
     pairs = [pair for pk, queue, key in now for pair in ((queue, key), (before[pk]["queue"], key))]
-    _lock(_session(tasks), _groups_of(pairs))
+    lock_all(_session(tasks), groups_of(pairs))
     rows = [row for row in with_row_locks(tasks) if unchanged(row)]
     for row in rows:
         for name, value in {**before[row.pk], "last_update_time": Now()}.items():
@@ -174,7 +170,7 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
     if rows:
         names = [*before[rows[0].pk], "last_update_time"]
         write = partial(base_rows(tasks).bulk_update, rows, names, batch_size=ROWS_PER_PUT_BACK)
-        _regroup(tasks, _groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
+        _regroup(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
         _count(tasks, "put_back", [(row.pk, row.queue, row.status) for row in rows])
     return [row.pk for row in rows]
 
@@ -235,15 +231,7 @@ def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str, str]]) -> Non
 
 
 def _groups(tasks: Tasks) -> Groups:
-    """Return the queues of tasks, each with the groups of its tasks."""
-    return _groups_of(tasks.order_by().values_list("queue", "group_key").distinct())
-
-
-def _groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
-    groups: dict[str, set[str]] = defaultdict(set)
-    for queue, group in pairs:
-        groups[queue].update([group] if group is not None else [])
-    return groups
+    return groups_of(tasks.order_by().values_list("queue", "group_key").distinct())
 
 
 def _with_entered(groups: Groups, given: Mapping[str, Any] | None) -> Groups:
@@ -256,7 +244,7 @@ def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
     if not any(groups.values()):
         return change()
     session = _session(tasks)
-    _lock(session, groups)
+    lock_all(session, groups)
     number = change()
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
@@ -267,11 +255,6 @@ def _session(tasks: Tasks) -> Session:
     return Session(transaction.get_connection(tasks.db), tasks.model)
 
 
-def _lock(session: Session, groups: Groups) -> None:
-    for queue in sorted(groups):
-        lock(session, queue, groups[queue])
-
-
 def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: bool = True) -> int:
     """Make tasks ready again that were parked without a processor; return how many. Uncharged, never due in the past.
 
@@ -279,13 +262,12 @@ def unpark(session: Session, queue: str, payload_types: list[str], *, untyped: b
     """
     if not session.run(session.sql.parked, {"queue_name": queue}):  # as a rule: one statement, and no transaction
         return 0
-    types = session.sql.dialect.array(payload_types)
+    params = {"queue_name": queue, "types": session.sql.dialect.array(payload_types), "untyped": untyped}
 
-    def update() -> tuple[list[Row], Groups]:
-        rows = session.run(session.sql.unpark, {"queue_name": queue, "types": types, "untyped": untyped})
-        return rows, _groups_of((queue, group) for _, group in rows)
+    def groups_in(rows: list[Row]) -> Groups:
+        return groups_of((queue, group) for _, group in rows)
 
     with session.atomic():
-        back = lock_in_order(session, update)
-        regroup(session, queue, {group for _, group in back if group is not None})
+        back = lock_in_order(session, partial(session.run, session.sql.unpark, params), groups_in)
+        regroup(session, queue, groups_in(back)[queue] if back else ())
     return len(back)

@@ -18,7 +18,7 @@ from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, Ste
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
 from django_dbtaskqueue.core.outcomes import MAX_DELAY, Outcome, Settlement, Suspend
 from django_dbtaskqueue.db import notify
-from django_dbtaskqueue.db.session import Row, Session, alias_for, model_for
+from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import groups, usage
 from django_dbtaskqueue.flow.dependencies import Parents, TaskKey, parents_of
 from django_dbtaskqueue.flow.run import decide
@@ -353,13 +353,8 @@ def signal(
         "location": session.location, "task_id": task_id, "name": name, "data": text,
         "actor": actor[:MAX_NAME_CHARS],
     }  # fmt: skip
-
-    def lock() -> tuple[list[Row], groups.Groups]:
-        rows = session.run(session.sql.count_signal, params)
-        return rows, {queue: {group} for queue, group in rows if group is not None}
-
     with session.atomic():
-        rows = groups.lock_in_order(session, lock)
+        rows = groups.lock_in_order(session, partial(session.run, session.sql.count_signal, params), groups.groups_of)
         if not rows:
             statuses = session.model._base_manager.using(session.connection.alias).filter(pk=task_id)
             raise SignalRefused(task_id, name, statuses.values_list("status", flat=True).first())

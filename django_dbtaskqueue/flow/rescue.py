@@ -60,12 +60,12 @@ def _end(
 ) -> list[Ended]:
     """Lock the groups of leased rows, and the rows, settle them in the same transaction, and tell it."""
 
-    def lock_rows() -> tuple[list[Lease], groups.Groups]:
-        found = leases(take(), port, 0.0)
-        return found, {queue: {lease.group for lease in found if lease.group is not None}}
+    def groups_in(found: list[Lease]) -> groups.Groups:
+        return groups.groups_of((queue, lease.group) for lease in found)
 
     with session.atomic():
-        pairs = [(lease, outcome_of(lease)) for lease in groups.lock_in_order(session, lock_rows)]
+        found = groups.lock_in_order(session, lambda: leases(take(), port, 0.0), groups_in)
+        pairs = [(lease, outcome_of(lease)) for lease in found]
         settled = settle(session, pairs, keep=keep) if pairs else set()
     ended = [(lease, outcome, 0.0) for lease, outcome in pairs if lease.id in settled]
     for lease, outcome, _seconds in ended:

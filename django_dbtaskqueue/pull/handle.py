@@ -42,8 +42,8 @@ from django_dbtaskqueue.core.states import COMPLETED, CREATED, PROCESSING, Statu
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow import move, usage
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue
-from django_dbtaskqueue.flow.groups import Groups, lock_in_order
-from django_dbtaskqueue.flow.selection import Tasks, with_row_locks
+from django_dbtaskqueue.flow.groups import groups_of, lock_in_order
+from django_dbtaskqueue.flow.selection import with_row_locks
 from django_dbtaskqueue.models import Limit, MinuteCount, Queue, Task, UsedReference
 from django_dbtaskqueue.models.control import CALL
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -192,9 +192,7 @@ class QueueHandle:
             raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
         done = 0
         for alias in self._aliases():
-            buried = self._tasks(alias).filter(status__in=sources("kick"))
-            kick = partial(self._change, buried, lambda tasks: tasks.kick(BATCH_TASKS))
-            while kicked := kick(limit=min(BATCH_TASKS, n - done)):
+            while kicked := self._tasks(alias).kick(min(BATCH_TASKS, n - done)):
                 done += kicked
         return done
 
@@ -288,7 +286,8 @@ class QueueHandle:
         """Lock the queue and all its tasks, so that no task can be taken, or raise for a live lease."""
         list(Queue.objects.using(alias).select_for_update().filter(pk=self.name))
         tasks = self._tasks(alias)
-        self._locked(with_row_locks(tasks, wait=True))
+        rows = with_row_locks(tasks, wait=True).values_list("queue", "group_key")
+        lock_in_order(Session(connections[alias], tasks.model), lambda: list(rows.all()), groups_of)
         if live := tasks.filter(status=PROCESSING, next_process_time__gt=Now()).count():
             raise TaskQueueError(
                 f"Queue {self.name!r} cannot be dropped: {live} tasks are being processed. Wait for them, or call "
@@ -323,8 +322,7 @@ class QueueHandle:
         return stack
 
     def _one(self, id: int, verb: Verb, statuses: Iterable[Status]) -> bool:
-        task = self._tasks(self._only_alias()).filter(pk=id, status__in=statuses)
-        return bool(self._change(task, verb, wait=True))
+        return bool(verb(self._tasks(self._only_alias()).filter(pk=id, status__in=statuses)))
 
     def _each(self, verb: Verb, statuses: Iterable[Status], aliases: Iterable[str] = ()) -> int:
         """Run a verb over all tasks in some statuses, in portions; return how many were changed."""
@@ -333,23 +331,8 @@ class QueueHandle:
             tasks = self._tasks(alias).filter(status__in=statuses)
             ids = list(tasks.order_by("pk").values_list("pk", flat=True))
             for start in range(0, len(ids), BATCH_TASKS):
-                done += self._change(tasks.filter(pk__in=ids[start : start + BATCH_TASKS]), verb, wait=True)
+                done += verb(tasks.filter(pk__in=ids[start : start + BATCH_TASKS]))
         return done
-
-    def _change(self, tasks: TaskQuerySet, verb: Verb, *, limit: int = BATCH_TASKS, wait: bool = False) -> int:
-        """Run a verb over the first ``limit`` tasks that can be locked."""
-        with transaction.atomic(using=tasks.db):
-            ids = self._locked(with_row_locks(tasks, wait=wait)[:limit])
-            return verb(self._tasks(tasks.db).filter(pk__in=ids)) if ids else 0
-
-    def _locked(self, tasks: Tasks) -> list[int]:
-        """Read a selection that locks its rows, and lock their groups before them; return the ids."""
-
-        def lock_rows() -> tuple[list[int], Groups]:
-            rows = list(tasks.values_list("pk", "group_key"))
-            return [pk for pk, _group in rows], {self.name: {group for _pk, group in rows if group is not None}}
-
-        return lock_in_order(Session(connections[tasks.db], tasks.model), lock_rows)
 
     def _block(
         self,
