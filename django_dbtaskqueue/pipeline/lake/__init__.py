@@ -9,10 +9,9 @@ A table is a folder of Parquet files, in partitions by the day the task finished
 counts when the log names it. A commit adds and removes files in one step, and stores a token, so that it is made only
 once. The name of a file ends with the SHA-256 of its bytes. Each reader here compares the two before it uses the file.
 
-The files are in a local folder, or in an object store, such as ``s3://BUCKET/FOLDER``. A write is durable when it
-returns: the folder flushes it to the disk, the object store confirms it. ``deltalake`` gives access to an object store,
-for the log and for the files. It finds keys and endpoint in the environment, or takes the role of the machine. No key
-is part of a URL, a log, a row or the text of an error.
+The files are in a local folder, or in an object store, such as ``s3://BUCKET/FOLDER``, which ``deltalake`` gives access
+to: it finds keys and endpoint in the environment, or takes the role of the machine. A write is durable when it returns.
+No key is part of a URL, a log, a row or the text of an error.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
+from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -38,16 +37,14 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from deltalake.transaction import AddAction, RemoveAction
-from pyarrow.fs import FileSelector
+from pyarrow.fs import FileSelector, FileSystem, LocalFileSystem, PyFileSystem, SubTreeFileSystem
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DateType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import OPEN_BATCHES
 from django_dbtaskqueue.pipeline.database import Database, database_errors
 from django_dbtaskqueue.pipeline.source import ATTEMPTS, SUMMARIES, TASKS, Snapshot, arrow_schema, open_snapshot
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Lake", "read_lake"]
 
@@ -127,11 +124,11 @@ class Lake:
 
     def has_table(self, table: str) -> bool:
         """Whether there is the table; ``summaries`` may be deleted."""
-        return DeltaTable.is_deltatable(self.store.uri(table), dict(self.store.options))
+        return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
 
     def prepare(self, table: str) -> None:
         """Make a table, or add its new columns. Raises LakeError."""
-        schema, options = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table])), dict(self.store.options)
+        schema, options = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table])), self.store.options
         with writing(self.root):
             self.store.make(table)
             delta = DeltaTable.create(
@@ -145,7 +142,7 @@ class Lake:
     def delta(self, table: str, version: int | None = None) -> DeltaTable:
         """Return the table as delta-rs sees it. Raises LakeError for a log that cannot be read."""
         with reading(self.store.place(f"{table}/_delta_log"), "Restore it from a backup"):
-            return DeltaTable(self.store.uri(table), version, dict(self.store.options))
+            return DeltaTable(self.store.uri(table), version, self.store.options)
 
     def versions(self) -> dict[str, int]:
         """Return the present version of each table with rows of the queue: it grows with each commit."""
@@ -172,7 +169,6 @@ class Lake:
         table: str,
         added: Iterable[DataFile],
         removed: Iterable[DataFile] = (),
-        *,
         once: tuple[str, int] | None = None,
     ) -> bool:
         """Add and remove files in one step. The added files must be durable; the commit is, after this call.
@@ -284,8 +280,7 @@ def read_lake(
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
     are left out, so that database and lake together hold each task once. Give a ``state`` instead to read both in the
     same state while an archive may run. ``since`` leaves out earlier days.
-    All files are compared with their checksums first: a damaged file raises LakeError, which names it. With a list
-    ``damaged`` it is left out, and its error is appended.
+    All files are compared with their checksums first: ``damaged`` is as for `Lake.sound`.
     """
     if table not in ROW_TABLES:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, ROW_TABLES))}.")
@@ -311,12 +306,10 @@ def numbered_files(
     lake: Lake, files: Sequence[DataFile], numbers: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """For ``mapInArrow`` over numbers of files: read them, and compare each with its checksum."""
-    for batch in numbers:
-        for number in batch.column(0).to_pylist():
-            file = files[number]
-            rows, day = lake.read(file), pa.scalar(date.fromisoformat(file.day))
-            rows = rows.append_column(PARTITION, pa.repeat(day, rows.num_rows))
-            yield from conformed(rows, file.table).to_batches(max_chunksize=READ_BATCH_ROWS)
+    for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
+        rows, day = lake.read(files[number]), pa.scalar(date.fromisoformat(files[number].day))
+        rows = rows.append_column(PARTITION, pa.repeat(day, rows.num_rows))
+        yield from conformed(rows, files[number].table).to_batches(max_chunksize=READ_BATCH_ROWS)
 
 
 def lake_schema(table: str, columns: Collection[str] | None = None) -> pa.Schema:
@@ -364,7 +357,6 @@ def one_state(database: Database | None, path: str | os.PathLike[str] | None) ->
 
 
 def _open_tokens(database: Database, snapshot: Snapshot) -> set[str]:
-    """Return the tokens of the batches whose rows are still in the database."""
     try:
         with nullcontext(snapshot.link) if snapshot.link else database.open() as link:
             return {token for token, _location, _lake in link.run(OPEN_BATCHES)}
@@ -398,13 +390,22 @@ QUERY = re.compile(r"(?<=[\w/])\?[^\s,}]+")
 
 @dataclass(frozen=True)
 class LakeStore:
-    """The files below a URL of an object store: S3, Google Cloud Storage, Azure or HDFS. Names are relative to it.
+    """Files below a local folder, or a URL of an object store: S3, Google Cloud Storage, Azure or HDFS.
 
-    A file appears whole, when its write returns. The value can be sent to Spark's tasks.
+    Names are relative to it. A write is durable when it returns. The value can be sent to Spark's tasks.
     """
 
     root: str
-    options: ClassVar[Mapping[str, str]] = CONDITIONAL_PUT  # of delta-rs
+
+    @property
+    def path(self) -> Path | None:
+        """The folder; None in an object store."""
+        return None if "://" in self.root else Path(self.root)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The options of delta-rs."""
+        return {} if self.path else dict(CONDITIONAL_PUT)
 
     def place(self, name: str) -> str:
         """Return a name as people and errors give it: a path or a URL."""
@@ -412,97 +413,60 @@ class LakeStore:
 
     def uri(self, name: str) -> str:
         """Return a name as delta-rs takes it."""
-        return self.place(name)
+        return (self.path / name).as_uri() if self.path else self.place(name)
 
     @property
-    def path(self) -> Path | None:
-        """The folder; None in an object store."""
-        return None
+    def files(self) -> FileSystem:
+        return SubTreeFileSystem(self.root, LocalFileSystem()) if self.path else PyFileSystem(_remote(self.root))
 
     def names(self) -> list[str]:
         """Return the names of files and folders directly below the root."""
-        found = _files(self.root).get_file_info_selector(FileSelector("", allow_not_found=True))
-        return [one.base_name for one in found]
-
-    def open(self, name: str) -> Any:
-        return _files(self.root).open_input_stream(name)
+        return [one.base_name for one in self.files.get_file_info(FileSelector("", allow_not_found=True))]
 
     def read(self, name: str) -> bytes:
-        with self.open(name) as content:
+        with self.files.open_input_file(name) as content:
             return bytes(content.read())
 
     def sha256(self, name: str) -> str:
         """Return the checksum of a file, of which only a part is in memory at a time."""
-        digest = hashlib.sha256()
-        with self.open(name) as content:
-            while part := content.read(READ_BYTES):
-                digest.update(part)
-        return digest.hexdigest()
+        with self.files.open_input_stream(name, compression=None, buffer_size=READ_BYTES) as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
 
     def write(self, name: str, content: memoryview) -> None:
         """Write a file. No one sees a part of it under the name of a commit."""
-        _files(self.root).put(name, content)
-
-    def make(self, name: str) -> None:
-        """Make a folder, where there are folders."""
-
-    def flush(self, *folders: str) -> None:
-        """Make the files durable that were added to these folders; an object store keeps what it confirmed."""
-
-    def flush_log(self, table: str, before: int) -> None:
-        """Make the commits of a table durable that came after the version ``before``."""
-
-
-class LocalFolder(LakeStore):
-    """A folder of a local or mounted file system."""
-
-    options: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    def path(self) -> Path:
-        return Path(self.root)
-
-    def uri(self, name: str) -> str:
-        return (self.path / name).as_uri()
-
-    def names(self) -> list[str]:
-        return [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
-
-    def open(self, name: str) -> BinaryIO:
-        return (self.path / name).open("rb")
-
-    def write(self, name: str, content: memoryview) -> None:
-        place = self.path / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-        _sync(place)
-
-    def make(self, name: str) -> None:
-        (self.path / name).mkdir(parents=True, exist_ok=True)
-
-    def flush(self, *folders: str) -> None:
-        _sync(*(self.path / one for one in folders))
-
-    def flush_log(self, table: str, before: int) -> None:
-        log = self.path / table / "_delta_log"
-        _sync(*(one for one in log.glob("*.json") if one.stem > f"{before:020}"), log)
-        if before < 0:  # the table is new
-            _sync(log.parent, self.path, self.path.parent)
-
-
-class _Files(DeltaStorageHandler):
-    """The files of an object store. Arrow's stream for writing passes what delta-rs does not take."""
-
-    def put(self, name: str, content: memoryview) -> None:
-        out = self._handler.open_output_stream(name, None)
+        if self.path:
+            place = self.path / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
+            _sync(place)
+            return
+        out = _remote(self.root)._handler.open_output_stream(name, None)  # Arrow's passes what delta-rs does not take
         for start in range(0, len(content), READ_BYTES):
             out.write(bytes(content[start : start + READ_BYTES]))
         out.close()  # type: ignore[attr-defined]  # the stub of deltalake 1.6 lacks it
 
+    def make(self, name: str) -> None:
+        """Make a folder, where there are folders."""
+        if self.path:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+    def flush(self, *folders: str) -> None:
+        """Make the files durable that were added to these folders; an object store keeps what it confirmed."""
+        if self.path:
+            _sync(*(self.path / one for one in folders))
+
+    def flush_log(self, table: str, before: int) -> None:
+        """Make the commits of a table durable that came after the version ``before``."""
+        if self.path:
+            log = self.path / table / "_delta_log"
+            _sync(*(one for one in log.glob("*.json") if one.stem > f"{before:020}"), log)
+            if before < 0:  # the table is new
+                _sync(log.parent, self.path, self.path.parent)
+
 
 @lru_cache(maxsize=8)
-def _files(root: str) -> _Files:
-    return _Files(root, dict(CONDITIONAL_PUT))
+def _remote(root: str) -> DeltaStorageHandler:
+    return DeltaStorageHandler(root, dict(CONDITIONAL_PUT))
 
 
 def store_of(path: str | os.PathLike[str]) -> LakeStore:
@@ -513,10 +477,10 @@ def store_of(path: str | os.PathLike[str]) -> LakeStore:
     text = os.fspath(path)
     scheme, separator, rest = text.partition("://")
     if not separator and "%" not in text:
-        return LocalFolder(str(Path(text).absolute()))
+        return LakeStore(str(Path(text).absolute()))
     parts = urlsplit(text)
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return LocalFolder(str(Path(unquote(parts.path)).absolute()))
+        return LakeStore(str(Path(unquote(parts.path)).absolute()))
     if scheme not in OBJECT_STORES or not separator:
         stores = ", ".join(f"{one}://" for one in OBJECT_STORES)
         reason = f"is neither a local path without a percent sign nor a URL of a known store ({stores})"
@@ -550,8 +514,8 @@ def reading(place: str, remedy: str = DAMAGED_FILE_REMEDY, done: str = "read") -
 
 def _text(error: Exception) -> str:
     """Return what happened, in one line, without queries of URLs and values of secret variables."""
-    if found := getattr(error, "strerror", None):
-        return str(found)
+    if number := getattr(error, "errno", None):
+        return os.strerror(number)
     text = " ".join(QUERY.sub("", NOISE.sub(" ", str(error))).split())
     for name, value in os.environ.items():
         if SECRET_VARIABLE.search(name) and len(value) >= MIN_SECRET_CHARACTERS:

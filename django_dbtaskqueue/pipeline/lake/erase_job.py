@@ -19,9 +19,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
-from deltalake.fs import DeltaStorageHandler
-from pyarrow import fs
+from pyarrow.fs import FileSelector
 
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
@@ -318,17 +316,16 @@ def purge(lake: Lake) -> tuple[int, int]:
     deleted, left = 0, 0
     for table in (one for one in LAKE_SCHEMAS if lake.has_table(one)):
         with writing(lake.root):
-            before = _stored(lake.delta(table))
+            before = _stored(lake, table)
             for hours, full in ((0, False), (UNREFERENCED_FILE_MAX_AGE_H, True)):
                 lake.delta(table).vacuum(hours, dry_run=False, enforce_retention_duration=False, full=full)
-            after = _stored(lake.delta(table))
+            after = _stored(lake, table)
         deleted += len(before - after)
-        left += len(after - {one.path for one in lake.files(table)})
+        left += len(after - {one.name for one in lake.files(table)})
     return deleted, left
 
 
-def _stored(delta: DeltaTable) -> set[str]:
-    """Return the Parquet files in the folder of a table, whether they count or not."""
-    files = fs.PyFileSystem(DeltaStorageHandler.from_table(delta._table))
-    found = files.get_file_info(fs.FileSelector("", recursive=True))
-    return {one.path for one in found if one.path.startswith(PARTITION) and one.is_file}
+def _stored(lake: Lake, table: str) -> set[str]:
+    """Return the names of the Parquet files in the folder of a table, whether they count or not."""
+    found = lake.store.files.get_file_info(FileSelector(table, recursive=True))
+    return {one.path for one in found if one.path.startswith(f"{table}/{PARTITION}") and one.is_file}
