@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
+from itertools import groupby
+from operator import attrgetter, itemgetter
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -30,13 +32,11 @@ from django_dbtaskqueue.pipeline.reports import transforms as T
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
-# How many tasks will arrive in each hour of the next week, by the model whose backtest has the smallest error.
-#
-# A week is 168 hours of the wall clock of a time zone. A backtest predicts each of the last weeks from the weeks
-# before.
+# A week is 168 hours of the wall clock of a time zone. A backtest predicts each of the last weeks from those before.
 
 Weeks = NDArray[np.float64]  # one row of 168 hours for each week, the latest one last
-Model = Callable[[Weeks], NDArray[np.float64]]
+Week = NDArray[np.float64]
+Model = Callable[[Weeks], Week]
 
 HOURS_OF_DAY, HOURS_OF_WEEK = 24, 168
 NAIVE, ORDINARY, SMOOTHED = "same hour last week", "last week without unusual days", "statsforecast"
@@ -55,9 +55,8 @@ NORMAL_EDGES = (-1.645, 1.645)  # standard deviations that hold 90 % of a normal
 class Prediction:
     """Arrivals in each hour of the week, which begins on Monday at midnight; hours without history are not there.
 
-    ``edges``, in standard deviations, are those of the interval that 90 % of the hours should lie in. ``coverage`` is
-    the share that did in the backtest, each week judged by the weeks before it; None when fewer than three weeks are
-    known. ``errors`` is the mean absolute error of each model in the backtest.
+    90 % of the hours should lie between the ``edges``, in standard deviations; in the backtest the share ``coverage``
+    did (None: fewer than three weeks are known). ``errors`` are the models' mean absolute ones in the backtest.
     """
 
     model: str
@@ -92,22 +91,24 @@ def predict(arrivals: Mapping[datetime, int], zone: tzinfo) -> Prediction:
 
 def _predicted(weeks: Weeks, hours: list[int]) -> Prediction:
     tested = range(max(1, len(weeks) - BACKTEST_WEEKS), len(weeks))
-    found = {name: np.array([model(weeks[:week]) for week in tested]) for name, model in models().items()}
-    errors = {
-        name: float(np.abs(weeks[tested.start :] - values).mean()) for name, values in found.items() if len(tested)
+    actual, known = weeks[tested.start :], models()
+    found = {
+        name: np.array([model(weeks[:week]) for week in tested]).reshape(actual.shape) for name, model in known.items()
     }
+    errors = {name: float(np.abs(actual - values).mean()) for name, values in found.items() if len(tested)}
     name = min(errors, key=lambda one: errors[one], default=NAIVE)  # of equal ones the first
-    expected = models()[name](weeks)
-    scores = [_scores(actual, value) for actual, value in zip(weeks[tested.start :], found[name], strict=True)]
+    # In standard deviations of independent arrivals, which makes hours comparable.
+    scores = (actual - found[name]) / np.sqrt(found[name] + 1)
     coverage: float | None = None
     width = 1.0
     for width in WIDTHS if len(scores) > 1 else ():
-        coverage = float(np.mean([_held(scores[week], _edges(scores[:week], width)) for week in range(1, len(scores))]))
+        edges = np.array([_edges(scores[:week], width) for week in range(1, len(scores))])
+        coverage = float(np.mean((edges[:, :1] <= scores[1:]) & (scores[1:] <= edges[:, 1:])))
         if coverage >= INTERVAL_SHARE:
             break
-    edges = _edges(scores, width) if scores else NORMAL_EDGES
-    means: dict[int, float] = dict(zip(hours, expected.tolist(), strict=True))
-    return Prediction(name, means, edges, errors, coverage, len(weeks), len(tested))
+    means: dict[int, float] = dict(zip(hours, known[name](weeks).tolist(), strict=True))
+    last = _edges(scores, width) if len(scores) else NORMAL_EDGES
+    return Prediction(name, means, last, errors, coverage, len(weeks), len(tested))
 
 
 def wall_clock(arrivals: Mapping[datetime, int], zone: tzinfo) -> tuple[datetime, NDArray[np.float64]]:
@@ -123,37 +124,26 @@ def wall_clock(arrivals: Mapping[datetime, int], zone: tzinfo) -> tuple[datetime
     return counts.index[0].to_pydatetime(), counts.to_numpy()
 
 
-# -- the models --------------------------------------------------------------------------------------------------------
-
-
 def models() -> Mapping[str, Model]:
     """Return the models by name. One is of the library statsforecast, if it is installed."""
-    found: dict[str, Model] = {ORDINARY: ordinary, NAIVE: naive}
+    found: dict[str, Model] = {ORDINARY: ordinary, NAIVE: itemgetter(-1)}
     with suppress(ImportError):
         from statsforecast.models import SeasonalExponentialSmoothingOptimized
 
         smoothing = SeasonalExponentialSmoothingOptimized(HOURS_OF_WEEK)
-
-        def smoothed(weeks: Weeks) -> NDArray[np.float64]:
-            if len(weeks) < MIN_SMOOTHED_WEEKS:
-                return naive(weeks)
-            mean: NDArray[np.float64] = np.maximum(smoothing.forecast(y=weeks.ravel(), h=HOURS_OF_WEEK)["mean"], 0)
-            return mean
-
-        found[SMOOTHED] = smoothed
+        found[SMOOTHED] = lambda weeks: (
+            np.maximum(smoothing.forecast(y=weeks.ravel(), h=HOURS_OF_WEEK)["mean"], 0)
+            if len(weeks) >= MIN_SMOOTHED_WEEKS
+            else weeks[-1]
+        )
     return found
 
 
-def naive(weeks: Weeks) -> NDArray[np.float64]:
-    """Return the last week."""
-    last: NDArray[np.float64] = weeks[-1]
-    return last
-
-
-def ordinary(weeks: Weeks) -> NDArray[np.float64]:
+def ordinary(weeks: Weeks) -> Week:
     """Return the last week; instead of an unusual day, as a holiday, the median of that day of the week."""
+    last: Week = weeks[-1]
     if len(weeks) < MIN_ORDINARY_WEEKS:
-        return naive(weeks)
+        return last
     days = weeks[-ORDINARY_WEEKS:].reshape(-1, 7, HOURS_OF_DAY)
     totals = days.sum(axis=2)
     usual = np.median(totals, axis=0)
@@ -161,19 +151,9 @@ def ordinary(weeks: Weeks) -> NDArray[np.float64]:
     return np.where(unusual[:, None], np.median(days, axis=0), days[-1]).ravel()
 
 
-def _scores(actual: NDArray[np.float64], expected: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the errors in standard deviations of independent arrivals, which makes hours comparable."""
-    scores: NDArray[np.float64] = (actual - expected) / np.sqrt(expected + 1)
-    return scores
-
-
-def _edges(scores: list[NDArray[np.float64]], width: float) -> tuple[float, float]:
-    low, high = np.quantile(np.concatenate(scores), ((1 - INTERVAL_SHARE) / 2, (1 + INTERVAL_SHARE) / 2))
+def _edges(scores: Weeks, width: float) -> tuple[float, float]:
+    low, high = np.quantile(scores, ((1 - INTERVAL_SHARE) / 2, (1 + INTERVAL_SHARE) / 2))
     return min(float(low) * width, 0.0), max(float(high) * width, 0.0)
-
-
-def _held(score: NDArray[np.float64], edges: tuple[float, float]) -> float:
-    return float(np.mean((edges[0] <= score) & (score <= edges[1])))
 
 
 def _hour_of_week(time: datetime) -> int:
@@ -320,10 +300,7 @@ def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.
 
 
 def unevenness_of(minutes: DataFrame) -> float:
-    """Return the variance of arrivals per minute within an hour over their mean: 1 for independent arrivals.
-
-    ``minutes`` are `transforms.minute_parts`.
-    """
+    """Return the variance over the mean of arrivals per minute within an hour, of `minute_parts`; 1 if independent."""
     by_minute = minutes.groupBy("hour").agg(F.sum("arrived").cast("double").alias("tasks"))
     hours = by_minute.groupBy(F.floor(F.col("hour") / MINUTES_OF_HOUR)).agg(
         F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares")
@@ -354,16 +331,13 @@ def _unusual_hours(rows: reports.Rows, queue: str, threshold: float, zone: tzinf
     def chance(hour: datetime, usual: float) -> float:
         return math.sqrt(max(usual * (1 - usual), 0.01) / float(own[hour]["ended"]))
 
+    arrivals = {hour: own[hour]["arrived"] if hour in own else 0 for hour in hours}
+    waits = {hour: row["wait_p95"] for hour, row in own.items() if row["wait_p95"] is not None}
+    failures = {hour: row["failure_rate"] for hour, row in own.items() if row["ended"]}
     measures: dict[str, tuple[dict[datetime, float], Deviation]] = {
-        "arrivals": (
-            {hour: own[hour]["arrived"] if hour in own else 0 for hour in hours},
-            lambda _hour, usual: math.sqrt(max(usual, 1)),
-        ),
-        "wait_p95": (
-            {hour: row["wait_p95"] for hour, row in own.items() if row["wait_p95"] is not None},
-            lambda _hour, usual: 0.1 * usual + 1,
-        ),
-        "failure_rate": ({hour: row["failure_rate"] for hour, row in own.items() if row["ended"]}, chance),
+        "arrivals": (arrivals, lambda _hour, usual: math.sqrt(max(usual, 1))),
+        "wait_p95": (waits, lambda _hour, usual: 0.1 * usual + 1),
+        "failure_rate": (failures, chance),
     }
     for measure, (values, least) in measures.items():
         yield from anomalies(queue, measure, values, least=least, threshold=threshold, zone=zone)
@@ -452,10 +426,7 @@ def servers_needed(rate: float, service: Service, target: Target, unevenness: fl
 
 
 def needs(coming: Prediction, service: Service, target: Target, unevenness: float) -> list[Need]:
-    """Return what each hour of the week needs that has been seen.
-
-    The promise is kept in replays of real tasks for the upper edge of the arrivals, and was not for what is expected.
-    """
+    """Return what each hour of the week needs that has been seen: replays kept the promise for the upper edge only."""
 
     def servers(per_hour: float) -> int:
         return servers_needed(per_hour / 3600, service, target, unevenness)
@@ -488,15 +459,11 @@ class Stretch:
 
 def short_stretches(found: Sequence[Need], *, have: int, slots: int) -> list[Stretch]:
     """Return the stretches that need more than ``have`` pollers, those that need the most first."""
-    stretches: list[list[Need]] = []
-    for need in sorted(found, key=lambda one: one.hour):
-        if math.ceil(need.servers / slots) <= have:
-            continue
-        if stretches and stretches[-1][-1].hour + 1 == need.hour and need.hour % 24:
-            stretches[-1].append(need)
-        else:
-            stretches.append([need])
-    return sorted((Stretch.of(needs, slots) for needs in stretches), key=lambda stretch: -stretch.pollers)
+    short = [need for need in sorted(found, key=attrgetter("hour")) if math.ceil(need.servers / slots) > have]
+    # Of neighbouring hours the place in the list and the hour differ by the same number.
+    neighbours = groupby(enumerate(short), lambda one: (one[1].hour - one[0], one[1].hour // HOURS_OF_DAY))
+    stretches = (Stretch.of([need for _, need in group], slots) for _, group in neighbours)
+    return sorted(stretches, key=lambda stretch: -stretch.pollers)
 
 
 @dataclass(frozen=True)
@@ -512,27 +479,21 @@ class Anomaly:
 
 
 def anomalies(
-    queue: str,
-    measure: str,
-    values: Mapping[datetime, float],
-    *,
-    least: Deviation,
-    threshold: float,
+    queue: str, measure: str, values: Mapping[datetime, float], *, least: Deviation, threshold: float,
     zone: tzinfo = UTC,
-) -> Iterable[Anomaly]:
+) -> Iterable[Anomaly]:  # fmt: skip
     """Yield the hours whose robust seasonal score reaches the threshold.
 
     The season of an hour is its hour of the week where three weeks are known, else its hour of the day, else all.
     ``least(hour, usual)`` is the smallest standard deviation.
     """
     seasons: dict[tuple[str, int], list[float]] = defaultdict(list)
+    keys = {hour: _keys(hour.astimezone(zone)) for hour in values}
     for hour, value in values.items():
-        for key in _keys(hour.astimezone(zone)):
+        for key in keys[hour]:
             seasons[key].append(value)
     for hour, value in sorted(values.items()):
-        season = next(
-            (one for key in _keys(hour.astimezone(zone)) if len(one := seasons[key]) >= MIN_SEASON_VALUES), None
-        )
+        season = next((one for key in keys[hour] if len(one := seasons[key]) >= MIN_SEASON_VALUES), None)
         if season is None:
             continue
         usual = float(np.median(season))
