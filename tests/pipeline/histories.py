@@ -33,15 +33,15 @@ def times(created: datetime, *, waited: float = 1, ran: float) -> dict[str, date
 @dataclass(frozen=True)
 class Row:
     queue_name: str = "claims"
-    reference_number: str | None = None
     status: str = "COMPLETED"
-    tag: str | None = None
     total_attempt: int = 1
     reenqueue_attempt: int = 0
-    process_result: str | None = None
     create_time: datetime = MONDAY
     start_time: datetime | None = MONDAY
     finish_time: datetime | None = MONDAY
+    reference_number: str | None = None
+    tag: str | None = None
+    process_result: str | None = None
 
 
 assert tuple(field.name for field in fields(Row)) == REPORT_COLUMNS

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PythonException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -34,7 +34,6 @@ from django_dbtaskqueue.pipeline.jobs import (
     NoTasks,
     Objective,
     Options,
-    as_json,
     by_queue,
     moment,
     plain,
@@ -104,7 +103,13 @@ def read(
     }
     since = period.since.date() if period.since is not None else None
     files = {table: lake.counted(table, state, since) if lake else [] for table in wanted}
-    if few := all(_are_few(held[table], files[table]) for table in wanted):
+    counted = [one for found in files.values() for one in found]
+    few = (  # this process can hold them
+        all(rows is not None for tables in held.values() for rows in tables)
+        and sum(one.bytes for one in counted) <= MAX_FEW_LAKE_BYTES
+        and sum(one.rows for one in counted) <= MAX_FEW_LAKE_ROWS
+    )
+    if few:
         context.session = {**context.session, "short": True}
         for table, columns in wanted.items():
             held[table] += [lake.rows(table, files[table], columns, context.damaged)] if lake else []
@@ -143,15 +148,6 @@ def _live(
         for name, rows in zip(SOURCES[table], held, strict=True)
     ]
     return reduce(DataFrame.unionByName, frames)
-
-
-def _are_few(rows: Iterable[pa.Table | None], files: Sequence[DataFile]) -> bool:
-    """Whether this process can hold the tables that were read, and what is in the files."""
-    return (
-        all(one is not None for one in rows)
-        and sum(one.bytes for one in files) <= MAX_FEW_LAKE_BYTES
-        and sum(one.rows for one in files) <= MAX_FEW_LAKE_ROWS
-    )
 
 
 def frame_of(spark: SparkSession, tables: Iterable[pa.Table | None], schema: StructType) -> DataFrame:
@@ -222,23 +218,21 @@ class ReportJob(Job):
 
     def as_text(self, result: Row) -> str:
         """Return the summary, the most important figures, and where the rest is."""
-        kept = result.get("days_kept")
-        days = [f"  days of the lake that were not read again: {number(kept)}"] if kept else []
-        return "\n".join([result["summary"], *self.details(result), *days, *_places(result)])
+        lines = [result["summary"], *self.details(result)]
+        if kept := result.get("days_kept"):
+            lines.append(f"  days of the lake that were not read again: {number(kept)}")
+        if "page" in result:
+            lines.append(f"page: {result['page']}")
+        elif "folder" in result:
+            file = Path(result["folder"], f"{result['kind']}.json")
+            lines.append(f"figures: {file}; for a page: manage.py runtaskpipeline page {file}")
+        if "report_id" in result:
+            lines.append(f"report id: {result['report_id']}")
+        return "\n".join(lines)
 
     def details(self, result: Row) -> Iterable[str]:
         """Return the lines that the command prints after the summary."""
         return ()
-
-
-def _places(result: Row) -> Iterator[str]:
-    if "page" in result:
-        yield f"page: {result['page']}"
-    elif "folder" in result:
-        file = Path(result["folder"], f"{result['kind']}.json")
-        yield f"figures: {file}; for a page: manage.py runtaskpipeline page {file}"
-    if "report_id" in result:
-        yield f"report id: {result['report_id']}"
 
 
 def _check_folder(folder: Path) -> None:
@@ -283,7 +277,7 @@ def _prepared(folder: Path, figures: Figures, page: str | None, tables: Tables) 
 
     try:
         part.mkdir(parents=True)
-        (part / f"{figures['kind']}.json").write_text(f"{as_json(figures)}\n", encoding="utf-8")
+        (part / f"{figures['kind']}.json").write_text(f"{json.dumps(figures, indent=2)}\n", encoding="utf-8")
         if page is not None:
             (part / f"{figures['kind']}.html").write_text(page, encoding="utf-8")
         for name, rows in tables.items():
@@ -317,9 +311,8 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
 
 # -- what adds up ------------------------------------------------------------------------------------------------------
 
-# The parts of some tasks and those of others make the parts of all. So the parts of a closed day of the lake are
-# computed once, kept in the lake, and read instead of the tasks. A day is closed when no task of the database finished
-# on it: all its ends lie in its files, and the percentiles of its hours are final.
+# The parts of a closed day of the lake are computed once, kept in the lake, and read instead of the tasks. A day is
+# closed when no task of the database finished on it: all its ends lie in its files, and its percentiles are final.
 
 MAX_CHUNK_BYTES = 256 * 2**20  # of files whose days are summed up at once
 DAY_S = 86_400
@@ -372,14 +365,12 @@ class ReportPart:
 
     def merged(self, rows: DataFrame, *by: str) -> DataFrame:
         """Return the rows with each group of keys once."""
-        functions: Sequence[tuple[Callable[[Column], Column], tuple[str, ...]]] = (
-            (F.sum, self.sums),
-            (F.min, self.least),
-            (F.max, self.most),
-            (lambda one: F.kll_merge_agg_bigint(one, T.SKETCH_SIZE), self.sketches),
+        return rows.groupBy(*by, *self.keys).agg(
+            *(F.sum(name).alias(name) for name in self.sums),
+            *(F.min(name).alias(name) for name in self.least),
+            *(F.max(name).alias(name) for name in self.most),
+            *(F.kll_merge_agg_bigint(name, T.SKETCH_SIZE).alias(name) for name in self.sketches),
         )
-        found = [function(F.col(name)).alias(name) for function, names in functions for name in names]
-        return rows.groupBy(*by, *self.keys).agg(*found)
 
 
 # The percentiles of an hour are in one row only, that of the day on which its tasks ended: its `most` is that value.
@@ -451,9 +442,8 @@ class KeptDays:
             if not missing or self.context.dry_run or self.context.options.get("queue"):
                 return
             self.lake.prepare(lake_export.SUMMARY_TABLE)
-            for done, days in enumerate(
-                chunks := [*lake_export.chunked(sorted(missing.items()), _size, MAX_CHUNK_BYTES)]
-            ):
+            chunks = [*lake_export.chunked(sorted(missing.items()), _size, MAX_CHUNK_BYTES)]
+            for done, days in enumerate(chunks):
                 self.context.progress("summing up days", done, len(chunks))
                 self._keep(dict(days), keys)
                 self.files = lake_export.summaries(self.lake, keys)
@@ -472,14 +462,11 @@ class KeptDays:
             open_days = {str(date(1970, 1, 1) + timedelta(days=row.day)) for row in days if row.day is not None}
         found = defaultdict(list)
         for file in (*lake.counted("tasks", state), *lake.counted("attempts", state)):
-            if file.day not in open_days and self._in_period(file.day):
+            begin, since = datetime.fromisoformat(file.day).replace(tzinfo=UTC), self.period.since
+            lies_in_period = (since is None or since <= begin) and begin + timedelta(days=1) <= self.period.until
+            if file.day not in open_days and lies_in_period:
                 found[file.day].append(file)
         return found
-
-    def _in_period(self, day: str) -> bool:
-        begin = datetime.fromisoformat(day).replace(tzinfo=UTC)
-        since, until = self.period.since, self.period.until
-        return (since is None or since <= begin) and begin + timedelta(seconds=DAY_S) <= until
 
     def _keep(self, days: Files, keys: Mapping[str, str]) -> None:
         """Write the summaries of those days that have no damaged file."""
@@ -509,9 +496,8 @@ class KeptDays:
         read = rest.part(name)
         if not self.files:
             return read
-        kept = read_files(self.context.spark, self.lake, lake_export.SUMMARY_TABLE, [*self.files.values()]).where(
-            F.col("part") == name
-        )
+        kept = read_files(self.context.spark, self.lake, lake_export.SUMMARY_TABLE, [*self.files.values()])
+        kept = kept.where(F.col("part") == name)
         if queues := self.context.options.get("queue"):
             kept = kept.where(F.col("queue").isin(*queues))
         if name in OF_ATTEMPTS and self.period.since is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.exceptions import CheckFailed
@@ -17,11 +16,6 @@ from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Re
 from django_dbtaskqueue.pipeline.lake import Lake, State, one_state, read_lake
 from django_dbtaskqueue.pipeline.reports.transforms import MAD_TO_SIGMA
 from django_dbtaskqueue.pipeline.source import read_tasks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import Column
 
 __all__ = ["Check"]
 
@@ -66,12 +60,8 @@ def violations(tasks: DataFrame) -> DataFrame:
 
 def twice(tasks: DataFrame) -> DataFrame:
     """Return (location, id, rows, places) of tasks that have more than one row."""
-    return (
-        tasks.groupBy("location", "id")
-        .agg(F.count("*").alias("rows"), F.array_sort(F.collect_set("place")).alias("places"))
-        .filter("rows > 1")
-        .select("location", "id", "rows", "places")
-    )
+    places = F.array_sort(F.collect_set("place")).alias("places")
+    return tasks.groupBy("location", "id").agg(F.count("*").alias("rows"), places).filter("rows > 1")
 
 
 def daily(tasks: DataFrame) -> DataFrame:
@@ -85,11 +75,8 @@ def gaps(days: DataFrame, *, longest: int) -> DataFrame:
     """Return (queue_name, after, until, missing): stretches of more than ``longest`` days without a finished task."""
     before = F.lag("day").over(Window.partitionBy("queue_name").orderBy("day"))
     missing = F.datediff("until", "after") - 1
-    return (
-        days.select("queue_name", before.alias("after"), F.col("day").alias("until"))
-        .filter(missing > longest)
-        .select("queue_name", "after", "until", missing.alias("missing"))
-    )
+    stretches = days.select("queue_name", before.alias("after"), F.col("day").alias("until"))
+    return stretches.withColumn("missing", missing).filter(F.col("missing") > longest)
 
 
 def drift(days: DataFrame, *, threshold: float) -> DataFrame:
@@ -110,8 +97,7 @@ def drift(days: DataFrame, *, threshold: float) -> DataFrame:
 
 
 def _median(numbers: Column) -> Column:
-    ordered = F.sort_array(numbers)
-    size = F.size(numbers)
+    ordered, size = F.sort_array(numbers), F.size(numbers)
     low = F.element_at(ordered, ((size + 1) / 2).cast("int"))
     return (low + F.element_at(ordered, (size / 2 + 1).cast("int"))) / F.lit(2.0)
 
@@ -130,10 +116,8 @@ def placed(context: Context, state: State, damaged: list[str]) -> DataFrame:
         found["history"] = history.withColumnRenamed("task_id", "id")
     if context.lake:
         found["lake"] = read_lake(spark, context.lake, state=state, damaged=damaged)
-    columns = ("location", *QUALITY_COLUMNS)
-    return reduce(
-        DataFrame.unionAll, (rows.select(F.lit(place).alias("place"), *columns) for place, rows in found.items())
-    )
+    rows = (one.select(F.lit(place).alias("place"), "location", *QUALITY_COLUMNS) for place, one in found.items())
+    return reduce(DataFrame.unionAll, rows)
 
 
 class Check(Job):

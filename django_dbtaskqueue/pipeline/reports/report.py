@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -63,15 +64,15 @@ class Report(reports.ReportJob):
             tasks, attempts = T.as_of(found, period.until), failed.where(F.col("finish_time") < F.lit(period.until))
             tables = _computed(context, period, kept, tasks, attempts)
             step = ONE_HOUR
-            if _is_short(tables["levels"]):
+            times = pc.min_max(tables["levels"]["hour"]).as_py()
+            if times["max"] - times["min"] < timedelta(seconds=FINE_STEPS_S[-1] * MAX_CHART_STEPS):
                 every = reports.read(context, period, tasks=T.TIMED_COLUMNS) if kept.files else nullcontext([tasks])
                 with every as (found,):
                     charts, step = _charts(context, period, T.as_of(found, period.until))
                 tables |= charts
         figures = report_of(tables, period, context.options["top"], step)
-        return {**figures, "days_kept": len(kept.files)}, {
-            name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES
-        }
+        written = {name: table for name, table in tables.items() if table.num_rows and name not in CHART_TABLES}
+        return {**figures, "days_kept": len(kept.files)}, written
 
     def details(self, result: reports.Row) -> Iterable[str]:
         return (
@@ -119,7 +120,10 @@ def _tables(context: Context, plans: Mapping[str, DataFrame]) -> dict[str, pa.Ta
     found = {}
     for place, (name, plan) in enumerate(plans.items()):
         context.progress(name.replace("_", " "), place, len(plans))
-        found[name] = _masked(_sorted(plan.toArrow()))
+        table = _masked(plan.toArrow())
+        # Spark would read them twice to sort.
+        order = [(name, "ascending") for name in SORT_COLUMNS if name in table.column_names]
+        found[name] = table.sort_by(order) if order else table
     return found
 
 
@@ -129,18 +133,6 @@ def _masked(table: pa.Table) -> pa.Table:
         texts = [text and masked_text(text) for text in table[name].to_pylist()]
         table = table.set_column(table.column_names.index(name), name, pa.array(texts, pa.string()))
     return table
-
-
-def _sorted(table: pa.Table) -> pa.Table:
-    """Return the rows, sorted by those of `SORT_COLUMNS` that they have. Spark would read them twice to sort."""
-    order = [(name, "ascending") for name in SORT_COLUMNS if name in table.column_names]
-    return table.sort_by(order) if order else table
-
-
-def _is_short(levels: pa.Table) -> bool:
-    """Whether the charts can show all hours in minutes."""
-    times = levels["hour"].to_pylist()
-    return bool((max(times) - min(times)).total_seconds() < FINE_STEPS_S[-1] * MAX_CHART_STEPS)
 
 
 def _charts(context: Context, period: Period, tasks: DataFrame) -> tuple[Mapping[str, pa.Table], timedelta]:
@@ -177,9 +169,7 @@ def report_of(tables: reports.Tables, period: Period, top: int, shortest: timede
         "never_succeeding": _most(rows["never_succeeding"], top, "ended"),
         "noisy": _most(rows["noisy"], top, "unsuccessful_attempts"),
         "retry_waste": _most(rows["retry_waste"], top, "wasted_seconds"),
-        "over_time": over_time(
-            levels, backlog, {row["queue"]: row["allowed"] for row in rows["budgets"]}, shortest=shortest
-        ),
+        "over_time": over_time(levels, backlog, {row["queue"]: row["allowed"] for row in rows["budgets"]}, shortest),
     }
     return {"summary": summary(found), **found}
 
@@ -207,11 +197,7 @@ def summary(found: reports.Figures) -> str:
 
 
 def over_time(
-    levels: pd.DataFrame,
-    backlog: pd.DataFrame,
-    allowed: Mapping[str, float],
-    *,
-    shortest: timedelta = ONE_HOUR,
+    levels: pd.DataFrame, backlog: pd.DataFrame, allowed: Mapping[str, float], shortest: timedelta
 ) -> reports.Figures:
     """Return what the charts show, in equal steps of time: sums of the tasks that ended, lines of the busiest queues.
 

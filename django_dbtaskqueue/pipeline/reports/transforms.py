@@ -1,10 +1,8 @@
 """Service levels and failures of tasks. Every function is pure: from DataFrame to DataFrame.
 
-The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all. Two
-small tables are made of `hour_parts`, which take one pass over the tasks; `service_levels` joins them:
-
-* `hours`: counts by queue and hour, arrivals in the hour of the creation and all else in the hour of the end
-* `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end)
+The functions ``…_parts`` return what adds up: the parts of some tasks and those of others make the parts of all.
+`hour_parts` take one pass over the tasks. `service_levels` joins the two tables that are made of them: `hours` (counts)
+and `percentiles` of the waits (creation to start, of tasks taken once) and the runs (last start to end).
 """
 
 from __future__ import annotations
@@ -60,20 +58,19 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
     ``tasks_ended`` counts the tasks that ended so, ``attempts_failed`` the recorded failed attempts of any task.
     ``example`` is one of the messages, unchanged.
     """
-    ended = tasks.where(F.col("status").isin(str(ERROR), str(POISON))).select(
-        *by,
-        F.col("queue_name").alias("queue"),
-        last_line(F.coalesce("process_result", F.lit(""))).alias("text"),
-        F.col("finish_time").alias("time"),
-        F.lit(1).alias("ended"),
-    )
     kind = F.regexp_replace("error_type", r"^builtins\.", "")
-    failed = attempts.select(
-        *by,
-        F.col("queue_name").alias("queue"),
-        last_line(F.concat_ws(": ", F.nullif(kind, F.lit("")), F.nullif("message", F.lit("")))).alias("text"),
-        F.col("finish_time").alias("time"),
-        F.lit(0).alias("ended"),
+    ended, failed = (
+        rows.select(
+            *by,
+            F.col("queue_name").alias("queue"),
+            last_line(text).alias("text"),
+            F.col("finish_time").alias("time"),
+            F.lit(number).alias("ended"),
+        )
+        for rows, text, number in (
+            (tasks.where(F.col("status").isin(str(ERROR), str(POISON))), F.coalesce("process_result", F.lit("")), 1),
+            (attempts, F.concat_ws(": ", F.nullif(kind, F.lit("")), F.nullif("message", F.lit(""))), 0),
+        )
     )
     message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
     return (
@@ -100,16 +97,12 @@ def waste_parts(attempts: DataFrame, *by: str) -> DataFrame:
 def retry_waste(parts: DataFrame, levels: DataFrame) -> DataFrame:
     """Return, by queue, the failed attempts, the seconds they ran, and those as a share of all seconds worked.
 
-    ``parts`` are `waste_parts`, each queue once. ``levels`` are those by queue: all seconds worked are these and the
-    seconds of the attempts that completed a task.
+    ``parts`` are `waste_parts`, each queue once. ``levels`` by queue have the seconds that completed a task.
     """
     wasted = parts.select("queue", "failed_attempts", (F.col("wasted") / 1_000_000).alias("wasted_seconds"))
     whole = F.coalesce(F.col("useful_seconds"), F.lit(0.0)) + F.col("wasted_seconds")
     return wasted.join(levels.select("queue", "useful_seconds"), "queue", "left").select(
-        "queue",
-        "failed_attempts",
-        "wasted_seconds",
-        F.try_divide("wasted_seconds", whole).alias("share_of_work"),
+        "queue", "failed_attempts", "wasted_seconds", F.try_divide("wasted_seconds", whole).alias("share_of_work")
     )
 
 
@@ -129,18 +122,14 @@ def kind_parts(tasks: DataFrame, *by: str) -> DataFrame:
         (F.col("status") == str(COMPLETED)).alias("completed"),
         F.col("finish_time").alias("last"),
     )
-    counted = ended.groupBy(*by, *KIND_COLUMNS).agg(
+    keys = (*by, *KIND_COLUMNS)
+    counted = ended.groupBy(*keys).agg(
         F.count("*").alias("ended"), F.count_if("completed").alias("completed"), F.max("last").alias("last")
     )
     # max() of a text makes Spark sort its rows: it gets the tasks that did not complete only.
-    examples = ended.where(~F.col("completed")).groupBy(*by, *KIND_COLUMNS).agg(F.max("example").alias("example"))
-    keys = (*by, *KIND_COLUMNS)
+    examples = ended.where(~F.col("completed")).groupBy(*keys).agg(F.max("example").alias("example"))
     same = [F.col(f"n.{name}").eqNullSafe(F.col(f"e.{name}")) for name in keys]
-    return (
-        counted.alias("n")
-        .join(examples.alias("e"), same, "left")
-        .select(*(f"n.{name}" for name in (*keys, "ended", "completed", "last")), "e.example")
-    )
+    return counted.alias("n").join(examples.alias("e"), same, "left").select("n.*", "e.example")
 
 
 def never_succeeding(parts: DataFrame) -> DataFrame:
@@ -163,15 +152,11 @@ COUNTED = (
     "useful_seconds",
 )  # fmt: skip
 RUN_SUMS = ("runs", "run_squares")  # how many run times there are, and the sum of their squares in microseconds
-# What the report reads of a task.
-REPORT_COLUMNS = (
-    "queue_name", "reference_number", "status", "tag", "total_attempt", "reenqueue_attempt", "process_result",
-    "create_time", "start_time", "finish_time",
-)  # fmt: skip
 # What the times and counts are made of.
 TIMED_COLUMNS = (
     "queue_name", "status", "total_attempt", "reenqueue_attempt", "create_time", "start_time", "finish_time",
 )  # fmt: skip
+REPORT_COLUMNS = (*TIMED_COLUMNS, "reference_number", "tag", "process_result")  # what the report reads of a task
 
 
 def as_of(tasks: DataFrame, until: datetime) -> DataFrame:
@@ -187,30 +172,26 @@ def measured(tasks: DataFrame, *by: str) -> DataFrame:
 
     ``by`` are further columns of the tasks to return.
     """
-    times = tasks.select(
-        *by,
-        F.col("queue_name").alias("queue"),
-        "status",
-        F.col("total_attempt").alias("attempts"),
-        F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0)).alias("retries"),
-        F.unix_micros("create_time").alias("created"),
-        F.unix_micros("start_time").alias("started"),
-        F.when(F.col("status").isin(*TERMINAL_STATUSES), F.unix_micros("finish_time")).alias("ended"),
-    )
-    created, started, ended = F.col("created"), F.col("started"), F.col("ended")
-    return times.select(
-        *(*by, "queue", "status", "attempts", "retries", "created", "ended"),
-        F.when(ended.isNotNull() & (F.col("attempts") == 1), _not_negative(started - created)).alias("wait"),
-        _not_negative(ended - started).alias("run"),
-        _not_negative(ended - created).alias("lead"),
-    )
+    attempts, created, started = F.col("total_attempt"), F.unix_micros("create_time"), F.unix_micros("start_time")
+    ended = F.when(F.col("status").isin(*TERMINAL_STATUSES), F.unix_micros("finish_time"))
+    found = {
+        "queue": F.col("queue_name"),
+        "status": F.col("status"),
+        "attempts": attempts,
+        "retries": F.greatest(attempts - F.col("reenqueue_attempt") - 1, F.lit(0)),
+        "created": created,
+        "ended": ended,
+        "wait": F.when(ended.isNotNull() & (attempts == 1), _not_negative(started - created)),
+        "run": _not_negative(ended - started),
+        "lead": _not_negative(ended - created),
+    }
+    return tasks.select(*by, *(value.alias(name) for name, value in found.items()))
 
 
 def hour_parts(tasks: DataFrame, objectives: Sequence[Objective] = (), *by: str, step_s: int = HOUR_S) -> DataFrame:
     """Return counts, microseconds and sketches of times by queue and hour, a whole number of hours since 1970.
 
-    Arrivals are in the hour of the creation, all else in that of the end. `hours` and `percentiles` make the
-    other tables of it, without a second pass over the tasks. ``by`` are further columns of the tasks to group by.
+    Arrivals are in the hour of the creation, all else in that of the end. ``by`` are further columns to group by.
     Another ``step_s``, here and below, makes an "hour" of so many seconds.
     """
     sums, ended = _summed(tasks, objectives, *by, step_s=step_s), (*COUNTED[1:], *RUN_SUMS)
@@ -219,30 +200,21 @@ def hour_parts(tasks: DataFrame, objectives: Sequence[Objective] = (), *by: str,
     no_times = [none.alias(time) for time in MEASURES]
     arrivals = F.struct(F.col("came").alias("hour"), "arrived", *no_ends, *no_times)
     ends = F.struct(F.col("went").alias("hour"), nothing.alias("arrived"), *ended, *MEASURES)
-    parts = sums.select(
-        *by, "queue", F.explode(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))).alias("part")
-    )
-    return (
-        parts.where(F.col("part").isNotNull())
-        .select(*by, "queue", "part.*")
-        .groupBy(*by, "queue", "hour")
-        .agg(
-            *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*COUNTED, *RUN_SUMS)),
-            *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
-        )
+    part = F.explode(F.array_compact(F.array(arrivals, F.when(F.col("went").isNotNull(), ends))))
+    parts = sums.select(*by, "queue", part.alias("part")).select(*by, "queue", "part.*")
+    return parts.groupBy(*by, "queue", "hour").agg(
+        *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in (*COUNTED, *RUN_SUMS)),
+        *(F.kll_merge_agg_bigint(time, SKETCH_SIZE).alias(time) for time in MEASURES),
     )
 
 
 def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s: int) -> DataFrame:
-    """Return counts, microseconds and sketches by queue, ``came`` and ``went``: the hours of creation and end.
-
-    ``went`` is null if the tasks have not ended.
-    """
-    rows = measured(tasks, *by)
+    """Return `hour_parts` by queue, ``came`` and ``went``: the hours of creation and end (null if not ended)."""
     limits = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(objectives).items()}
     within = _by_queue(limits, "bigint")
     completed = F.col("status") == str(COMPLETED)
     sums = {
+        "arrived": F.count("*"),
         "ended": F.count("*"),
         "completed": F.count_if(completed),
         "errors": F.count_if(F.col("status") == str(ERROR)),
@@ -258,8 +230,10 @@ def _summed(tasks: DataFrame, objectives: Sequence[Objective], *by: str, step_s:
         **{time: F.kll_sketch_agg_bigint(time, SKETCH_SIZE) for time in MEASURES},
     }
     came, went = (hour_of(F.col(name), step_s) for name in ("created", "ended"))
-    return rows.groupBy(*by, "queue", came.alias("came"), went.alias("went")).agg(
-        F.count("*").alias("arrived"), *(value.alias(name) for name, value in sums.items())
+    return (
+        measured(tasks, *by)
+        .groupBy(*by, "queue", came.alias("came"), went.alias("went"))
+        .agg(*(value.alias(name) for name, value in sums.items()))
     )
 
 
@@ -292,8 +266,7 @@ def percentiles(sketches: DataFrame, by_hour: DataFrame | None = None) -> DataFr
     """Return p50, p95 and p99 of wait and run in seconds, by queue and hour of the end, by queue, and over all.
 
     ``sketches`` are `hour_parts`. Without the hours they are merged already, and ``by_hour`` has their percentiles.
-    ``keys`` is 2, 1 or 0: how many of queue and hour (whole hours since 1970) are not null. They are exact for groups
-    of up to `SKETCH_SIZE` tasks.
+    ``keys`` is how many of queue and hour are not null. Exact for groups of up to `SKETCH_SIZE` tasks.
     """
     by_hour = with_percentiles(sketches) if by_hour is None else by_hour
     merged = sketches.rollup("queue").agg(
@@ -329,10 +302,7 @@ def service_levels(hours: DataFrame, times: DataFrame, *by: str, step_s: int = H
 
 
 def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
-    """Return queue, hour and the backlog at the end of that hour: tasks that had arrived and not ended.
-
-    Hours without arrivals and ends are left out: the backlog stayed as it was.
-    """
+    """Return queue, hour, and the backlog at its end (arrived, not ended), for hours with arrivals or ends."""
     until_then = Window.partitionBy("queue").orderBy("hour")
     return hours.select(
         "queue",
@@ -342,10 +312,7 @@ def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
 
 
 def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
-    """Return, for the levels by queue, what each queue may get wrong, and how much of it is spent.
-
-    ``spent`` is 1 when the budget is used up. It is null if the budget is 0 and there are failures.
-    """
+    """Return, for the levels by queue, what each queue may get wrong, and the share ``spent`` (null: of nothing)."""
     known = by_queue(objectives)
     wanted = _by_queue({queue: one.share for queue, one in known.items()}, "double")
     bad = F.col("ended") - F.col("good")
@@ -374,10 +341,8 @@ def noisy_queues(levels: DataFrame) -> DataFrame:
         return F.try_divide(value, F.sum(value).over(everything))
 
     shares = levels.select(
-        "queue", "ended", "attempts",
-        unsuccessful.alias("unsuccessful_attempts"),
-        part(F.col("ended")).alias("share_of_tasks"),
-        part(F.col("run_seconds")).alias("share_of_run_time"),
+        "queue", "ended", "attempts", unsuccessful.alias("unsuccessful_attempts"),
+        part(F.col("ended")).alias("share_of_tasks"), part(F.col("run_seconds")).alias("share_of_run_time"),
         part(unsuccessful).alias("share_of_unsuccessful"),
     )  # fmt: skip
     noisy = F.coalesce(F.col("share_of_unsuccessful") >= 2 * F.col("share_of_tasks"), F.lit(False))

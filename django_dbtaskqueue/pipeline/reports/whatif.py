@@ -32,10 +32,7 @@ from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["WhatIf"]
 
-REPLAY_COLUMNS = (
-    "queue_name", "status", "priority", "total_attempt", "reenqueue_attempt", "create_time", "start_time",
-    "finish_time",
-)  # fmt: skip
+REPLAY_COLUMNS = (*T.TIMED_COLUMNS, "priority")
 WAIT_QUANTILES = (0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 PERCENT_STEPS = tuple(step / 100 for step in range(101))
 PRINTED_WAITS = ("p50", "p95", "p99", "max")
@@ -46,7 +43,7 @@ BackOff = Callable[[int], timedelta | None]
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A task of the history: seconds since 1970, seconds of a run, failed attempts, and priority (low first)."""
+    """A task of the history: its time in seconds since 1970, seconds of a run, failed attempts, and priority."""
 
     time: float
     run: float
@@ -151,9 +148,8 @@ class WhatIf(reports.ReportJob):
         context.progress("replaying", 0, 2)
         now = replay(_arrivals(rows, {}), slots=now_slots, back_off=options["now_back_off"])
         context.progress("replaying", 1, 2)
-        then = replay(
-            other, slots=advice.slots if advice else slots, back_off=options["back_off"] or options["now_back_off"]
-        )
+        back_off = options["back_off"] or options["now_back_off"]
+        then = replay(other, slots=advice.slots if advice else slots, back_off=back_off)
         recorded = [Served(row["created"], max(row["started"] - row["created"], 0), 0) for row in rows if row["once"]]
         waits = {name: waits_of(served) for name, served in (("recorded", recorded), ("now", now), ("then", then))}
         times, waits_now = zip(*over_time(now), strict=True)
@@ -190,6 +186,7 @@ def tasks(context: Context, period: Period) -> reports.Rows:
     context.progress("reading tasks", 0, 0)
     with reports.read(context, period, tasks=REPLAY_COLUMNS) as (found,):
         ended = F.col("status").isin(*TERMINAL_STATUSES) & F.col("start_time").isNotNull()
+        failures = F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0))
         chosen = (
             T.as_of(found, period.until)
             .where(ended)
@@ -199,9 +196,7 @@ def tasks(context: Context, period: Period) -> reports.Rows:
                 moment("create_time").alias("created"),
                 moment("start_time").alias("started"),
                 moment("finish_time").alias("ended"),
-                F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0))
-                .cast("int")
-                .alias("failures"),
+                failures.cast("int").alias("failures"),
                 (F.col("total_attempt") == 1).alias("once"),
             )
         )
