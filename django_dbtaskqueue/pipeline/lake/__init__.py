@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
@@ -64,8 +64,7 @@ READ_BATCH_ROWS = 10_000
 VERIFY_PAGES = {"parquet.page.verify-checksum.enabled": "true"}
 
 
-@dataclass(frozen=True)
-class DataFile:
+class DataFile(NamedTuple):
     """One Parquet file of a table: ``finished_date=DAY/TOKEN-PART-SHA256.parquet``, below the table's folder."""
 
     table: str
@@ -75,7 +74,6 @@ class DataFile:
 
     @property
     def name(self) -> str:
-        """Its name below the lake's folder."""
         return f"{self.table}/{self.path}"
 
     @property
@@ -84,7 +82,6 @@ class DataFile:
 
     @property
     def token(self) -> str:
-        """The token of the change that added it."""
         return Path(self.path).name.partition("-")[0]
 
     @property
@@ -96,12 +93,8 @@ class Lake:
     """A lake's folder or URL. Commits to the logs of its tables add and remove files."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.store: LakeStore = store_of(root)
-
-    @property
-    def root(self) -> str:
-        """Its absolute path, or its URL."""
-        return self.store.root
+        self.store = store_of(root)
+        self.root = self.store.root  # its absolute path, or its URL
 
     @classmethod
     def at(cls, path: str | os.PathLike[str], *, create: bool = False) -> Lake:
@@ -110,8 +103,8 @@ class Lake:
         ``create`` makes a lake, and adds new columns to the tables of an old one. Raises LakeError.
         """
         lake = cls(path)
-        with reading(lake.root, "Check the path, the keys in the environment and the rights"):
-            is_lake = lake.has_table("tasks")
+        is_lake = lake.has_table("tasks")
+        with reading(lake.root, ACCESS_REMEDY):
             names = [] if is_lake else lake.store.names()
         if any(one not in LAKE_SCHEMAS for one in names):
             raise LakeError(lake.root, "holds other data", "Give the lake a folder of its own")
@@ -123,8 +116,9 @@ class Lake:
         return lake
 
     def has_table(self, table: str) -> bool:
-        """Whether there is the table; ``summaries`` may be deleted."""
-        return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
+        """Whether there is the table; ``summaries`` may be deleted. Raises LakeError."""
+        with reading(self.root, ACCESS_REMEDY):
+            return DeltaTable.is_deltatable(self.store.uri(table), self.store.options)
 
     def prepare(self, table: str) -> None:
         """Make a table, or add its new columns. Raises LakeError."""
@@ -150,9 +144,8 @@ class Lake:
 
     def files(self, table: str, version: int | None = None) -> list[DataFile]:
         """Return the files of a table that count, sorted by day and name."""
-        rows = pa.table(self.delta(table, version).get_add_actions(flatten=True)).to_pylist()
-        found = [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
-        return sorted(found, key=lambda one: one.path)
+        rows = pa.table(self.delta(table, version).get_add_actions(flatten=True)).sort_by("path").to_pylist()
+        return [DataFile(table, row["path"], row["num_records"], row["size_bytes"]) for row in rows]
 
     def counted(self, table: str, state: State, since: date | None = None) -> list[DataFile]:
         """Return the files of a table that count in a state, of the days since one."""
@@ -165,12 +158,9 @@ class Lake:
         return _made(self.delta(table), name, number)
 
     def commit(
-        self,
-        table: str,
-        added: Iterable[DataFile],
-        removed: Iterable[DataFile] = (),
+        self, table: str, added: Iterable[DataFile], removed: Iterable[DataFile] = (), *,
         once: tuple[str, int] | None = None,
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Add and remove files in one step. The added files must be durable; the commit is, after this call.
 
         ``once`` is a name and a number: return False, and change nothing, if that commit or one of the name with a
@@ -212,10 +202,7 @@ class Lake:
         return self.store.place(file.name)
 
     def read(self, file: DataFile, columns: list[str] | None = None) -> pa.Table:
-        """Return the rows of a file, with those of the columns that it has.
-
-        Raises LakeError if its bytes do not have the checksum in its name.
-        """
+        """Return the rows of a file, with those of the columns that it has. Raises LakeError for a damaged one."""
         with reading(self.path(file)):
             content = self.store.read(file.name)
             self._compare(file, hashlib.sha256(content).hexdigest())
@@ -225,10 +212,7 @@ class Lake:
             return pq.read_table(pa.BufferReader(content), columns=columns, page_checksum_verification=True)
 
     def sound(self, files: Iterable[DataFile], damaged: list[str] | None = None) -> list[DataFile]:
-        """Return the files whose bytes have the checksum in their name.
-
-        Append what is wrong with the others to ``damaged``; without it, raise LakeError.
-        """
+        """Return the files with the checksum in their name; append the others' errors to ``damaged``, or raise one."""
 
         def compare(file: DataFile) -> DataFile:
             with reading(self.path(file)):
@@ -266,21 +250,15 @@ def of_each(read: Callable[[DataFile], Found], files: Iterable[DataFile], damage
 
 
 def read_lake(
-    spark: SparkSession,
-    path: str | os.PathLike[str],
-    *,
-    table: str = "tasks",
-    database: Database | None = None,
-    state: State | None = None,
-    since: date | None = None,
-    damaged: list[str] | None = None,
-) -> DataFrame:
+    spark: SparkSession, path: str | os.PathLike[str], *,
+    table: str = "tasks", database: Database | None = None, state: State | None = None,
+    since: date | None = None, damaged: list[str] | None = None,
+) -> DataFrame:  # fmt: skip
     """Return the lake's ``tasks`` (or ``attempts``, or ``finished``), each row once, with columns of this version.
 
     A column that is newer than a file is null for its rows. With ``database`` the rows that are still in that database
-    are left out, so that database and lake together hold each task once. Give a ``state`` instead to read both in the
-    same state while an archive may run. ``since`` leaves out earlier days.
-    All files are compared with their checksums first: ``damaged`` is as for `Lake.sound`.
+    are left out; give a ``state`` instead to read both in the same state while an archive may run. ``since`` leaves out
+    earlier days. All files are compared with their checksums first: ``damaged`` is as for `Lake.sound`.
     """
     if table not in ROW_TABLES:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, ROW_TABLES))}.")
@@ -320,19 +298,12 @@ def lake_schema(table: str, columns: Collection[str] | None = None) -> pa.Schema
 def conformed(rows: pa.Table, table: str, columns: Collection[str] | None = None) -> pa.Table:
     """Return the rows with exactly the columns of `lake_schema`; a missing column is null."""
     schema = lake_schema(table, columns)
-    columns = [
-        rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
-        for one in schema
-    ]
-    return pa.table(columns, schema=schema)
+    known = rows.select([name for name in schema.names if name in rows.column_names])
+    return pa.concat_tables([schema.empty_table(), known], promote_options="permissive").cast(schema)
 
 
-@dataclass(frozen=True)
-class State:
-    """One state of a database and a lake, in which each task is in one of them.
-
-    ``versions`` are those of the lake's tables; files of the tokens ``under_way`` hold tasks that are in the database.
-    """
+class State(NamedTuple):
+    """One state of a database and a lake: files of the tokens ``under_way`` hold tasks that are in the database."""
 
     snapshot: Snapshot | None
     versions: Mapping[str, int]
@@ -344,7 +315,7 @@ def one_state(database: Database | None, path: str | os.PathLike[str] | None) ->
     """Hold the present state of a database and a lake, either of which may be None, in the block.
 
     The lake's versions are the same before and after the database's snapshot is taken, so nothing moved in between.
-    SQLite has no snapshots that others can read: there the state is held only if no archive runs meanwhile.
+    SQLite has no such snapshots: there the state is held only if no archive runs meanwhile.
     """
     lake = Lake.at(path) if path else None
     while True:
@@ -381,6 +352,7 @@ KEYS_BELONG_IN_THE_ENVIRONMENT = (
 CONDITIONAL_PUT = {"aws_conditional_put": "etag", "aws_s3_allow_unsafe_rename": "false"}
 READ_BYTES = 8 * 2**20
 MAX_REASON_CHARACTERS = 300
+ACCESS_REMEDY = "Check the path, the keys in the environment and the rights"
 DAMAGED_FILE_REMEDY = "Restore it from a backup; `check` names all damaged files"
 SECRET_VARIABLE = re.compile("SECRET|TOKEN|PASSWORD|KEY|SAS|CREDENTIAL", re.IGNORECASE)
 MIN_SECRET_CHARACTERS = 6  # of a value that is replaced in the text of an error
@@ -404,7 +376,6 @@ class LakeStore:
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of delta-rs."""
         return {} if self.path else dict(CONDITIONAL_PUT)
 
     def place(self, name: str) -> str:
@@ -412,7 +383,6 @@ class LakeStore:
         return f"{self.root}/{name}"
 
     def uri(self, name: str) -> str:
-        """Return a name as delta-rs takes it."""
         return (self.path / name).as_uri() if self.path else self.place(name)
 
     @property
@@ -470,10 +440,7 @@ def _remote(root: str) -> DeltaStorageHandler:
 
 
 def store_of(path: str | os.PathLike[str]) -> LakeStore:
-    """Return the store of a path, a ``file:`` URL, or a URL of an object store. Raises LakeError for another one.
-
-    The error does not repeat a URL that may hold a key.
-    """
+    """Return the store of a path or URL. Raises LakeError, which does not repeat a URL that may hold a key."""
     text = os.fspath(path)
     scheme, separator, rest = text.partition("://")
     if not separator and "%" not in text:

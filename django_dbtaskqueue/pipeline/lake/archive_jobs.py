@@ -4,15 +4,13 @@ An archived task leaves the database, and none is lost. Each batch goes through 
 
     freeze    one row says which tasks: a range of ids and a predicate. The tasks are not touched.
     export    Spark writes them to files in the lake, which do not count yet.
-    verify    the files are read again and compared with their checksums. A task that breaks a rule of ``check`` is
-              quarantined: it stays in the database.
-    delete    a transaction deletes the rows that are in the files and still unchanged. A row that was reprocessed,
-              locked or removed meanwhile stays. Files lose the rows that stay.
+    verify    the files are read again. A task that breaks a rule of ``check`` is quarantined: it stays in the database.
+    delete    a transaction deletes the rows that are in the files and still unchanged. Files lose the rows that stay.
     publish   one commit to the lake's log of each table makes the files count.
     close     the transaction marks the batch as closed and ends: now the rows are gone.
 
-If a run is killed before the end of the transaction, nothing has left the database. The next run revokes what the
-batch may have published, abandons the batch, and archives its tasks again.
+If a run is killed before the end, nothing has left the database. The next run revokes what the batch may have
+published, abandons the batch, and archives its tasks again.
 """
 
 from __future__ import annotations
@@ -23,11 +21,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core.columns import COPIED
@@ -37,7 +35,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, TASK_KEYS
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Job, Options, Result, count, day, parsed
-from django_dbtaskqueue.pipeline.lake import DataFile, Lake, read_lake, store_of, writing
+from django_dbtaskqueue.pipeline.lake import DataFile, Lake, lake_schema, read_lake, store_of, writing
 from django_dbtaskqueue.pipeline.lake.export import (
     MIN_SMALL_FILES,
     Batches,
@@ -63,13 +61,11 @@ from django_dbtaskqueue.pipeline.source import (
 from django_dbtaskqueue.pipeline.source.enqueue_job import GUARDS, guarded, only, refuse_unknown_queue, rejected
 from django_dbtaskqueue.pipeline.spark import put
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 __all__ = ["Archive", "Replay", "Stream"]
 
 SLICE_IDS = 250_000  # ids that one Spark task exports, while there are at most MAX_SLICES
 MAX_SLICES = 64
+NO_LIMIT = 2**62  # of tasks
 MAX_NAMED_TASKS = 20  # of those that break one rule
 ARCHIVED_TABLES = ("history", "task")
 RESULT_COUNTS = ("tasks", "attempts", "withdrawn", "quarantined", "batches", "resumed", "bytes", "files_compacted")
@@ -107,7 +103,7 @@ class Archive(Job):
         with Batches.locked(context.need_database()) as batches:
             filters = batches.filters(options["older_than"], options["status"] or TERMINAL_STATUSES, options["queue"])
             if context.dry_run:
-                found = [batches.next(one, 0, options["limit"] or 2**62, filters) for one in sources]
+                found = [batches.next(one, 0, options["limit"] or NO_LIMIT, filters) for one in sources]
                 return {"tasks": sum(number for _first, _last, number in found), "dry_run": True}
             run = ArchiveRun(context, Lake.at(path, create=True), batches, filters)
             run.done["resumed"] = batches.resume(run.lake)
@@ -136,22 +132,14 @@ class ArchiveRun:
     broken: dict[str, list[int]] = field(default_factory=dict)
 
     def archive(self, source: str) -> None:
-        after = 0
-        while (batch := self._freeze(source, after)) is not None:
+        after, most, options = 0, self.context.options["limit"] or NO_LIMIT, self.context.options
+        while (limit := min(options["batch_size"], most - self.done["tasks"])) > 0:
+            self._step("freeze")
+            batch = self.batches.freeze(source, after, limit, self.lake.root, self.filters)
+            if batch is None:
+                return
             after = batch.last_id
             self._finish(batch)
-
-    def _freeze(self, source: str, after: int) -> ExportedBatch | None:
-        limit = self.context.options["batch_size"]
-        if self.context.options["limit"]:
-            limit = min(limit, self.context.options["limit"] - self.done["tasks"])
-        if limit <= 0:
-            return None
-        self._step("freeze")
-        first, last, number = self.batches.next(source, after, limit, self.filters)
-        if not number:
-            return None
-        return self.batches.freeze(source, (first, last), self.lake.root, self.filters)
 
     def _finish(self, batch: ExportedBatch) -> None:
         export = Export(self.lake, batch.token)
@@ -159,8 +147,8 @@ class ArchiveRun:
         files, horizon = self._export(export, batch)
         self._step("verify")
         tasks, attempts = (
-            self.lake.rows(table, files, columns)
-            for table, columns in (("tasks", VERIFIED_COLUMNS), ("attempts", ATTEMPT_KEYS))
+            self.lake.rows("tasks", files, VERIFIED_COLUMNS),
+            self.lake.rows("attempts", files, ATTEMPT_KEYS),
         )
         good, bad = self._judged(tasks)
         if bad.num_rows:  # a task that stays keeps its attempts
@@ -168,7 +156,8 @@ class ArchiveRun:
         size = sum(one.bytes for one in files)
         self._step("delete")
         with self.batches.deleting(batch, good, attempts, size=size, horizon=horizon) as deleted:
-            kept = _without(export, files, pa.concat_tables([bad, task_ids(deleted.stayed)]))
+            out = pa.concat_tables([bad, task_ids(deleted.stayed)])
+            kept = [*export.without((one, out) for one in files)] if out.num_rows else files
             self._step("publish")
             for table in ("attempts", "tasks"):
                 added = [one for one in kept if one.table == table]
@@ -190,7 +179,7 @@ class ArchiveRun:
             wanted += [("queue_name", "in", list(batch.filters.queues))] if batch.filters.queues else []
             wanted += [("watched", "known", False)] if batch.source == "task" else []
             tasks = Selection(database, batch.source, SCHEMAS[batch.source], tuple(wanted), snapshot.name)
-            writer = SliceWriter(export, batch, tasks, slices)
+            writer = SliceWriter(export, tasks, batch.filters.cutoff, slices)
             return export.files_of(spark.range(0, len(slices), 1, len(slices)), writer), snapshot.horizon
 
     def _judged(self, tasks: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -220,14 +209,8 @@ class ArchiveRun:
 
 def task_ids(tasks: Collection[tuple[str, int]]) -> pa.Table:
     """Return (location, id) of tasks as a table."""
-    locations, ids = zip(*tasks, strict=True) if tasks else ((), ())
-    return pa.table({"location": pa.array(locations, pa.string()), "id": pa.array(ids, pa.int64())})
-
-
-def _without(export: Export, files: list[DataFile], tasks: pa.Table) -> list[DataFile]:
-    if not tasks.num_rows:
-        return files
-    return [kept for one in files if (kept := export.without(one, tasks)) is not None]
+    rows = [{"location": location, "id": task_id} for location, task_id in tasks]
+    return pa.Table.from_pylist(rows, lake_schema("tasks", ("location", "id")))
 
 
 # -- copies: into the lake, and out of it as new tasks -----------------------------------------------------------------
@@ -245,10 +228,7 @@ def sink(lake: Lake, stream: str, location: str, rows: DataFrame, number: int) -
 
 
 def checkpoint(lake: Lake, location: str, given: str | None = None) -> tuple[Path, str]:
-    """Return the checkpoint folder of a location's stream, and the stream's name, which is stored in it.
-
-    If the folder is removed, a new stream starts, whose micro-batches differ from the old one's.
-    """
+    """Return the checkpoint folder of a location's stream, and the stream's name in it; without it a new one starts."""
     if given is None and lake.store.path is None:
         raise JobOptionError("--checkpoint", "a lake in an object store needs a local folder that stays between runs")
     folder = (Path(given) if given else Path(lake.root) / "finished" / "_streams") / location
@@ -296,8 +276,7 @@ class Stream(Job):
         if context.dry_run:
             return {"rows": 0, "files": 0, "dry_run": True}
         place, name = checkpoint(lake, database.location, context.options["checkpoint"])
-        before = {one.path for one in lake.files("finished")}
-        reason = ""
+        before, reason = {one.path for one in lake.files("finished")}, ""
         try:
             rows = stream_tasks(context.spark, database, name=name)
         except PipelineError as error:
@@ -305,10 +284,11 @@ class Stream(Job):
             context.progress(f"each micro-batch reads the whole table: {reason}", 0, 0)
             rows = stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
-        writer = writer.option("checkpointLocation", str(place))
         interval = f"{context.options['interval'].total_seconds()} seconds"
-        once = context.options["once"]
-        query = (writer.trigger(availableNow=True) if once else writer.trigger(processingTime=interval)).start()
+        writer = (
+            writer.trigger(availableNow=True) if context.options["once"] else writer.trigger(processingTime=interval)
+        )
+        query = writer.option("checkpointLocation", str(place)).start()
         context.progress("streaming", 0, 0)
         try:
             query.awaitTermination()
@@ -340,7 +320,6 @@ def chosen(tasks: DataFrame, options: Options) -> DataFrame:
 
 
 def _copied(column: TaskColumn) -> Column:
-    """Return an archived column as ``write_tasks`` expects it: with its name, and seconds as an interval."""
     value = F.col(column.db)
     return (F.make_dt_interval(secs=value) if column.type == "float8" else value).alias(column.argument)
 
@@ -352,11 +331,11 @@ def _time_to_live() -> Column:
     return F.when(span.isNotNull(), F.least(F.greatest(span, F.lit(timedelta(0))), F.lit(MAX_DELAY)))
 
 
-def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = None, rate: float = 1.0) -> DataFrame:
+def as_new(tasks: DataFrame, to: str | None, rate: float | None) -> DataFrame:
     """Return archived tasks as new ones; of each (queue, reference) the one that was archived last.
 
-    A task without a reference gets one made of its old id, so that replaying it twice adds one task. With ``start``
-    ``rate`` tasks become due per second.
+    A task without a reference gets one made of its old id, so that replaying it twice adds one task. With a ``rate``
+    so many tasks become due per second from now on.
     """
     named = F.concat_ws(":", F.lit("replay"), "location", "id")
     columns = [
@@ -369,9 +348,9 @@ def as_new(tasks: DataFrame, *, to: str | None = None, start: datetime | None = 
     ]
     last = Window.partitionBy("queue", "reference").orderBy(F.desc("_ended"), F.desc("_id"))
     new = tasks.select(*columns).withColumn("_rank", F.row_number().over(last)).filter("_rank = 1")
-    if start is not None:
+    if rate is not None:
         place = F.row_number().over(Window.orderBy("_ended", "_id")) - 1
-        due = F.timestamp_seconds(F.lit(start.timestamp()) + place / F.lit(rate))
+        due = F.timestamp_seconds(F.lit(datetime.now(UTC).timestamp()) + place / F.lit(rate))
         new = new.withColumn("run_at", due)
     return new.drop("_ended", "_id", "_rank")
 
@@ -410,8 +389,7 @@ class Replay(Job):
         archived = read_lake(
             context.spark, context.need_lake(), database=database, since=options["since"], damaged=context.damaged
         )
-        start = datetime.now(UTC) if options["rate"] else None
-        new = as_new(chosen(archived, options), to=options["to"], start=start, rate=options["rate"] or 1.0).cache()
+        new = as_new(chosen(archived, options), options["to"], options["rate"]).cache()
         try:
             number = new.count()
             names = new.select(F.concat_ws("/", "queue", "reference")).orderBy("queue", "reference")

@@ -100,10 +100,7 @@ class Erase(Job):
 
 
 def _references(context: Context) -> tuple[str, ...]:
-    """Return those of the options. Raises JobOptionError if there is none.
-
-    A line of the file ends with a line feed, or as on Windows. Other separators and spaces belong to the reference.
-    """
+    """Return those of the options; in the file a line is one, spaces and all. Raises JobOptionError without any."""
     references = [*context.options["reference"]]
     if file := context.options["reference_file"]:
         try:
@@ -128,7 +125,7 @@ class Found:
     archived: Counter[str] = field(default_factory=Counter)  # tasks of the lake by queue
 
 
-@dataclass(frozen=True)
+@dataclass
 class Erasure:
     """One run."""
 
@@ -138,36 +135,22 @@ class Erasure:
     lake: Lake | None
     references: tuple[str, ...]
 
-    @property
-    def sql(self) -> EraseStatements:
-        return EraseStatements(self.database.tables, self.database.dialect)
-
-    @property
-    def retention(self) -> RetentionStatements:
-        return RetentionStatements(self.database.tables, self.database.dialect)
-
-    @property
-    def params(self) -> dict[str, object]:
-        array, queues = self.database.dialect.array, self.context.options["queue"]
-        return {"references": array(self.references), "queues": array(queues), "every": not queues}
+    def __post_init__(self) -> None:
+        database, queues = self.database, self.context.options["queue"]
+        array = database.dialect.array
+        self.sql = EraseStatements(database.tables, database.dialect)
+        self.retention = RetentionStatements(database.tables, database.dialect)
+        self.params = {"references": array(self.references), "queues": array(queues), "every": not queues}
 
     def other_lakes(self) -> list[str]:
-        """Return further lakes with tasks of this database. Raises JobOptionError if there are some and none is given.
-
-        Each lake needs a run of its own.
-        """
+        """Return further lakes with tasks of this database; each needs a run of its own. Raises JobOptionError."""
         lakes = [lake for (lake,) in self.link.run(self.sql.lakes)]
         if lakes and self.lake is None:
             raise JobOptionError("--lake", f"tasks of this database are in {', '.join(lakes)}: give it, too")
         return [lake for lake in lakes if self.lake is None or lake != self.lake.root]
 
-    # -- finding -------------------------------------------------------------------------------------------------------
-
     def found(self, removed: Collection[tuple[str, int]] = ()) -> Found:
-        """Return what there is now, also about tasks that were ``removed``.
-
-        Raises LakeError for a damaged file: its rows are unknown.
-        """
+        """Return what there is now, also about tasks that were ``removed``. Raises LakeError for a damaged file."""
         self.context.progress("counting rows", 0, 0)
         found = Found()
         found.hot = self._hot()
@@ -193,10 +176,7 @@ class Erasure:
         watched = [task_id for _, task_id, _status, is_watched in rows if is_watched is not None]
         of = {"location": self.database.location, "ids": self.database.dialect.array(watched)}
         needed = {task_id for (task_id,) in self.link.run(self.retention.needed, of)} if watched else set()
-        return [
-            (name, task_id, status, not is_watched and task_id not in needed)
-            for name, task_id, status, is_watched in rows
-        ]
+        return [(name, one, status, not is_watched and one not in needed) for name, one, status, is_watched in rows]
 
     def _files(self, table: str, found: Found) -> Iterator[tuple[DataFile, pa.Table]]:
         """Yield the files with rows to remove, and (location, id) of the tasks of these rows."""
@@ -222,14 +202,13 @@ class Erasure:
         return {"rows": json.dumps([{"location": location, "task_id": one} for location, one in sorted(found.keys)])}
 
     def refuse_unfinished(self, found: Found) -> None:
-        """Raise PipelineError if a task may still run, or another one waits for it."""
+        running = [one for _, one, status, _ in found.hot if status == "PROCESSING"]
+        waiting = [one for _, one, status, _ in found.hot if status not in (*TERMINAL_STATUSES, "PROCESSING")]
+        needed = [one for _, one, _, free in found.hot if not free]
         for refused, reason in (
-            ([one for _, one, status, _ in found.hot if status == "PROCESSING"], "run now. Wait for their end"),
-            (
-                [one for _, one, status, _ in found.hot if status not in (*TERMINAL_STATUSES, "PROCESSING")],
-                "have not run yet. Cancel them first, with `taskqueue cancel`",
-            ),
-            ([one for _, one, _, free in found.hot if not free], "are waited for by others. Wait for these to end"),
+            (running, "run now. Wait for their end"),
+            (waiting, "have not run yet. Cancel them first, with `taskqueue cancel`"),
+            (needed, "are waited for by others. Wait for these to end"),
         ):
             if refused:
                 names = ", ".join(map(str, refused[:MAX_NAMED]))
@@ -239,13 +218,10 @@ class Erasure:
                     "Nothing was removed."
                 )
 
-    # -- removing ------------------------------------------------------------------------------------------------------
-
     def performed(self, before: Found, facts: Result) -> Result:
-        """Remove what was found, and return the proof."""
         audit = self._audit_begun(facts)
         self.context.progress("removing", 0, 0)
-        rewritten = sum(self._rewrite(table, before) for table in ("attempts", "finished"))
+        rewritten = self._rewrite("attempts", before) + self._rewrite("finished", before)
         if not self.link.postgresql:
             self.link.run("PRAGMA secure_delete = ON")  # freed pages are overwritten
         self.context.progress("deleting", 0, 0)
@@ -292,8 +268,7 @@ class Erasure:
         if self.lake is None or not before.files[table]:
             return 0
         export = Export(self.lake, uuid.uuid4().hex)
-        kept = [new for file, tasks in before.files[table] if (new := export.without(file, tasks)) is not None]
-        self.lake.commit(table, kept, [file for file, _tasks in before.files[table]])
+        self.lake.commit(table, export.without(before.files[table]), [file for file, _tasks in before.files[table]])
         return len(before.files[table])
 
     def _vacuum(self) -> bool:

@@ -15,24 +15,26 @@ import sqlite3
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
 from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
+from django_dbtaskqueue.pipeline.database import Database, Link, Params
 from django_dbtaskqueue.pipeline.lake import (
     PARTITION,
     ROW_TABLES,
@@ -40,7 +42,6 @@ from django_dbtaskqueue.pipeline.lake import (
     Lake,
     conformed,
     of_each,
-    reading,
     store_of,
     writing,
 )
@@ -48,14 +49,7 @@ from django_dbtaskqueue.pipeline.source import ATTEMPTS, Selection, Slice, arrow
 from django_dbtaskqueue.pipeline.source.staging import load
 from django_dbtaskqueue.pipeline.spark import Progress, silent
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from django_dbtaskqueue.pipeline.database import Database, Link, Params
-
-# -- batches -----------------------------------------------------------------------------------------------------------
-
-# The archive in the database: one row for each batch, and the transaction that deletes its tasks.
+# -- batches: one row of the database for each, and the transaction that deletes its tasks -----------------------------
 
 MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
 # Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
@@ -69,8 +63,7 @@ LOCK_ARCHIVE = f"SELECT pg_try_advisory_lock({ARCHIVE_LOCK})"
 UNLOCK_ARCHIVE = f"SELECT pg_advisory_unlock({ARCHIVE_LOCK})"
 
 
-@dataclass(frozen=True)
-class TaskFilters:
+class TaskFilters(NamedTuple):
     """Which finished tasks to archive: those that ended before ``cutoff``. No queues means all of them."""
 
     statuses: tuple[str, ...]
@@ -78,20 +71,17 @@ class TaskFilters:
     cutoff: datetime
 
 
-@dataclass(frozen=True)
-class ExportedBatch:
+class ExportedBatch(NamedTuple):
     """Rows of ``task`` or ``history`` by a range of ids and a predicate, frozen under a token."""
 
     token: str
-    location: str
     source: str
     first_id: int
     last_id: int
     filters: TaskFilters
 
 
-@dataclass(frozen=True)
-class Deleted:
+class Deleted(NamedTuple):
     """How many rows one delete removed, and the exported tasks (location, id) that it left in the database."""
 
     tasks: int
@@ -118,25 +108,23 @@ class Batches:
     @contextmanager
     def locked(cls, database: Database) -> Iterator[Batches]:
         """Hold the database's lock of the archive. Raises PipelineError at once if another archive holds it."""
-        alone = (
-            nullcontext()
-            if database.postgresql
-            else _exclusive(Path(f"{os.path.realpath(database.conninfo['dbname'])}-archive"))
-        )
-        with database.open() as link, alone:
+        with database.open() as link:
             batches = cls(database, link)
-            if link.postgresql and not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
+            if not link.postgresql:
+                with _exclusive(Path(f"{os.path.realpath(database.conninfo['dbname'])}-archive")):
+                    yield batches
+                return
+            if not batches._run(LOCK_ARCHIVE, location=database.location)[0][0]:
                 raise PipelineError(ANOTHER_ARCHIVE.format(database))
             try:
                 yield batches
             finally:
-                if link.postgresql:
-                    with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
-                        batches._run(UNLOCK_ARCHIVE, location=database.location)
+                with suppress(psycopg.Error):  # the connection's end lets go, too, but a moment after its close
+                    batches._run(UNLOCK_ARCHIVE, location=database.location)
 
-    def unfinished(self) -> list[tuple[str, str, str]]:
+    def unfinished(self) -> list[tuple[Any, ...]]:
         """Return (token, location, lake) of the batches that were frozen and not ended, the oldest first."""
-        return [(token, location, lake) for token, location, lake in self._run(OPEN_BATCHES)]
+        return self._run(OPEN_BATCHES)
 
     def unwatch(self) -> None:
         """Let the archive take failed tasks that others waited for, where an operator let these others go."""
@@ -163,14 +151,15 @@ class Batches:
         lists = {name: self.sql.dialect.array(getattr(filters, name)) for name in ("statuses", "queues")}
         return {**lists, "every": not filters.queues, "cutoff": self.database.time(filters.cutoff)}
 
-    def freeze(self, source: str, ids: tuple[int, int], lake: str, filters: TaskFilters) -> ExportedBatch:
-        """Store which tasks are archived next; the tasks are not touched."""
-        batch = ExportedBatch(uuid.uuid4().hex, self.database.location, source, *ids, filters)
+    def freeze(self, source: str, after: int, limit: int, lake: str, filters: TaskFilters) -> ExportedBatch | None:
+        """Store which tasks are archived next; the tasks are not touched. Return None if there are none."""
+        first, last, number = self.next(source, after, limit, filters)
+        if not number:
+            return None
+        batch = ExportedBatch(uuid.uuid4().hex, source, first, last, filters)
         lists = {name: json.dumps(getattr(filters, name)) for name in ("statuses", "queues")}
-        self._run(
-            CREATE_BATCH, token=batch.token, location=batch.location, source=source, lake=lake, first_id=ids[0],
-            last_id=ids[1], cutoff=self.database.time(filters.cutoff), **lists,
-        )  # fmt: skip
+        place = {"location": self.database.location, "lake": lake, "cutoff": self.database.time(filters.cutoff)}
+        self._run(CREATE_BATCH, **{**batch._asdict(), **place, **lists})
         return batch
 
     @contextmanager
@@ -179,24 +168,22 @@ class Batches:
     ) -> Iterator[Deleted]:
         """Delete the exported rows that are unchanged, and close the batch, in one transaction around the block.
 
-        The block makes the rows count in the lake; if it fails, no row is deleted. A row that another transaction has
-        locked, or that was changed after the export, stays. With the ``horizon`` of the export's snapshot an unchanged
-        batch is deleted in less than half the time; if a row has changed, this first try is rolled back.
+        The block makes the rows count in the lake; if it fails, no row is deleted. A row that is locked, or was changed
+        after the export, stays. With the ``horizon`` of the export's snapshot an unchanged batch is deleted in half
+        the time; if a row has changed, this first try is rolled back.
         """
         with self.link.transaction():
-            deleted = self._deleted(batch, keys, attempts, horizon)
+            deleted = None
+            if horizon is not None:
+                with suppress(*CHANGED_OR_LOCKED), self.link.transaction():
+                    deleted = self._delete_old(batch, keys, attempts, horizon)
+            deleted = deleted or self._delete(batch, keys, attempts)
             yield deleted
             facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.stayed)}
             if not self.link.change(self.sql.batch_closed, {"token": batch.token, "size": size, **facts}):
                 raise PipelineError(
                     f"Batch {batch.token} was ended by another process: nothing was deleted. Start again."
                 )
-
-    def _deleted(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int | None) -> Deleted:
-        if horizon is not None:
-            with suppress(*CHANGED_OR_LOCKED), self.link.transaction():
-                return self._delete_old(batch, keys, attempts, horizon)
-        return self._delete(batch, keys, attempts)
 
     def _delete_old(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
@@ -225,17 +212,15 @@ class Batches:
         gone = self.link.change(self.sql.remove_locked(batch.source))
         removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
         stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
-        return Deleted(gone, removed, tuple((location, task) for location, task in stayed))
+        return Deleted(gone, removed, tuple(stayed))
 
     def resume(self, lake: Lake) -> int:
         """Take back the batches of a killed run; return how many. Raises PipelineError for one of another lake."""
         own = [(token, root) for token, location, root in self.unfinished() if location == self.database.location]
         for token, root in own:
             if store_of(root) != lake.store:
-                raise PipelineError(
-                    f"An archive of {self.database.location} into the lake {root} is not finished. "
-                    f"Finish it first: archive --lake {root}"
-                )
+                reason = f"An archive of {self.database.location} into the lake {root} is not finished"
+                raise PipelineError(f"{reason}. Finish it first: archive --lake {root}")
             lake.revoke(token)
             self._run(self.sql.batch_abandoned, token=token, note=REVOKED)
         return len(own)
@@ -298,10 +283,8 @@ class Export:
 
     def write(self, table: str, rows: pa.Table, name: str) -> Iterator[DataFile]:
         """Write the rows of each day into one file. Raises LakeError for a file that does not read the same back."""
-        rows = rows.sort_by([(PARTITION, "ascending"), ("queue_name", "ascending"), ("id", "ascending")])
-        for date in pc.unique(rows[PARTITION]):
-            part = rows.filter(pc.equal(rows[PARTITION], date)).drop_columns(PARTITION)
-            yield self.write_day(table, date.as_py().isoformat(), part, name)
+        for day, part in by_day(rows):
+            yield self.write_day(table, day, part.sort_by([("queue_name", "ascending"), ("id", "ascending")]), name)
 
     def write_day(self, table: str, day: str, rows: pa.Table, name: str) -> DataFile:
         """Write rows of one day into one file, as ``write`` does."""
@@ -319,31 +302,32 @@ class Export:
             )
         return file
 
-    def without(self, file: DataFile, tasks: pa.Table) -> DataFile | None:
-        """Return the file, or else a new one without the rows of these tasks (location, id), or None if none is left.
+    def without(self, files: Iterable[tuple[DataFile, pa.Table]]) -> Iterator[DataFile]:
+        """Yield of each file what is left without the rows of these tasks (location, id): it, a new one, or nothing."""
+        for file, tasks in files:
+            key = "task_id" if file.table == "attempts" else "id"
+            rows = self.lake.read(file)
+            kept = rows.join(tasks.rename_columns(["location", key]), ["location", key], join_type="left anti")
+            if kept.num_rows == rows.num_rows:
+                yield file
+            elif kept.num_rows:
+                yield self.write_day(file.table, file.day, kept.sort_by("id"), "kept")
 
-        The rows are removed from a file of attempts, too.
-        """
-        key = "task_id" if file.table == "attempts" else "id"
-        rows = self.lake.read(file)
-        kept = rows.join(tasks.rename_columns(["location", key]), ["location", key], join_type="left anti")
-        if kept.num_rows == rows.num_rows:
-            return file
-        return self.write_day(file.table, file.day, kept.sort_by("id"), "kept") if kept.num_rows else None
+
+def by_day(rows: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each day, without the day itself."""
+    for day in pc.unique(rows[PARTITION]):
+        yield day.as_py().isoformat(), rows.filter(pc.equal(rows[PARTITION], day)).drop_columns(PARTITION)
 
 
 def compact(
-    lake: Lake,
-    damaged: list[str],
-    *,
-    without: Collection[str] = (),
-    fewest: int = MIN_SMALL_FILES,
-    progress: Progress = silent,
-) -> int:
+    lake: Lake, damaged: list[str], *,
+    without: Collection[str] = (), fewest: int = MIN_SMALL_FILES, progress: Progress = silent,
+) -> int:  # fmt: skip
     """Merge the small files of each day with at least ``fewest`` of them; return how many were replaced.
 
-    Files of the changes ``without`` stay, because they may be revoked. A damaged file stays, and its error goes to
-    ``damaged``. A commit replaces the old files, so that a reader of an older version can still read them for a week.
+    Files of the changes ``without`` stay, because they may be revoked; so does a damaged one, whose error goes to
+    ``damaged``. Readers of an older version can still read the old files for a week.
     """
     groups = [group for table in ROW_TABLES for group in _groups(lake.files(table), without, fewest)]
     replaced = 0
@@ -389,7 +373,7 @@ def lake_tasks(rows: pa.Table, location: str) -> pa.Table:
     if "task_id" in rows.column_names:
         rows = rows.drop_columns("id").rename_columns({"task_id": "id"})
     else:
-        rows = rows.append_column("location", pa.repeat(pa.scalar(location), rows.num_rows))
+        rows = rows.append_column("location", pa.repeat(location, rows.num_rows))
     ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
     day = pc.floor_temporal(ended, unit="day").cast(pa.timestamp("us")).cast(pa.date32())
     return conformed(rows.append_column(PARTITION, day), "tasks")
@@ -417,25 +401,22 @@ class SliceWriter:
     """For ``mapInArrow`` over numbers of slices: writes the tasks of a batch, and their attempts, slice by slice."""
 
     export: Export
-    batch: ExportedBatch
     tasks: Selection
+    cutoff: datetime
     slices: tuple[tuple[int, int], ...]
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in numbers:
-            for number in batch.column(0).to_pylist():
-                yield from described(self._slice(*self.slices[number]))
+        for number in (one for batch in numbers for one in batch.column(0).to_pylist()):
+            yield from described(self._slice(*self.slices[number]))
 
     def _slice(self, low: int, high: int) -> Iterator[DataFile]:
         for index, rows in enumerate(tables(self.tasks.read(Slice(low, high)))):
             ended = pc.coalesce(rows["finish_time"], rows["last_update_time"])
-            old = rows.filter(pc.less(ended, pa.scalar(self.batch.filters.cutoff, pa.timestamp("us", "UTC"))))
-            if not old.num_rows:
-                continue
-            tasks = lake_tasks(old, self.batch.location)
-            name = f"{task_attempt_id()}-{index}"
-            yield from self.export.write("tasks", tasks, name)
-            yield from self.export.write("attempts", self._attempts_of(tasks), name)
+            old = rows.filter(pc.less(ended, pa.scalar(self.cutoff, pa.timestamp("us", "UTC"))))
+            if old.num_rows:
+                tasks, name = lake_tasks(old, self.tasks.database.location), f"{task_attempt_id()}-{index}"
+                yield from self.export.write("tasks", tasks, name)
+                yield from self.export.write("attempts", self._attempts_of(tasks), name)
 
     def _attempts_of(self, tasks: pa.Table) -> pa.Table:
         """Return the failed attempts of these tasks, each with the day of its task."""
@@ -457,15 +438,15 @@ def write_finished(export: Export, location: str, batches: Iterable[pa.RecordBat
 
 def described(files: Iterable[DataFile]) -> Iterator[pa.RecordBatch]:
     """Yield descriptions of files as WRITTEN_FILES; nothing without files."""
-    if rows := [asdict(one) for one in files]:
+    if rows := [one._asdict() for one in files]:
         yield pa.RecordBatch.from_pylist(rows)
 
 
 # -- summaries ---------------------------------------------------------------------------------------------------------
 
-# Of each day what reports add up, in a file whose name begins with a key. The key stands for the contents of the day's
-# files, and for the options of a report that change the figures. When a file of the day changes, the summary is out of
-# date: nobody reads it, and the next writer removes it.
+# Of each day what reports add up. The name of its file begins with a key of the contents of the day's files, and of the
+# options that change the figures. When a file of the day changes, nobody reads the summary, and the next writer removes
+# it.
 
 
 def key_of(files: Iterable[DataFile], options: str) -> str:
@@ -475,7 +456,7 @@ def key_of(files: Iterable[DataFile], options: str) -> str:
 
 def summaries(lake: Lake, keys: Mapping[str, str]) -> dict[str, DataFile]:
     """Return those summaries that have the key of their day. A damaged one is left out: it is made again."""
-    if not _is_there(lake):
+    if not lake.has_table(SUMMARY_TABLE):
         return {}
     own = [one for one in lake.files(SUMMARY_TABLE) if keys.get(one.day) == one.token]
     return {one.day: one for one in lake.sound(own, [])}
@@ -492,13 +473,8 @@ def remove_out_of_date(lake: Lake, added: Iterable[DataFile] = ()) -> None:
             lake.delta(SUMMARY_TABLE).vacuum(0, dry_run=False, enforce_retention_duration=False)
 
 
-def _is_there(lake: Lake) -> bool:
-    with reading(lake.store.place(SUMMARY_TABLE)):
-        return lake.has_table(SUMMARY_TABLE)
-
-
 def _out_of_date(lake: Lake) -> list[DataFile]:
-    if not _is_there(lake):
+    if not lake.has_table(SUMMARY_TABLE):
         return []
     days = defaultdict(list)
     for file in (*lake.files("tasks"), *lake.files("attempts")):
@@ -516,15 +492,7 @@ def _digest(text: str) -> str:
 
 
 def write_summaries(lake: Lake, keys: Mapping[str, str], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """For ``mapInArrow`` over rows of summaries, all of a day in one partition: write a file for each day.
-
-    ``keys`` are by day.
-    """
-    held = [one for one in batches if one.num_rows]
-    if not held:
-        return
-    rows = pa.Table.from_batches(held)
-    for date in pc.unique(rows[PARTITION]):
-        part = rows.filter(pc.equal(rows[PARTITION], date)).drop_columns(PARTITION).sort_by(SORTED)
-        name = date.as_py().isoformat()
-        yield from described([Export(lake, keys[name]).write_day(SUMMARY_TABLE, name, part, "0")])
+    """For ``mapInArrow`` over rows of summaries, all of a day in one partition; ``keys`` are by day."""
+    if held := [one for one in batches if one.num_rows]:
+        for day, part in by_day(pa.Table.from_batches(held)):
+            yield from described([Export(lake, keys[day]).write_day(SUMMARY_TABLE, day, part.sort_by(SORTED), "0")])
