@@ -1,13 +1,11 @@
 """The SQL of ``pipeline/``: rows from a staging table into TASKS, and finished rows into the archive.
 
-The name of a staging table holds the time it was made. Each attempt of a Spark task fills it under a number of its own.
-One transaction at the end takes the rows of the successful attempts, and drops the table. Staged columns are named
-``u.``.
+Each attempt of a Spark task fills a staging table under a number of its own. One transaction at the end takes the rows
+of the successful attempts, and drops the table. Staged columns are named ``u.``.
 
-The archive deletes only rows that are as they were exported. In most batches no transaction has written to them since,
-as the rows' transaction ids show: ``remove_old`` deletes these by the batch's predicate. Otherwise the temporary tables
-``archived_key`` (tasks) and ``archived_attempt`` hold the exported rows, and the delete compares id, fencing token,
-status and time of the last update.
+The archive deletes only rows that are as they were exported. In most batches the rows' transaction ids show that nobody
+has written to them since: ``remove_old`` deletes these by the batch's predicate. Otherwise temporary tables hold the
+exported rows, and the delete compares id, fencing token, status and time of the last update.
 """
 
 from __future__ import annotations
@@ -56,11 +54,11 @@ class StagingStatements(Group):
 
     @renamed
     def insert(self, table: str, *, ignore: bool, timed: bool, grouped: bool) -> str:
-        """Insert the rows of ``attempts``, ordered by reference so that two writers cannot deadlock.
-
-        Without ``ignore`` a taken reference fails the statement.
-        """
-        due = self._due() if timed else self.dialect.now
+        """Insert the rows of ``attempts``, by reference because two writers could deadlock; ``ignore`` taken ones."""
+        due = self.dialect.now
+        if timed:
+            start = f"{self.dialect.greatest}({due}, coalesce(u.run_at, {due}))"
+            due = self.dialect.later("coalesce(u.delay, 0)", start=start)
         expire = self.dialect.maybe_later("u.ttl", start=due) if timed else "NULL"
         ready, parked = due, "NULL"
         if grouped:
@@ -74,10 +72,6 @@ class StagingStatements(Group):
             f" {expire} FROM {self._counted(table)}"
             f" ORDER BY u.reference_number{byte_wise}, u.queue_name{byte_wise}{conflict}"
         )
-
-    def _due(self) -> str:
-        start = f"{self.dialect.greatest}({self.dialect.now}, coalesce(u.run_at, {self.dialect.now}))"
-        return self.dialect.later("coalesce(u.delay, 0)", start=start)
 
     def _counted(self, table: str) -> str:
         return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
@@ -203,7 +197,6 @@ class ArchiveStatements(Group):
         return self.tables.task if source == "task" else self.tables.history
 
     def _renamed(self, source: str, sql: str) -> str:
-        """Return the statement with the names of the task table's columns, if that is its source."""
         return self.tables.rename(sql) if source == "task" else sql
 
     @cached_property
@@ -220,7 +213,7 @@ class ArchiveStatements(Group):
         return self._renamed(source, sql)
 
     def _wanted(self, source: str) -> str:
-        """Return the test for rows that a batch takes: none whose end is to be told, or that another task waits for."""
+        # No task whose end is to be told, or that another one waits for.
         unneeded = " AND watched IS NULL" if source == "task" else ""
         return (
             f"status IN ({TERMINAL_SQL}) AND {self.dialect.one_of('status', 'statuses')}"
@@ -257,10 +250,7 @@ class ArchiveStatements(Group):
         )
 
     def _unchanged(self, source: str) -> str:
-        """Return the condition that joins rows ``t`` to their exported keys ``k`` unless they have changed.
-
-        A task that another one has begun to wait for has changed, too.
-        """
+        """Return the test that joins rows ``t`` to their exported keys ``k`` if they are unchanged, and not awaited."""
         unneeded = " AND t.watched IS NULL" if source == "task" else ""
         key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
         time = "t.last_update_time = k.last_update_time"
@@ -317,12 +307,9 @@ class ArchiveStatements(Group):
 
 # -- streams of finished tasks -----------------------------------------------------------------------------------------
 
-# The SQL of streams of finished tasks: events, which a trigger writes while a stream is registered, and their use.
-#
-# An event says which transaction finished a task. It is written by that transaction, and by nothing else: telling
-# others of the end, which writes to the task once more, writes no event. A stream reads the events of transactions
-# that have all ended, so that a late commit is never skipped, and of each task only the last event, so that none is
-# read twice.
+# While a stream is registered, a trigger writes an event in the transaction that finishes a task. Telling others of the
+# end, which writes to the task once more, writes none. A stream reads the events of transactions that have all ended,
+# so that a late commit is never skipped, and of each task only the last event, so that none is read twice.
 #
 # Without events a stream compares the transaction ids of all rows, which reads the whole table. PostgreSQL only.
 
@@ -358,8 +345,6 @@ def window(since: int, until: int, *, finished: bool) -> str:
 class FinishEventStatements(Group):
     """Statements about the events of one location's task table. Parameters: ``location``, ``name`` of the stream."""
 
-    # -- which rows a micro-batch reads ------------------------------------------------------------------------------
-
     @renamed
     def finished_in(self, since: int, until: int, location: str, complete_from: int | None) -> str:
         """Return the test for tasks that transactions from ``since`` to below ``until`` finished.
@@ -382,8 +367,6 @@ class FinishEventStatements(Group):
         later = f"SELECT 1 FROM {events} AND e.task_id = {self.tables.task}.id AND e.transaction_id >= {until}"
         written = f" AND ({distance(since)} < {XMAX_SQL} - {since} OR watched)" if since else ""
         return f"status IN ({TERMINAL_SQL}){written} AND NOT EXISTS ({later})"
-
-    # -- the trigger -------------------------------------------------------------------------------------------------
 
     @cached_property
     def has_trigger(self) -> str:
@@ -422,11 +405,9 @@ class FinishEventStatements(Group):
     def drop_trigger(self, schema: str) -> str:
         return f"DROP FUNCTION IF EXISTS {schema}.{self._function}() CASCADE"
 
-    @property
+    @cached_property
     def _function(self) -> str:
         return f"{TRIGGER_NAME}_{crc32(self.tables.task.encode()):08x}"
-
-    # -- registered streams ------------------------------------------------------------------------------------------
 
     # Register a stream, or note that a registered one reads again.
     register = (
