@@ -18,7 +18,7 @@ from django_dbtaskqueue.models import Task, UsedReference
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import TaskSource, write_tasks
 from django_dbtaskqueue.pipeline.source.rows import Rules, check_schema
-from django_dbtaskqueue.pipeline.source.staging import Plan, StreamWriter, fill, finish, open_staging, sweep_staging
+from django_dbtaskqueue.pipeline.source.staging import Plan, TaskWriter, fill, finish, open_staging, sweep_staging
 from tests.pipeline.executors import ThisProcess
 from tests.support import PATIENCE, actors, blocked, until
 
@@ -254,7 +254,7 @@ def test_wrong_options_of_a_data_source_are_named(options: dict[str, str]) -> No
 def test_a_micro_batch_that_is_run_again_adds_nothing(options: dict[str, str]) -> None:
     rows = frame([{"payload": "{}"}] * 5)
 
-    def writer() -> StreamWriter:
+    def writer() -> TaskWriter:
         return TaskSource({**options, "once": "a"}).streamWriter(rows.schema, overwrite=False)
 
     for number, count in ((0, 5), (0, 5), (1, 10)):

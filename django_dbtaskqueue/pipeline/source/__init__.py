@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection
     from pyspark.sql import DataFrame, SparkSession
 
-    from django_dbtaskqueue.pipeline.source.staging import StreamWriter, write_tasks
+    from django_dbtaskqueue.pipeline.source.staging import TaskWriter, write_tasks
     from django_dbtaskqueue.pipeline.source.stream_reader import register_stream, unregister_stream
 
 __all__ = [
@@ -96,15 +96,16 @@ class TaskSource(datasource.DataSource):
         return schema_of(self._table)
 
     def reader(self, schema: StructType) -> datasource.DataSourceReader:
-        snapshot = checked_snapshot(self.options.get("snapshot"))
+        snapshot = self.options.get("snapshot")
+        if snapshot is not None and not SNAPSHOT_NAME.fullmatch(snapshot):
+            raise PipelineError(f"snapshot={snapshot!r} is not the name of a snapshot. Use open_snapshot().")
         ids = int(self.options.get("slice_ids", PARTITION_IDS))
         return TaskReader(replace(self._selection(schema), snapshot=snapshot), ids)
 
     def streamReader(self, schema: StructType) -> datasource.DataSourceStreamReader:
         from django_dbtaskqueue.pipeline.source.stream_reader import TaskStreamReader
 
-        name = self.options.get("name")
-        return TaskStreamReader(self._selection(schema), name)
+        return TaskStreamReader(self._selection(schema), self.options.get("name"))
 
     def writer(self, schema: StructType, overwrite: object) -> datasource.DataSourceWriter:
         """Return a writer that enqueues. Raises PipelineError for an overwrite."""
@@ -114,15 +115,15 @@ class TaskSource(datasource.DataSource):
             raise PipelineError('Tasks are never overwritten: write with mode("append").')
         return TaskWriter(plan_of(self.database, schema, self.options))
 
-    def streamWriter(self, schema: StructType, overwrite: object) -> StreamWriter:
-        from django_dbtaskqueue.pipeline.source.staging import StreamWriter, plan_of
+    def streamWriter(self, schema: StructType, overwrite: object) -> TaskWriter:
+        from django_dbtaskqueue.pipeline.source.staging import TaskWriter, plan_of
 
         if not self.options.get("once"):
             raise PipelineError(
                 "The option once is missing: a name of this stream, under which the ledger counts its micro-batches. "
                 "Keep it as long as the checkpoint."
             )
-        return StreamWriter(plan_of(self.database, schema, self.options))
+        return TaskWriter(plan_of(self.database, schema, self.options))
 
     @property
     def _table(self) -> str:
@@ -161,18 +162,11 @@ def _key(url: str, location: str | None) -> str:
 
 
 def read_tasks(
-    spark: SparkSession,
-    database: Database,
-    columns: Iterable[str] | None = None,
-    table: str = "task",
-    *,
-    snapshot: Snapshot | None = None,
-    queue: str | Iterable[str] | None = None,
-    status: str | Iterable[str] | None = None,
-    ids: tuple[int | None, int | None] = (None, None),
-    created: TimeRange = (None, None),
-    finished: TimeRange = (None, None),
-) -> DataFrame:
+    spark: SparkSession, database: Database, columns: Iterable[str] | None = None, table: str = "task", *,
+    snapshot: Snapshot | None = None, queue: str | Iterable[str] | None = None,
+    status: str | Iterable[str] | None = None, ids: tuple[int | None, int | None] = (None, None),
+    created: TimeRange = (None, None), finished: TimeRange = (None, None),
+) -> DataFrame:  # fmt: skip
     """Return a DataFrame of ``task``, ``history`` or ``attempt``, of the given columns only (None: all of them).
 
     Name the columns you need: Spark cannot ask a Python source for fewer, and three columns are read three times as
@@ -205,14 +199,9 @@ def few_tasks(
 
 
 def stream_tasks(
-    spark: SparkSession,
-    database: Database,
-    columns: Iterable[str] | None = None,
-    table: str = "task",
-    *,
-    queue: str | Iterable[str] | None = None,
-    name: str | None = None,
-) -> DataFrame:
+    spark: SparkSession, database: Database, columns: Iterable[str] | None = None, table: str = "task", *,
+    queue: str | Iterable[str] | None = None, name: str | None = None,
+) -> DataFrame:  # fmt: skip
     """Return a streaming DataFrame of finished tasks (``task``), the history or failed attempts. PostgreSQL only.
 
     It starts with all rows, and returns a row once for each change that left it finished. A transaction that commits
@@ -243,26 +232,22 @@ def _options(spark: SparkSession, database: Database, table: str, conditions: li
 def _conditions(
     among: Mapping[str, str | Iterable[str] | None], ranges: Mapping[str, tuple[Value | None, Value | None]]
 ) -> list[Condition]:
-    found: list[Condition] = []
-    for column, wanted in among.items():
-        if wanted is not None:
-            found.append((column, "in", [wanted] if isinstance(wanted, str) else list(wanted)))
+    wanted = {name: [one] if isinstance(one, str) else list(one) for name, one in among.items() if one is not None}
+    found: list[Condition] = [(column, "in", values) for column, values in wanted.items()]
     for column, edges in ranges.items():
         found += [(column, sign, edge) for sign, edge in zip((">=", "<"), edges, strict=True) if edge is not None]
     return found
 
 
 def _from_text(text: str, columns: Iterable[str]) -> tuple[Condition, ...]:
-    found = tuple(
-        (name, op, datetime.fromisoformat(value["time"]) if isinstance(value, dict) else value)
-        for name, op, value in json.loads(text)
-    )
-    for name, op, _ in found:  # whoever may write Spark SQL may write this text, and must not write ours
+    found: list[Condition] = []
+    for name, op, value in json.loads(text):  # whoever may write Spark SQL may write this text, and must not write ours
         if name not in columns or op not in OPERATORS:
             raise PipelineError(
                 f"where: {name!r} {op!r} is not a column and an operator. Use read_tasks() or .where()."
             )
-    return found
+        found.append((name, op, datetime.fromisoformat(value["time"]) if isinstance(value, dict) else value))
+    return tuple(found)
 
 
 # -- reading: which rows, in which slices, as Arrow record batches -----------------------------------------------------
@@ -306,13 +291,13 @@ class Selection:
     conditions: tuple[Condition, ...] = ()
     snapshot: str | None = None
 
-    def bounds(self) -> tuple[int, int] | None:
-        """Return the first and last id, or None if there is no row. PostgreSQL only."""
+    def slices(self, ids: int) -> tuple[tuple[int, int], ...]:
+        """Cut the rows into ranges of about so many ids, as (first, below); none without a row. PostgreSQL only."""
         key = self._named("id")
         query, params = self._query([f"min({key}) AS first", f"max({key}) AS last"], Slice())
         (batch,) = copied(self.database, query, params, BOUNDS_SCHEMA, self.snapshot)
         first, last = (column[0].as_py() for column in batch.columns)
-        return None if first is None else (first, last)
+        return () if first is None else even_slices(first, last, (last - first) // ids + 1)
 
     def read(self, part: Slice, *, also: str = "") -> Generator[pa.RecordBatch]:
         """Yield the rows of one slice that meet the SQL ``also``, as record batches of the schema."""
@@ -333,7 +318,6 @@ class Selection:
                 yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _query(self, columns: Iterable[str], part: Slice, also: str = "") -> tuple[str, Params]:
-        """Return the query for these columns of one slice, and its parameters."""
         tests: list[str] = []
         params: dict[str, object] = {}
         bounds = [("id", sign, edge) for sign, edge in ((">=", part.low), ("<", part.high)) if edge is not None]
@@ -346,7 +330,10 @@ class Selection:
                 tests.append(self.database.dialect.one_of(column, name))
             else:
                 if isinstance(value, datetime):
-                    column, value = _comparable(column, self.database), self.database.time(value)
+                    value = self.database.time(value)
+                    if not self.database.postgresql:  # its text has 0, 3 or 6 digits of a second, which become 6
+                        digits = f"WHEN 19 THEN {column} || '.000000' ELSE substr({column} || '000', 1, 26)"
+                        column = f"CASE length({column}) {digits} END"
                 params[name] = value
                 tests.append(f"{column} {operator} %({name})s")
         where = f" WHERE {' AND '.join(filter(None, (*tests, also)))}" if tests or also else ""
@@ -355,20 +342,6 @@ class Selection:
     def _named(self, column: str) -> str:
         """Return the name that a column has in the table; a model may give its columns other names."""
         return self.database.tables.rename(column) if self.table == "task" else column
-
-
-def checked_snapshot(name: str | None) -> str | None:
-    """Return the name of a snapshot; ``PipelineError`` for what PostgreSQL does not call one."""
-    if name is not None and not SNAPSHOT_NAME.fullmatch(name):
-        raise PipelineError(f"snapshot={name!r} is not the name of a snapshot. Use open_snapshot().")
-    return name
-
-
-def _comparable(column: str, database: Database) -> str:
-    """Return a time column; SQLite stores text with 0, 3 or 6 digits of a second, which becomes 6."""
-    if database.postgresql:
-        return column
-    return f"CASE length({column}) WHEN 19 THEN {column} || '.000000' ELSE substr({column} || '000', 1, 26) END"
 
 
 @dataclass
@@ -403,10 +376,7 @@ class TaskReader(datasource.DataSourceReader):
         """Cut the range of ids into slices; without a snapshot one slice, because it must see one state."""
         if self.selection.snapshot is None:
             return [Slice()]
-        first, last = self.selection.bounds() or (0, -1)
-        if last < first:
-            return [Slice(0, 0)]
-        return [Slice(*ids) for ids in even_slices(first, last, (last - first) // self.slice_ids + 1)]
+        return [Slice(*ids) for ids in self.selection.slices(self.slice_ids)] or [Slice(0, 0)]
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Slice)  # noqa: S101 -- what partitions() returns
@@ -439,24 +409,21 @@ def copied(
     """Yield what a query returns in the state of ``snapshot``, with the columns of ``schema`` in that order.
 
     ADBC's driver in C builds columns; psycopg would build Python rows. Raises PipelineError for a database that cannot
-    be reached and a snapshot that is gone. Other errors of the server are ADBC's.
+    be reached and a snapshot that is gone.
     """
-    text = _with_values(query, params) if params else query
+    if params:
+        from psycopg import sql  # the processes that plan a read do without
+
+        query = query % {name: sql.Literal(value).as_string(None) for name, value in params.items()}
     with closing(database.connect_arrow()) as connection:
         if snapshot is not None:
             _join(connection, snapshot)
         with connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(ADBC_BATCH_BYTES)})
-            cursor.execute(text)
+            cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 columns = [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _with_values(query: str, params: Params) -> str:
-    from psycopg import sql  # the processes that plan a read do without
-
-    return query % {name: sql.Literal(value).as_string(None) for name, value in params.items()}
 
 
 def _join(connection: Connection, snapshot: str) -> None:
@@ -473,12 +440,8 @@ def _join(connection: Connection, snapshot: str) -> None:
             ) from None
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """The name of one state of a database; None on SQLite, which reads in one statement.
-
-    All transactions below ``horizon`` had ended. ``link`` reads that state.
-    """
+class Snapshot(NamedTuple):
+    """One state of a database (without a name on SQLite), which ``link`` reads; all below ``horizon`` had ended."""
 
     name: str | None
     horizon: int | None = None
@@ -487,10 +450,9 @@ class Snapshot:
 
 @contextmanager
 def open_snapshot(database: Database) -> Iterator[Snapshot]:
-    """Hold the present state of a PostgreSQL database, for reads of any table in any number of partitions.
+    """Hold the present state of a PostgreSQL database in the block, for reads of any table in any number of partitions.
 
-    It lives as long as the ``with`` block, on one connection of the driver. Meanwhile the server cannot vacuum rows
-    that were deleted since: keep the block as short as the scan. A Spark task that runs again reads the same state.
+    Meanwhile the server cannot vacuum rows that were deleted since: keep the block as short as the scan.
     """
     if not database.postgresql:
         yield Snapshot(None)
@@ -563,10 +525,7 @@ def arrow_schema(fields: Iterable[types.StructField]) -> pa.Schema:
 
 
 def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
-    """Return the schema of ``task``, ``history`` or ``attempt``, or of some of its columns in the order given.
-
-    Raises `PipelineError` for another table, an unknown column, or one named twice.
-    """
+    """Return the schema of ``task``, ``history`` or ``attempt``, or of these columns of it. Raises `PipelineError`."""
     if table not in SCHEMAS:
         raise PipelineError(f"table={table!r} must be one of {', '.join(map(repr, SCHEMAS))}.")
     whole = SCHEMAS[table]
@@ -575,9 +534,8 @@ def schema_of(table: str, columns: Iterable[str] | None = None) -> StructType:
     wanted = [columns] if isinstance(columns, str) else list(columns)
     for name in wanted:
         if name not in whole.names:
-            raise PipelineError(
-                f"{table} has no column {name!r}.{near_match(name, whole.names)} Its columns: {', '.join(whole.names)}."
-            )
+            near, names = near_match(name, whole.names), ", ".join(whole.names)
+            raise PipelineError(f"{table} has no column {name!r}.{near} Its columns: {names}.")
     if not wanted or len(set(wanted)) < len(wanted):
         raise PipelineError(f"columns={wanted!r} must name at least one column, and none of them twice.")
     return StructType([whole[name] for name in wanted])

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +27,7 @@ __all__ = ["Enqueue"]
 
 GUARDS = (
     Argument("known_queue", "a queue that exists; others are refused. Default: any, or the project's", many=True),
-    Argument(
-        "payload_max_bytes", "that a payload may have. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size
-    ),
+    Argument("payload_max_bytes", "of a payload. Default: 1 MiB, or the project's", count, DEFAULT_LIMITS.size),
     Argument("rejects", "file for rows that cannot be tasks: JSON lines with line, column, value and reason"),
 )
 ROW_KEYS = "_keys"
@@ -137,10 +135,7 @@ def with_keys(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
 
 
 def only(frame: DataFrame, where: str | None) -> DataFrame:
-    """Return the rows for which this SQL is true; None means all. Raises JobOptionError for SQL that does not fit.
-
-    Rows of a file that could not be read stay.
-    """
+    """Return the rows for which this SQL is true (None: all), and those that were not read. Raises JobOptionError."""
     unread = F.col(f"{ROW}.fault").isNotNull() if ROW in frame.columns else F.lit(False)
     try:
         return frame.where(F.expr(where) | unread) if where else frame
@@ -190,12 +185,8 @@ def _value(frame: DataFrame, name: str, value: str) -> Column:
         return F.struct(*(_column(word) for word in (columns if value == "*" else words)))
     if value not in columns:
         return F.expr(value)
-    exact = (
-        ROW in frame.columns
-        and name in (*rows.JSONS, *rows.STAGED_TEXTS)
-        and frame.schema[value].dataType != StringType()
-    )
-    return picked([value], alone=True) if exact else _column(value)
+    as_text = name in (*rows.JSONS, *rows.STAGED_TEXTS) and frame.schema[value].dataType != StringType()
+    return picked([value], alone=True) if ROW in frame.columns and as_text else _column(value)
 
 
 def _column(name: str) -> Column:
@@ -239,21 +230,15 @@ def written(context: Context, tasks: DataFrame) -> Result:
     chunks, size = (load.chunks, load.size) if load else _chunks(context, tasks)
     totals = {"enqueued": 0, "ignored": 0, "rejected": 0, "chunks": chunks, "chunks_done_before": 0}
     rejects: list[rows.Reject] = []
+    given = {**{name: options[name] for name in WRITE_OPTIONS}, **guarded(context)}
     for number, chunk in enumerate(_split(tasks, chunks)):
         context.progress("enqueueing", number, chunks)
         if load and number in load.done:
             totals["chunks_done_before"] += 1
             continue
         began = clock.monotonic()
-        done = write_tasks(
-            chunk,
-            database,
-            **{name: options[name] for name in WRITE_OPTIONS},
-            once=f"{load.prefix}{load.chunks}" if load else None,
-            batch=number,
-            content=load.content(number) if load else None,
-            **guarded(context),
-        )
+        once: Options = {"once": f"{load.prefix}{chunks}", "content": load.content(number)} if load else {}
+        done = write_tasks(chunk, database, batch=number, **once, **given)
         rejects += done.rejects
         totals["enqueued"] += done.enqueued
         totals["ignored"] += done.ignored
@@ -287,38 +272,31 @@ class Load:
     @classmethod
     def of(cls, context: Context, tasks: DataFrame) -> Load:
         """Return the load, with what earlier runs have done. Raises PipelineError if rows of that have changed."""
-        prefix = f"enqueue {context.options['resume']} /"
-        database = context.need_database()
+        prefix, database = f"enqueue {context.options['resume']} /", context.need_database()
         with database.open() as link:
             entries = link.run(StagingStatements(database.tables, database.dialect).entries, {"prefix": prefix})
-        matches = [LEDGER_ENTRY.fullmatch(entry[len(prefix) :]) for (entry,) in entries]
-        found = [(match, int(match[5])) for match in matches if match]
-        chunks, size = (int(found[-1][0][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
+        found = [match for (entry,) in entries if (match := LEDGER_ENTRY.fullmatch(entry[len(prefix) :]))]
+        chunks, size = (int(found[-1][1]), _chunk_rows(context)) if found else _chunks(context, tasks)
         context.progress("comparing rows", 0, 0)
         contents = _contents(tasks, chunks, context.options["queue"])
-        stored = {batch: match for match, batch in found if int(match[1]) == chunks}
+        stored = {int(match[5]): match for match in found if int(match[1]) == chunks}
         load = cls(prefix, chunks, size, contents, stored)
         load._compare(context.options["resume"], {batch: match for batch, match in stored.items() if match[2]})
         return load
 
     def content(self, number: int) -> str:
-        """Return what the ledger keeps about a chunk."""
         rows, content = self.contents.get(number, (0, 0))
         return f"{rows} {content} of {sum(one for one, _ in self.contents.values())}"
 
     def _compare(self, name: str, stored: Mapping[int, re.Match[str]]) -> None:
-        changed = [
-            number
-            for number, match in sorted(stored.items())
-            if (int(match[2]), int(match[3])) != self.contents.get(number, (0, 0))
-        ]
-        if not changed:
+        same = ((int(match[2]), int(match[3])) == self.contents.get(number, (0, 0)) for number, match in stored.items())
+        if not (changed := [*same].count(False)):
             return
         before = max(int(match[4]) for match in stored.values())
         now = sum(rows for rows, _ in self.contents.values())
         size = f"has {now:,} rows as before" if now == before else f"had {before:,} rows and has {now:,} now"
         raise PipelineError(
-            f"The input of --resume {name} is not the one that was enqueued: it {size}, and {len(changed):,} of "
+            f"The input of --resume {name} is not the one that was enqueued: it {size}, and {changed:,} of "
             f"{len(self.done):,} finished chunks have other rows (or --map or --queue is another). Nothing was "
             "enqueued, because some of these rows are tasks already. Load only the new rows, in a file of their own or "
             "with --where, under another name."
@@ -327,9 +305,8 @@ class Load:
 
 def _contents(tasks: DataFrame, chunks: int, queue: str | None) -> dict[int, tuple[int, int]]:
     row = _row_hash(tasks)
-    content = F.xxhash64(row, F.lit(queue)).cast("decimal(38,0)").alias("content")
-    found = tasks.select(_chunk(row, chunks).alias("chunk"), content)
-    sums = found.groupBy("chunk").agg(F.count("*"), F.sum("content")).collect()
+    content = F.sum(F.xxhash64(row, F.lit(queue)).cast("decimal(38,0)"))
+    sums = tasks.groupBy(_chunk(row, chunks)).agg(F.count("*"), content).collect()
     return {number: (rows, int(total)) for number, rows, total in sums}
 
 
@@ -341,7 +318,6 @@ def _chunk_rows(context: Context) -> int:
 
 
 def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
-    """Return the number of chunks, and the rows of one."""
     size = _chunk_rows(context)
     if not size:
         return 1, 0
@@ -349,13 +325,10 @@ def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
     return max(1, math.ceil(tasks.count() / size)), size
 
 
-def _split(tasks: DataFrame, chunks: int) -> Iterator[DataFrame]:
-    """Yield the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
-    if chunks == 1:
-        yield tasks
-        return
-    for number in range(chunks):
-        yield tasks.where(_chunk(_row_hash(tasks), chunks) == number)
+def _split(tasks: DataFrame, chunks: int) -> list[DataFrame]:
+    """Return the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
+    chunk = _chunk(_row_hash(tasks), chunks)
+    return [tasks.where(chunk == number) for number in range(chunks)] if chunks > 1 else [tasks]
 
 
 def _row_hash(tasks: DataFrame) -> Column:

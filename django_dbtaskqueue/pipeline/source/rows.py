@@ -1,9 +1,8 @@
 """Rows that become tasks: those of files are read, and all are checked by the rules of ``enqueue()``.
 
-Python and Arrow read a file in a Spark task, and make a JSON object of each row, with its place.
-
-Spark's own readers change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text
-become U+FFFD. They end at the first bad row, and know no line numbers. Here a row that cannot be read has a ``fault``.
+Python and Arrow read a file in a Spark task, and make a JSON object of each row, with its place. Spark's own readers
+change values: a backslash escapes quotes, all lines of JSON get one type, bytes that are no text become U+FFFD. They
+end at the first bad row, and know no line numbers. Here a row that cannot be read has a ``fault``.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 from pyarrow import dataset, fs
-from pyspark.sql import types
+from pyspark.sql import DataFrame, SparkSession, types
 
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
@@ -34,9 +33,6 @@ from django_dbtaskqueue.core.exceptions import JobOptionError, PayloadError, Pip
 from django_dbtaskqueue.core.masking import Rules as MaskRules
 from django_dbtaskqueue.core.masking import current_rules, masked_text
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 TEXT_OPTIONS = {"encoding": "utf-8"}
 FORMATS: dict[str, dict[str, str]] = {  # with the options of each, and their defaults
@@ -72,11 +68,9 @@ class Files:
         """Return what these paths, folders and patterns name. Raises JobOptionError for what cannot be read."""
         names = tuple(name for path in paths for name in found(path))
         kind = kind or guessed(names)
-        for name in options:
-            if name not in FORMATS[kind]:
-                known = ", ".join(FORMATS[kind]) or "none"
-                reason = f"{kind} has no option {name!r}.{near_match(name, FORMATS[kind])} It has: {known}"
-                raise JobOptionError("--option", reason)
+        for name in sorted(options.keys() - FORMATS[kind].keys()):
+            known, near = ", ".join(FORMATS[kind]) or "none", near_match(name, FORMATS[kind])
+            raise JobOptionError("--option", f"{kind} has no option {name!r}.{near} It has: {known}")
         tabs = {"sep": "\t"} if kind == "csv" and ".tsv" in names[0].lower() else {}
         options = {**FORMATS[kind], **tabs, **options}
         try:
@@ -116,7 +110,6 @@ class Files:
                 yield pa.RecordBatch.from_arrays([pa.array(some, ROW_TYPE)], [ROW])
 
     def rows(self, name: str) -> Iterator[dict[str, object]]:
-        """Yield the rows of a file, as `ROW_TYPE`."""
         parse: Callable[[str], Iterator[Line]] = getattr(self, f"_{self.kind}_lines", self._arrow_lines)
         for line, text, said, reason in parse(name):
             clean = said if said.isascii() else json_payload.clean_text(said)
@@ -182,10 +175,16 @@ class Files:
         system, place = _file_system(name)
         batches = dataset.dataset(place, format=self.kind, filesystem=system).to_batches(batch_size=BATCH_ROWS)
         for number, row in enumerate((row for batch in batches for row in batch.to_struct_array()), 1):
-            try:
-                yield number, as_json(row.as_py(maps_as_pydicts="strict")), "", ""
-            except (ValueError, OverflowError, KeyError, TypeError) as error:  # a date beyond Python's, a key twice
-                yield number, "", "", str(error)
+            text, reason = in_json(row)
+            yield number, text or "", "", reason
+
+
+def in_json(value: pa.Scalar) -> tuple[str | None, str]:
+    """Return a value as JSON, and why it cannot be: a date beyond Python's, a key twice."""
+    try:
+        return as_json(value.as_py(maps_as_pydicts="strict")) if value.is_valid else None, ""
+    except (ValueError, OverflowError, KeyError, TypeError) as error:
+        return None, str(error)
 
 
 def as_json(value: object) -> str:
@@ -237,21 +236,16 @@ def found(path: str) -> list[str]:
 
 def guessed(names: Sequence[str]) -> str:
     """Return the format by the files' names. Raises JobOptionError if no name has a known ending."""
-    for name in names:
-        for ending in os.path.basename(name).lower().split(".")[1:]:
-            if ending in FORMAT_ENDINGS:
-                return FORMAT_ENDINGS[ending]
+    endings = (ending for name in names for ending in os.path.basename(name).lower().split(".")[1:])
+    if known := next((FORMAT_ENDINGS[one] for one in endings if one in FORMAT_ENDINGS), None):
+        return known
     reason = f"no name says the format of {', '.join(names)}: give one of {', '.join(FORMATS)}"
     raise JobOptionError("--format", reason)
 
 
 # -- the rules of rows -------------------------------------------------------------------------------------------------
 
-# Rows of a DataFrame as tasks: what `stage` checks, and what it makes of them. These are the rules of ``enqueue()``.
-#
-# A DataFrame's columns are named like the arguments of ``enqueue``: ``queue`` and ``reference`` (text), ``payload`` and
-# ``context`` (JSON text, or a struct, map or array), ``priority`` and ``max_attempts`` (whole numbers), ``run_at``
-# (timestamp), ``delay``, ``ttl`` and ``lease`` (day-time intervals), ``group``, ``tag`` and ``payload_type`` (text).
+# `stage` applies the rules of ``enqueue()``. A DataFrame's columns are named like its arguments.
 
 GIVEN = (BY_NAME["queue"], *ENQUEUED)
 COLUMNS = {column.argument: column.db for column in GIVEN} | {name: name for name in TIMING}  # DataFrame's -> staging's
@@ -267,15 +261,13 @@ BOUNDS: dict[str, tuple[object, object, str]] = {
     "max_attempts": (1, 2**31 - 1, "a whole number from 1 to 2147483647"),
     "run_at": (datetime(2, 1, 1, tzinfo=UTC), datetime(9000, 12, 31, tzinfo=UTC), "a time of the years 2 to 9000"),
 }
+DURATION_REMEDY = "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"
 NESTED = (types.StructType, types.ArrayType, types.MapType)
 # Column -> (the types it may have, how to make one)
 ACCEPTED: dict[str, tuple[tuple[type[types.DataType], ...], str]] = {
     **dict.fromkeys(STAGED_TEXTS, ((types.StringType,), 'col.cast("string")')),
     **dict.fromkeys(JSONS, ((types.StringType, *NESTED), "to_json(col)")),
-    **dict.fromkeys(
-        STAGED_DURATIONS,
-        ((types.DayTimeIntervalType,), "make_dt_interval(secs=col), or lit(timedelta(minutes=5))"),
-    ),
+    **dict.fromkeys(STAGED_DURATIONS, ((types.DayTimeIntervalType,), DURATION_REMEDY)),
     **dict.fromkeys(WHOLE, ((types.ByteType, types.ShortType, types.IntegerType, types.LongType), 'col.cast("int")')),
     "run_at": ((types.TimestampType,), 'col.cast("timestamp")'),
 }
@@ -337,11 +329,12 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
     unread = pc.indices_nonzero(places.field("fault").is_valid()).to_pylist()
     faults = {row: places[row]["fault"].as_py() for row in unread}
     for name, column in [*given.items()]:
+        unmade: list[tuple[int, str]] = []
         if pa.types.is_nested(column.type):
-            given[name], found = _in_json(name, column, rules.limits)
-        else:
-            found = [*_faults(name, column, rules)]
-        for row, reason in found:
+            texts, reasons = zip(*map(in_json, column), strict=True) if count else ((), ())
+            given[name] = pa.array(texts, pa.string())
+            unmade = [(row, reason) for row, reason in enumerate(reasons) if reason]
+        for row, reason in (*unmade, *_faults(name, given[name], rules)):
             faults.setdefault(row, {"column": name, "value": _preview(given[name], row), "reason": f"{name}: {reason}"})
     where = [name for name in ("file", "line") if places.type.get_field_index(name) >= 0]  # tables have none
     rejects = [
@@ -351,16 +344,14 @@ def stage(batch: pa.RecordBatch, rules: Rules) -> tuple[dict[str, pa.Array], lis
     if faults:
         good = pa.array([row for row in range(count) if row not in faults], pa.int64())
         given = {name: column.take(good) for name, column in given.items()}
-    seconds = {name: _seconds(column) for name, column in given.items() if name in STAGED_DURATIONS}
-    return {COLUMNS[name]: column for name, column in {**given, **seconds}.items()}, rejects
+    for name in given.keys() & {*STAGED_DURATIONS}:
+        given[name] = pc.divide(given[name].cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)
+    return {COLUMNS[name]: column for name, column in given.items()}, rejects
 
 
 def _filled(given: dict[str, pa.Array], rules: Rules, count: int) -> dict[str, pa.Array]:
     """Return the columns with the values of the rules where there is none; the queue only if it is no column."""
-    values = {
-        "priority": pa.scalar(rules.priority, pa.int64()),
-        "max_attempts": pa.scalar(rules.max_attempts, pa.int64()),
-    }
+    values = {name: pa.scalar(getattr(rules, name), pa.int64()) for name in WHOLE}
     if rules.ttl is not None:
         values["ttl"] = pa.scalar(timedelta(seconds=rules.ttl), pa.duration("us"))
     columns = {name: given.get(name, pa.nulls(count, value.type)).cast(value.type) for name, value in values.items()}
@@ -413,20 +404,6 @@ def json_fault(text: str, limits: json_payload.Limits, *, mapping: bool = False)
     return f"is {text:.40}, and must be a JSON object" if mapping and not isinstance(value, dict) else None
 
 
-def _in_json(name: str, column: pa.Array, limits: json_payload.Limits) -> tuple[pa.Array, list[tuple[int, str]]]:
-    """Return structs, maps or arrays as JSON, and why the database cannot hold some."""
-    texts: list[str | None] = []
-    faults = []
-    for row, value in enumerate(column):
-        try:
-            texts.append(as_json(value.as_py(maps_as_pydicts="strict")) if value.is_valid else None)
-        except (ValueError, OverflowError, KeyError, TypeError) as error:  # a date beyond Python's, a key twice
-            texts.append(None)
-            faults.append((row, str(error)))
-    found = pa.array(texts, pa.string())
-    return found, [*faults, *_json_faults(name, found, limits)]
-
-
 def _preview(column: pa.Array, row: int) -> str | None:
     try:
         value = column[row].as_py()
@@ -440,7 +417,3 @@ def _reject(given: dict[str, pa.Array], row: int, fault: Mapping[str, str], secr
     payload = _preview(given["payload"], row) if "payload" in given else None
     payload, value = (text and masked_text(text, secrets)[:PREVIEW_CHARS] for text in (payload, fault["value"]))
     return Reject(queue, reference, masked_text(fault["reason"], secrets), payload, column=fault["column"], value=value)
-
-
-def _seconds(column: pa.Array) -> pa.Array:
-    return pc.divide(column.cast(pa.duration("us")).cast(pa.int64()).cast(pa.float64()), 1e6)

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
-from pyspark.sql import types
+from pyspark.sql import DataFrame, types
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from django_dbtaskqueue.core.columns import TIMING
@@ -33,14 +33,10 @@ from django_dbtaskqueue.pipeline.database import Database, Link, Params, databas
 from django_dbtaskqueue.pipeline.source import task_attempt_id
 from django_dbtaskqueue.pipeline.source.rows import Reject, Rules, check_schema, stage
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 CHANNEL = "dbtaskqueue"
 MAX_GROUP_LOCKS = 2000  # of more groups the table is locked: PostgreSQL holds some thousand locks in all
 SORT_MEMORY = "128MB"
 ABANDONED_AFTER = timedelta(days=1)
-STAMP_FORMAT = "%Y%m%d%H%M%S"
 CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
@@ -58,6 +54,13 @@ class Plan:
     content: str | None = None  # what the write is made of; an entry of the ledger beside that of ``once``
     dry_run: bool = False  # stage, and count what a write would do
 
+    @property
+    def sql(self) -> StagingStatements:
+        return StagingStatements(self.database.tables, self.database.dialect)
+
+    def params(self, parts: Sequence[Part]) -> Params:
+        return {"attempts": self.database.dialect.array([part.attempt for part in parts])}
+
 
 class Part(NamedTuple):
     """The rows that one attempt of a Spark task staged."""
@@ -70,12 +73,8 @@ class Part(NamedTuple):
     grouped: bool  # whether any row names a group
 
 
-@dataclass(frozen=True)
-class WriteReport:
-    """The counts of a write; ``rejects`` says why rows were left out.
-
-    ``repeated``: the ledger has this write already, so it added nothing.
-    """
+class WriteReport(NamedTuple):
+    """The counts of a write, and why rows were left out. ``repeated``: it added nothing, the ledger has it."""
 
     enqueued: int = 0
     ignored: int = 0
@@ -132,12 +131,10 @@ def fill(plan: Plan, batches: Iterable[pa.RecordBatch], attempt: int) -> Part:
     rows = good()
     if (first := next(rows, None)) is not None:  # connect when there is something to write
         with plan.database.open() as link:
-            if link.postgresql:
-                load(link, plan.table, chain([first], rows))
-            else:
-                for one in chain([first], rows):
-                    with link.transaction():  # one each: SQLite has a single writer
-                        load(link, plan.table, [one])
+            every = chain([first], rows)
+            for some in (every,) if link.postgresql else ([one] for one in every):  # SQLite has a single writer
+                with link.transaction():
+                    load(link, plan.table, some)
     return Part(attempt, counts["rows"], counts["rejected"], rejects, sorted(queues), counts["grouped"] > 0)
 
 
@@ -153,15 +150,12 @@ def load(link: Link, table: str, batches: Iterable[pa.RecordBatch]) -> None:
                     pyarrow.csv.write_csv(batch, sink, CSV_OPTIONS)
                     copy.write(memoryview(sink.getvalue()))
         else:
-            insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * first.num_columns)})"
-            link.connection.executemany(insert, zip(*map(_sqlite_values, first.columns), strict=True))
-
-
-def _sqlite_values(column: pa.Array) -> list[str | int | float | None]:
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp(column.type.unit)).cast(pa.string())
-    values: list[str | int | float | None] = column.to_pylist()
-    return values
+            values = [
+                one.cast(pa.timestamp(one.type.unit)).cast(pa.string()) if pa.types.is_timestamp(one.type) else one
+                for one in first.columns
+            ]
+            insert = f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(values))})"
+            link.connection.executemany(insert, zip(*(one.to_pylist() for one in values), strict=True))
 
 
 def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
@@ -172,10 +166,8 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
     try:
         _check(plan, parts)
         with plan.database.open() as link:
-            if plan.dry_run:
-                return _foreseen(plan, link, parts)
-            report = _move(plan, link, parts)
-            if link.postgresql and report.enqueued:
+            report = (_foreseen if plan.dry_run else _move)(plan, link, parts)
+            if link.postgresql and report.enqueued and not plan.dry_run:
                 queues = sorted({queue for part in parts for queue in part.queues})
                 link.run(f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%(queues)s::text[]) AS q", {"queues": queues})
     finally:
@@ -185,14 +177,13 @@ def finish(plan: Plan, parts: Sequence[Part]) -> WriteReport:
 
 def _foreseen(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     """Return what `_move` would, or raise the same for a taken reference."""
-    sql = StagingStatements(plan.database.tables, plan.database.dialect)
-    params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
+    sql, params = plan.sql, plan.params(parts)
     staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
     if plan.once and (" ".join(map(str, plan.once)),) in link.run(sql.entries, {"prefix": plan.once[0]}):
         return WriteReport(rejects=rejects, repeated=True)
     new = int(link.run(sql.new(plan.table), params)[0][0]) if staged else 0
     if new < staged and not plan.ignore:
-        raise _duplicate(plan, link, sql, params)
+        raise _duplicate(plan, link, params)
     return WriteReport(new, staged - new, rejects)
 
 
@@ -207,11 +198,8 @@ def _check(plan: Plan, parts: Sequence[Part]) -> None:
 
 
 def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
-    sql = StagingStatements(plan.database.tables, plan.database.dialect)
-    params = {"attempts": plan.database.dialect.array([part.attempt for part in parts])}
-    staged = sum(part.rows for part in parts)
-    rejects = tuple(reject for part in parts for reject in part.rejects)
-    grouped = any(part.grouped for part in parts)
+    sql, params, grouped = plan.sql, plan.params(parts), any(part.grouped for part in parts)
+    staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
     query, batch = plan.once or ("", 0)
     try:
         with link.transaction():
@@ -227,27 +215,29 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
             if enqueued < staged and link.run(sql.staged(plan.table), params)[0][0] < staged:
                 raise PipelineError("The database has lost staged rows, as after a crash. Write them again.")
             if grouped:
-                _regroup(plan, link, sql, params)
+                _regroup(plan, link, params)
             if plan.once and plan.content:
                 link.change(sql.enter, {"entry": f"{query} {plan.content} {batch}"})
     except (psycopg.errors.UniqueViolation, sqlite3.IntegrityError) as error:
-        raise _duplicate(plan, link, sql, params) from error
+        raise _duplicate(plan, link, params) from error
     return WriteReport(enqueued, staged - enqueued, rejects)
 
 
-def _regroup(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> None:
-    moves = link.run(sql.misplaced(plan.table), params)
+def _regroup(plan: Plan, link: Link, params: Params) -> None:
+    moves = link.run(plan.sql.misplaced(plan.table), params)
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
-            moves = link.run(sql.misplaced(plan.table), params) if ready else []  # a checkout may have taken a head
+            moves = (
+                link.run(plan.sql.misplaced(plan.table), params) if ready else []
+            )  # a checkout may have taken a head
 
 
-def _duplicate(plan: Plan, link: Link, sql: StagingStatements, params: Params) -> TaskQueueError:
-    if held := link.run(sql.conflicts(plan.table), params):
+def _duplicate(plan: Plan, link: Link, params: Params) -> TaskQueueError:
+    if held := link.run(plan.sql.conflicts(plan.table), params):
         queue, reference, task_id, status = held[0]
         return DuplicateTask(queue, reference, task_id=task_id, status=status)
-    if twice := link.run(sql.twice(plan.table), params):
+    if twice := link.run(plan.sql.twice(plan.table), params):
         return DuplicateTask(*twice[0])
     return PipelineError("A reference was taken while the rows were written, and is free again. Write them again.")
 
@@ -276,7 +266,7 @@ def sweep_staging(database: Database, *, older_than: timedelta = ABANDONED_AFTER
 
 
 def _time(stamp: str) -> datetime:
-    return datetime.strptime(stamp[:STAMP_DIGITS], STAMP_FORMAT)
+    return datetime.strptime(stamp[:STAMP_DIGITS], "%Y%m%d%H%M%S")
 
 
 # -- writers -----------------------------------------------------------------------------------------------------------
@@ -285,28 +275,17 @@ PART_DDL = "part string"
 
 
 def write_tasks(
-    df: DataFrame,
-    database: Database,
-    *,
-    queue: str | None = None,
-    on_duplicate: str = "error",
-    on_invalid: str = "error",
-    queues: Collection[str] | None = None,
-    require_reference: bool = False,
-    max_attempts: int = 5,
-    priority: int = 0,
-    ttl: timedelta | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-    once: str | None = None,
-    batch: int = 0,
-    content: str | None = None,
-    dry_run: bool = False,
-) -> WriteReport:
+    df: DataFrame, database: Database, *,
+    queue: str | None = None, on_duplicate: str = "error", on_invalid: str = "error",
+    queues: Collection[str] | None = None, require_reference: bool = False,
+    max_attempts: int = 5, priority: int = 0, ttl: timedelta | None = None, limits: Limits = DEFAULT_LIMITS,
+    once: str | None = None, batch: int = 0, content: str | None = None, dry_run: bool = False,
+) -> WriteReport:  # fmt: skip
     """Enqueue each row of ``df`` in one transaction: all of them, or none; no reader sees a part of them.
 
-    Columns are named like ``enqueue``'s arguments (see `staging`); a struct, map or array as ``payload`` or
-    ``context`` is turned into JSON. ``queue`` is for frames without such a column, ``max_attempts``, ``priority`` and
-    ``ttl`` for rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with
+    Columns are named like ``enqueue``'s arguments. ``payload`` and ``context`` are JSON text, or a struct, map, array;
+    times are timestamps, durations day-time intervals. ``queue`` is for frames without such a column, ``max_attempts``,
+    ``priority`` and ``ttl`` for rows without these values. A taken (queue, reference) raises ``DuplicateTask``; with
     ``on_duplicate="ignore"`` the row is left out. A second row of ``df`` with the same reference counts as taken too.
 
     A bad row (payload that is not JSON, reference too long, a queue not in ``queues``, null reference with
@@ -341,7 +320,6 @@ def _plan(
     database: Database, schema: types.StructType, rules: Rules, *,
     on_duplicate: str, on_invalid: str, once: tuple[str, int] | None,
 ) -> Plan:  # fmt: skip
-    """Return the plan of a write, and make its staging table."""
     check_schema(schema, rules.queue)
     for name, value, other in (("on_duplicate", on_duplicate, "ignore"), ("on_invalid", on_invalid, "reject")):
         if value not in ("error", other):
@@ -384,42 +362,25 @@ class StagedRows(WriterCommitMessage):
 
 
 @dataclass
-class StagingWriter:
-    """The half of a writer that runs in Spark's tasks."""
+class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
+    """A bulk enqueue: one write, or the micro-batch ``batchId``, unless the ledger has it: Spark may repeat it.
+
+    Of a stream Spark makes one writer for the tasks and another for the commit, and each has made a staging table.
+    """
 
     plan: Plan
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedRows:
         return StagedRows(fill(self.plan, iterator, task_attempt_id()), self.plan.table)
 
-
-class TaskWriter(StagingWriter, DataSourceArrowWriter):
-    """One atomic bulk enqueue."""
-
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        finish(self.plan, [message.part for message in messages if isinstance(message, StagedRows)])
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        drop_staging(self.plan.database, self.plan.table)
-
-
-class StreamWriter(StagingWriter, DataSourceStreamArrowWriter):
-    """Micro-batches, each enqueued once, also if Spark repeats it: the ledger knows those that were.
-
-    Spark makes one writer for the tasks and another for the commit, and each has made a staging table.
-    """
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Enqueue the micro-batch, unless the ledger has it."""
-        assert self.plan.once is not None  # noqa: S101 -- TaskSource asks for the option
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         staged = [message for message in messages if isinstance(message, StagedRows)]
         table = staged[0].table if staged else self.plan.table
-        plan = replace(self.plan, table=table, once=(self.plan.once[0], batchId))
-        finish(plan, [message.part for message in staged])
-        if self.plan.table != table:
+        once = (self.plan.once[0], batchId) if self.plan.once else None
+        finish(replace(self.plan, table=table, once=once), [message.part for message in staged])
+        if table != self.plan.table:
             drop_staging(self.plan.database, self.plan.table)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Drop the staging tables; Spark repeats the micro-batch."""
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int = 0) -> None:
         for table in {self.plan.table, *(message.table for message in messages if isinstance(message, StagedRows))}:
             drop_staging(self.plan.database, table)

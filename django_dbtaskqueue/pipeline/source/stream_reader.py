@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import psycopg
+import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from django_dbtaskqueue.core.exceptions import PipelineError
 from django_dbtaskqueue.core.sql import pipeline
 from django_dbtaskqueue.core.sql.pipeline import EVENT_SCHEMA_SQL, HORIZON_SQL, FinishEventStatements
-from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Slice, even_slices
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from django_dbtaskqueue.pipeline.database import Database, Link
-    from django_dbtaskqueue.pipeline.source import Selection
+from django_dbtaskqueue.pipeline.database import Database, Link
+from django_dbtaskqueue.pipeline.source import PARTITION_IDS, Selection, Slice
 
 STREAM_START = 0  # before every transaction
 SERVER_HORIZON_SQL = f"{HORIZON_SQL}, (SELECT system_identifier FROM pg_control_system())"
@@ -50,16 +46,15 @@ class Window(Slice):
 class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Finished tasks, rows of the history, or failed attempts, in the order their transactions ended.
 
-    An id or a time is set when a row is written, and is visible when it is committed. A reader that remembers the
-    greatest one skips a row that commits later. So an offset here is a transaction id, and the next offset is the
-    oldest transaction that still runs: all below it have ended. A transaction that stays open delays the stream.
-    Another server counts transactions anew, so an offset names its server.
+    A reader that remembers the greatest id or time skips a row that commits later. So an offset here is a transaction
+    id, and the next one is the oldest transaction that still runs: one that stays open delays the stream. Another
+    server counts transactions anew, so an offset names its server.
 
     A row is read once for each change that left it finished: a task that is reprocessed is read again with a greater
     ``total_attempt``, one that is marked as poison is read again as POISON.
 
-    With the ``name`` of a registered stream (`register_stream`) a micro-batch reads only the tasks that finished.
-    Without it, or while events may be missing, it compares all rows.
+    With the ``name`` of a registered stream a micro-batch reads only the tasks that finished. Without it, or while
+    events may be missing, it compares all rows.
     """
 
     def __init__(self, selection: Selection, name: str | None = None) -> None:
@@ -106,9 +101,7 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         complete_from = self._complete_from()
         if since != STREAM_START:
             return [Window(None, None, since, until, complete_from)]
-        first, last = self.selection.bounds() or (0, 0)
-        slices = even_slices(first, last, (last - first) // PARTITION_IDS + 1)
-        return [Window(low, high, since, until, complete_from) for low, high in slices]
+        return [Window(*ids, since, until, complete_from) for ids in self.selection.slices(PARTITION_IDS)]
 
     def _complete_from(self) -> int | None:
         if self.name is None:
@@ -119,11 +112,9 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
 
     def read(self, partition: datasource.InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Window)  # noqa: S101 -- what partitions() returns
-        part = partition
+        part, place = partition, self.database.location
         if self.finished:
-            test = _statements(self.database).finished_in(
-                part.since, part.until, self.database.location, part.complete_from
-            )
+            test = _statements(self.database).finished_in(part.since, part.until, place, part.complete_from)
         else:
             test = pipeline.window(part.since, part.until, finished=False)
         yield from self.selection.read(part, also=test)
@@ -156,26 +147,17 @@ def register_stream(database: Database, name: str) -> None:
     task table, and waits at most 2 seconds for open transactions that wrote to it. Raises PipelineError.
     """
     statements, key = _statements(database), _key(database, name)
-    try:
-        with database.open() as link:
-            with link.transaction():
-                _make_trigger(link, statements, database.location)
-                link.run(statements.register, key)
-            # In its own transaction: all that begin later write events.
-            with link.transaction():
-                link.run(statements.lock_positions, key)
-                link.run(statements.begin, key)
-    except psycopg.Error as error:
-        raise PipelineError(f"The stream {name!r} could not be registered: {_first_line(error)}.") from None
-
-
-def _make_trigger(link: Link, statements: FinishEventStatements, location: str) -> None:
-    if link.run(statements.has_trigger)[0][0]:
-        return
-    schema = _prepare_ddl(link)
-    for text in statements.create_trigger(schema, location):
-        link.run(text)
-    link.run(statements.unknown_positions, {"location": location})
+    with _changing(database, name, "registered") as link:
+        with link.transaction():
+            if not link.run(statements.has_trigger)[0][0]:
+                for text in statements.create_trigger(_prepare_ddl(link), database.location):
+                    link.run(text)
+                link.run(statements.unknown_positions, key)
+            link.run(statements.register, key)
+        # In its own transaction: all that begin later write events.
+        with link.transaction():
+            link.run(statements.lock_positions, key)
+            link.run(statements.begin, key)
 
 
 def unregister_stream(database: Database, name: str) -> None:
@@ -184,18 +166,25 @@ def unregister_stream(database: Database, name: str) -> None:
     Needs the owner of the task table. Raises PipelineError, also for an unknown name.
     """
     statements, key = _statements(database), _key(database, name)
+    with _changing(database, name, "unregistered") as link, link.transaction():
+        names = {found for (found,) in link.run(statements.lock_positions, key)}
+        if name not in names:
+            known = ", ".join(sorted(names)) or "none"
+            raise PipelineError(f"No stream {name!r} is registered for {database.location}. Registered: {known}.")
+        link.run(statements.unregister, key)
+        if names == {name}:
+            link.run(statements.drop_trigger(_prepare_ddl(link)))
+            link.run(statements.clear, key)
+
+
+@contextmanager
+def _changing(database: Database, name: str, done: str) -> Iterator[Link]:
     try:
-        with database.open() as link, link.transaction():
-            names = {found for (found,) in link.run(statements.lock_positions, key)}
-            if name not in names:
-                known = ", ".join(sorted(names)) or "none"
-                raise PipelineError(f"No stream {name!r} is registered for {database.location}. Registered: {known}.")
-            link.run(statements.unregister, key)
-            if names == {name}:
-                link.run(statements.drop_trigger(_prepare_ddl(link)))
-                link.run(statements.clear, key)
+        with database.open() as link:
+            yield link
     except psycopg.Error as error:
-        raise PipelineError(f"The stream {name!r} could not be unregistered: {_first_line(error)}.") from None
+        reason = str(error).strip().partition("\n")[0]
+        raise PipelineError(f"The stream {name!r} could not be {done}: {reason}.") from None
 
 
 def _prepare_ddl(link: Link) -> str:
@@ -213,7 +202,3 @@ def _statements(database: Database) -> FinishEventStatements:
 
 def _key(database: Database, name: str) -> dict[str, str]:
     return {"location": database.location, "name": name}
-
-
-def _first_line(error: psycopg.Error) -> str:
-    return str(error).strip().partition("\n")[0]
