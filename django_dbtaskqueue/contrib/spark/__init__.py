@@ -42,18 +42,12 @@ def __getattr__(name: str) -> Any:
 
 
 def on_worker(
-    batches: Iterator[pa.RecordBatch],
-    *,
-    environment: Mapping[str, str],
-    places: Mapping[str, Place],
-    again: bool,
+    batches: Iterator[pa.RecordBatch], *, environment: Mapping[str, str], places: Mapping[str, Place], again: bool
 ) -> Iterator[pa.RecordBatch]:
     """Process and settle the tasks of a partition; yield a summary of each job. ``again``: they were sent before.
 
-    ``places`` are the poller's databases by alias: the worker's must be the same.
-
-    An error that stops this worker, such as a database that it cannot reach, is returned in ``refused``. If it were
-    raised, Spark would try again elsewhere and then give up all partitions.
+    ``places`` are the poller's databases by alias: the worker's must be the same. An error that stops this worker is
+    returned in ``refused``: if it were raised, Spark would try again elsewhere and then give up all partitions.
     """
     for batch in batches:
         try:

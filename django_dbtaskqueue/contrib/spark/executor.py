@@ -1,8 +1,8 @@
 """The executor whose processors run on Spark's workers.
 
 It gathers the poller's jobs into Spark jobs of about two seconds. Two run at a time, so that no core waits for the last
-partition of the other. The workers settle the tasks, and an answer only reports the outcomes. So if Spark loses or
-repeats a partition, or never answers, each task is still completed once, under its lease.
+partition of the other. The workers settle the tasks, and an answer only reports the outcomes: if Spark loses or repeats
+a partition, or never answers, each task is still completed once, under its lease.
 """
 
 from __future__ import annotations
@@ -75,12 +75,9 @@ class SparkExecutor:
     """
 
     def __init__(
-        self,
-        *,
-        master: str | None = None,
-        conf: Mapping[str, str] | None = None,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
+        self, *, master: str | None = None,
+        conf: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._start = partial(spark_session, master=master, app_name="runtaskpoller", conf=conf)
         module = getattr(settings, "SETTINGS_MODULE", None) or os.environ.get("DJANGO_SETTINGS_MODULE")
         self._environment = {**({"DJANGO_SETTINGS_MODULE": module} if module else {}), **(environment or {})}
@@ -126,7 +123,6 @@ class SparkExecutor:
 
     @property
     def _size(self) -> int:
-        """How many jobs of the poller make one Spark job."""
         least = 2 * self._cores
         wanted = least if self._mean is None else int(SPARK_JOB_TARGET_S * self._cores / self._mean)
         return max(least, min(MAX_SPARK_JOB_TASKS, wanted))
@@ -193,7 +189,6 @@ class SparkExecutor:
         return sorted(answers, key=lambda row: row["number"])
 
     def _places(self, calls: list[Call]) -> dict[str, Place]:
-        """Return which databases the poller means by the aliases of these calls."""
         aliases = {str(call.job.lease.port.alias) for call in calls}
         if new := aliases - self._known_places.keys():
             try:
@@ -203,17 +198,17 @@ class SparkExecutor:
         return {alias: self._known_places[alias] for alias in aliases}
 
     def _failed(self, calls: list[Call], error: Exception) -> None:
-        """Handle a job that Spark gave up: find out which tasks are settled, and run the others in halves.
-
-        A task that ends its worker in each attempt is isolated so, and fails alone.
-        """
-        reason = _reason(error)
+        """Handle a job that Spark gave up: run its unsettled tasks in halves, so that the one to blame fails alone."""
+        lost = LOST_TASK_PATTERN.search(str(error))
+        reason = masked_text(lost[1]) if lost else one_paragraph(error)
         logger.warning("Spark gave up a job of %s tasks: %s", len(calls), reason)
         try:
-            unsettled = _unsettled(calls) if self._runs() else set()
+            unsettled = held(lease for call in calls for lease in call.job.leases) if self._runs() else set()
         except Exception as away:
             logger.warning("The database cannot be asked which of these tasks are settled: %s", away)
             unsettled = None
+        finally:
+            connections.close_all()
         if unsettled is None or not self._runs():
             self._ended.wait(REFUSED_PAUSE_S)
             for call in calls:
@@ -235,8 +230,7 @@ class SparkExecutor:
 
 
 def _has_ended(spark: SparkSession) -> bool:
-    """Its master was gone for long, or its JVM died."""
-    try:
+    try:  # its master was gone for long, or its JVM died
         return bool(spark.sparkContext._jsc.sc().isStopped())
     except Exception:
         return True
@@ -250,11 +244,6 @@ def _stop(spark: SparkSession) -> None:
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
 
 
-def _reason(error: Exception) -> str:
-    found = LOST_TASK_PATTERN.search(str(error))
-    return masked_text(found[1]) if found else one_paragraph(error)
-
-
 def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
     """Return the rows as a table of at most ``slices`` batches; each becomes a partition."""
     size = -(-len(rows) // slices)
@@ -262,17 +251,9 @@ def _sliced(rows: list[dict[str, Any]], slices: int) -> pa.Table:
     return pa.Table.from_batches([pa.RecordBatch.from_pylist(rows[at : at + size], schema=JOB_SCHEMA) for at in starts])
 
 
-def _unsettled(calls: list[Call]) -> set[Lease]:
-    try:
-        return held([lease for call in calls for lease in call.job.leases])
-    finally:
-        connections.close_all()
-
-
 # -- on a worker: run tasks, settle them with their fence, report outcomes ---------------------------------------------
 
-# Nothing here depends on the answer's arrival. Of a partition that Spark runs again, only tasks whose leases are still
-# valid run: a settled task does not run twice.
+# Of a partition that Spark runs again, only tasks whose leases are still valid run: a settled task does not run twice.
 
 SHORT_JOB_S = 0.005  # outcomes of shorter jobs wait for others to share a commit
 MAX_SETTLE_WAIT_S = 0.05  # how long the outcomes of short jobs wait
@@ -305,7 +286,7 @@ def perform_rows(rows: list[dict[str, Any]], *, again: bool, places: Mapping[str
                 "with --worker-env DATABASE_URL."
             )
     jobs: dict[int, list[Lease]] = {row["number"]: pickle.loads(row["leases"]) for row in rows}  # noqa: S301 -- made by our own driver
-    unsettled = held([lease for leases in jobs.values() for lease in leases])
+    unsettled = held(lease for leases in jobs.values() for lease in leases)
     runner = JobRunner()
     seconds: dict[int, float] = {}
     for number, leases in jobs.items():
@@ -362,9 +343,8 @@ class JobRunner:
             except Exception as error:
                 logger.warning("Outcomes of %s are left to the poller: %s", pairs[0][0].queue, error)
                 tidy()
-                self.answers.update(
-                    {lease: Answer(portable_outcome(lease, outcome), None, "") for lease, outcome in pairs}
-                )
+                for lease, outcome in pairs:
+                    self.answers[lease] = Answer(portable_outcome(lease, outcome), None, "")
         self._open.clear()
         self._settled_at = clock.monotonic()
 

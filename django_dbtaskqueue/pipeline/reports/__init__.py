@@ -1,7 +1,4 @@
-"""The reports: what ``report``, ``forecast`` and ``whatif`` share.
-
-A period, the tasks of database and lake, and a place for the figures.
-"""
+"""What ``report``, ``forecast`` and ``whatif`` share: a period, the tasks of database and lake, a place for figures."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -263,10 +260,7 @@ def _written(context: Context, period: Period, figures: Figures, tables: Tables)
 
 @contextmanager
 def _prepared(folder: Path, figures: Figures, page: str | None, tables: Tables) -> Iterator[Callable[[], None]]:
-    """Write all files to a folder beside ``folder``, and yield what puts it in the place of an earlier report.
-
-    At the end a folder that was not published is removed.
-    """
+    """Write all files beside ``folder``, and yield what puts them in its place; without that they are removed."""
     part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("part", "old"))
 
     def publish() -> None:
@@ -320,8 +314,7 @@ ONE_HOUR = timedelta(hours=1)
 Files = Mapping[str, Sequence[DataFile]]  # by day
 
 
-@dataclass(frozen=True)
-class Period:
+class Period(NamedTuple):
     """Whole hours: from ``since`` (None: from the first task) to before ``until``."""
 
     since: datetime | None
@@ -349,8 +342,7 @@ def _start_of_hour(time: datetime) -> datetime:
     return time.replace(minute=0, second=0, microsecond=0)
 
 
-@dataclass(frozen=True)
-class ReportPart:
+class ReportPart(NamedTuple):
     """What the rows of one part are: they have ``keys``. Rows with the same keys are added up."""
 
     keys: tuple[str, ...]
@@ -387,8 +379,7 @@ REPORT_PARTS = {
 OF_ATTEMPTS = ("failures", "waste")  # kept by hour too: an attempt may be older than the period, its task is not
 
 
-@dataclass(frozen=True)
-class TaskRows:
+class TaskRows(NamedTuple):
     """Tasks, their failed attempts, and their `transforms.hour_parts`; ``by`` are further columns to group by."""
 
     tasks: DataFrame

@@ -11,10 +11,10 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from itertools import groupby
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -51,8 +51,7 @@ WIDTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)  # factors of the interval; the first t
 NORMAL_EDGES = (-1.645, 1.645)  # standard deviations that hold 90 % of a normal distribution
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     """Arrivals in each hour of the week, which begins on Monday at midnight; hours without history are not there.
 
     90 % of the hours should lie between the ``edges``, in standard deviations; in the backtest the share ``coverage``
@@ -190,8 +189,7 @@ class Forecast(reports.ReportJob):
 
     Several models predict each of the last weeks from the weeks before it; the one with the smallest error is used.
     One is "same hour last week", another is of the library statsforecast, if it is installed. The interval of 90 %
-    is that of the model's errors; the pollers are for its upper edge. The result has the errors, and the share of
-    hours that the interval held.
+    is that of the model's errors; the pollers are for its upper edge. The result says what share the interval held.
 
     It also names the hours whose arrivals, p95 wait or failures differ from the same hour of other weeks (or days,
     while there are few weeks), by a score of median and MAD, which a few extreme hours do not distort.
@@ -241,14 +239,11 @@ class Forecast(reports.ReportJob):
             "run_seconds": service.mean,
             "unevenness_of_arrivals": unevenness,
             "unevenness_of_run_times": service.unevenness,
-            "model": coming.model,
+            **{name: getattr(coming, name) for name in ("model", "coverage", "weeks", "weeks_tested")},
             "errors": [{"model": name, "error": error} for name, error in coming.errors.items()],
-            "coverage": coming.coverage,
-            "weeks": coming.weeks,
-            "weeks_tested": coming.weeks_tested,
-            "stretches": [{"when": str(one), **asdict(one)} for one in stretches],
-            "hours": [asdict(one) for one in found],
-            "anomalies": [asdict(one) for one in unusual],
+            "stretches": [{"when": str(one), **one._asdict()} for one in stretches],
+            "hours": [one._asdict() for one in found],
+            "anomalies": [one._asdict() for one in unusual],
             "days_kept": len(kept.files),
         }
         return figures, {"needs": pa.Table.from_pylist(figures["hours"])}
@@ -270,10 +265,7 @@ class Forecast(reports.ReportJob):
 
 
 def observed(context: Context, period: Period, kept: KeptDays) -> tuple[reports.Rows, Service, float]:
-    """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals.
-
-    Raises NoTasks when nothing ran.
-    """
+    """Return the levels by queue and hour, how long an attempt runs, and the unevenness of arrivals. Raises NoTasks."""
     with reports.read(context, period, kept, tasks=T.TIMED_COLUMNS) as (found,):
         tasks = T.as_of(found, period.until).persist()
         sums = T.hour_parts(tasks).persist()
@@ -364,24 +356,21 @@ def sentence(
 # -- the model ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Service:
+class Service(NamedTuple):
     """Run times: mean in seconds, and variance over the square of the mean (1 for exponential ones)."""
 
     mean: float
     unevenness: float = 1.0
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """``share`` of the tasks are to wait at most ``wait`` seconds."""
 
     wait: float
     share: float = 0.95
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """What an hour of the week needs: servers for the most arrivals of the interval, and for the expected ones."""
 
     hour: int  # 0 is Monday 00 to 01
@@ -438,8 +427,7 @@ def needs(coming: Prediction, service: Service, target: Target, unevenness: floa
     ]
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Neighbouring hours of one day that need more pollers than there are: from ``start`` to before ``end``."""
 
     start: int
@@ -466,8 +454,7 @@ def short_stretches(found: Sequence[Need], *, have: int, slots: int) -> list[Str
     return sorted(stretches, key=lambda stretch: -stretch.pollers)
 
 
-@dataclass(frozen=True)
-class Anomaly:
+class Anomaly(NamedTuple):
     """An hour unlike its season: ``score`` robust standard deviations above (below: negative) ``usual``."""
 
     queue: str

@@ -103,10 +103,7 @@ def _median(numbers: Column) -> Column:
 
 
 def placed(context: Context, state: State, damaged: list[str]) -> DataFrame:
-    """Return, in that state, the QUALITY_COLUMNS of each task, and its ``place``: task, history or lake.
-
-    Errors of damaged files, which are left out, go to ``damaged``.
-    """
+    """Return the QUALITY_COLUMNS of each task in that state, and its ``place``; errors of files go to ``damaged``."""
     spark, found = context.spark, {}  # a session must run before a column is made
     if (database := context.database) is not None:
         hot = read_tasks(spark, database, QUALITY_COLUMNS, "task", snapshot=state.snapshot)

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import accumulate, groupby
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -41,8 +42,7 @@ WAIT_CHART_STEPS = 120
 BackOff = Callable[[int], timedelta | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A task of the history: its time in seconds since 1970, seconds of a run, failed attempts, and priority."""
 
     time: float
@@ -51,8 +51,7 @@ class Arrival:
     priority: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """When the replay served a task: its arrival, seconds until its first start, and until its last attempt ended."""
 
     arrival: float
