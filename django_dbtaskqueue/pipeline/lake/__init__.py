@@ -298,8 +298,11 @@ def lake_schema(table: str, columns: Collection[str] | None = None) -> pa.Schema
 def conformed(rows: pa.Table, table: str, columns: Collection[str] | None = None) -> pa.Table:
     """Return the rows with exactly the columns of `lake_schema`; a missing column is null."""
     schema = lake_schema(table, columns)
-    known = rows.select([name for name in schema.names if name in rows.column_names])
-    return pa.concat_tables([schema.empty_table(), known], promote_options="permissive").cast(schema)
+    columns = [
+        rows[one.name].cast(one.type) if one.name in rows.column_names else pa.nulls(rows.num_rows, one.type)
+        for one in schema
+    ]
+    return pa.table(columns, schema=schema)
 
 
 class State(NamedTuple):
