@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
@@ -176,11 +176,10 @@ def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
 
 def raise_no_tasks(context: Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
-    wanted = context.options.get("queue") or ()
     everything = replace(context, options={}, damaged=[])
     with read(everything, Period(None, period.until), tasks=["queue_name", "finish_time"]) as (names,):
         known = sorted(row["queue_name"] for row in names.select("queue_name").distinct().collect())
-    for queue in wanted:
+    for queue in context.options.get("queue") or ():
         if known and queue not in known:
             near = near_match(queue, known)
             raise JobOptionError("--queue", f"no task of a queue {queue!r}.{near} Queues: {', '.join(known)}")
@@ -250,25 +249,18 @@ def _written(context: Context, period: Period, figures: Figures, tables: Tables)
     page = context.render_page(kind, stored) if folder and context.render_page else None
     database = context.database if context.options["store"] else None
     with (
-        _prepared(folder, stored, page, tables) if folder else nullcontext(lambda: None) as publish,
         _row(database, period, stored, str(folder or "")) if database else nullcontext() as row_id,
+        _published(folder, stored, page, tables) if folder else nullcontext(),
     ):
-        publish()
+        pass  # the files are in place before the row is committed
     places = {"report_id": row_id, "folder": folder, "page": folder / f"{kind}.html" if folder and page else None}
     return {name: plain(place) for name, place in places.items() if place is not None}
 
 
 @contextmanager
-def _prepared(folder: Path, figures: Figures, page: str | None, tables: Tables) -> Iterator[Callable[[], None]]:
-    """Write all files beside ``folder``, and yield what puts them in its place; without that they are removed."""
+def _published(folder: Path, figures: Figures, page: str | None, tables: Tables) -> Iterator[None]:
+    """Write all files beside ``folder``, and put them in its place when the block ends; after an error remove them."""
     part, old = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("part", "old"))
-
-    def publish() -> None:
-        if folder.exists():
-            folder.rename(old)
-        part.rename(folder)
-        shutil.rmtree(old, ignore_errors=True)
-
     try:
         part.mkdir(parents=True)
         (part / f"{figures['kind']}.json").write_text(f"{json.dumps(figures, indent=2)}\n", encoding="utf-8")
@@ -276,7 +268,11 @@ def _prepared(folder: Path, figures: Figures, page: str | None, tables: Tables) 
             (part / f"{figures['kind']}.html").write_text(page, encoding="utf-8")
         for name, rows in tables.items():
             pq.write_table(rows, part / f"{name}.parquet", compression="zstd")
-        yield publish
+        yield
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         raise PipelineError(f"{folder} cannot be written: {error.strerror or error}. Give another --out.") from error
     finally:

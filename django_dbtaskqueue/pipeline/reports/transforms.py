@@ -58,20 +58,15 @@ def failure_clusters(tasks: DataFrame, attempts: DataFrame, *by: str) -> DataFra
     ``tasks_ended`` counts the tasks that ended so, ``attempts_failed`` the recorded failed attempts of any task.
     ``example`` is one of the messages, unchanged.
     """
-    kind = F.regexp_replace("error_type", r"^builtins\.", "")
-    ended, failed = (
-        rows.select(
-            *by,
-            F.col("queue_name").alias("queue"),
-            last_line(text).alias("text"),
-            F.col("finish_time").alias("time"),
-            F.lit(number).alias("ended"),
-        )
-        for rows, text, number in (
-            (tasks.where(F.col("status").isin(str(ERROR), str(POISON))), F.coalesce("process_result", F.lit("")), 1),
-            (attempts, F.concat_ws(": ", F.nullif(kind, F.lit("")), F.nullif("message", F.lit(""))), 0),
-        )
-    )
+
+    def failures(rows: DataFrame, text: Column, ended: int) -> DataFrame:
+        queue, time = F.col("queue_name").alias("queue"), F.col("finish_time").alias("time")
+        return rows.select(*by, queue, last_line(text).alias("text"), time, F.lit(ended).alias("ended"))
+
+    kind, nothing = F.regexp_replace("error_type", r"^builtins\.", ""), F.lit("")
+    given_up = tasks.where(F.col("status").isin(str(ERROR), str(POISON)))
+    ended = failures(given_up, F.coalesce("process_result", nothing), 1)
+    failed = failures(attempts, F.concat_ws(": ", F.nullif(kind, nothing), F.nullif("message", nothing)), 0)
     message = F.when(F.col("text") == "", "(no message)").otherwise(normalised(F.col("text")))
     return (
         ended.unionByName(failed)

@@ -9,7 +9,6 @@ import heapq
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import partial
 from itertools import accumulate, groupby
@@ -19,7 +18,6 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
-from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from django_dbtaskqueue.core import retry
@@ -29,7 +27,6 @@ from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
 from django_dbtaskqueue.pipeline.reports import Period
 from django_dbtaskqueue.pipeline.reports import transforms as T
-from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["WhatIf"]
 
@@ -66,8 +63,7 @@ def back_off(text: str) -> BackOff:
     return delay if callable(delay) else partial(retry.next_delay, policy)
 
 
-@dataclass(frozen=True)
-class Advice:
+class Advice(NamedTuple):
     """The slots that a forecast advises for each hour of the week, and the wait that it promises."""
 
     hours: Mapping[int, int]
@@ -178,26 +174,17 @@ class WhatIf(reports.ReportJob):
 
 def tasks(context: Context, period: Period) -> reports.Rows:
     """Return the tasks that ran and ended, in the order of their arrival; times are in seconds since 1970."""
-
-    def moment(name: str) -> Column:
-        return F.unix_micros(name) / 1_000_000
-
     context.progress("reading tasks", 0, 0)
     with reports.read(context, period, tasks=REPLAY_COLUMNS) as (found,):
-        ended = F.col("status").isin(*TERMINAL_STATUSES) & F.col("start_time").isNotNull()
-        failures = F.greatest(F.col("total_attempt") - F.col("reenqueue_attempt") - 1, F.lit(0))
-        chosen = (
-            T.as_of(found, period.until)
-            .where(ended)
-            .select(
-                F.col("queue_name").alias("queue"),
-                F.col("priority").cast("int"),
-                moment("create_time").alias("created"),
-                moment("start_time").alias("started"),
-                moment("finish_time").alias("ended"),
-                failures.cast("int").alias("failures"),
-                (F.col("total_attempt") == 1).alias("once"),
-            )
+        timed = T.measured(T.as_of(found, period.until), "priority", "start_time")
+        ran = timed.where(F.col("ended").isNotNull() & F.col("start_time").isNotNull())
+        times = {"created": F.col("created"), "started": F.unix_micros("start_time"), "ended": F.col("ended")}
+        chosen = ran.select(
+            "queue",
+            F.col("priority").cast("int"),
+            F.col("retries").cast("int").alias("failures"),
+            (F.col("attempts") == 1).alias("once"),
+            *((micros / 1_000_000).alias(name) for name, micros in times.items()),
         )
         rows = chosen.orderBy(F.desc("created")).limit(context.options["limit"]).toArrow().to_pylist()
     if not rows:
