@@ -67,19 +67,14 @@ class Database:
     @property
     def url_without_password(self) -> str:
         """The address as a URL without its secrets."""
-        open_to_all = {name: value for name, value in self.conninfo.items() if name not in SECRET_KEYWORDS}
-        name = quote(open_to_all.pop("dbname", ""), safe="")
         if self.vendor == "sqlite":
             return f"sqlite:///{quote(self.conninfo['dbname'])}"
-        user = quote(open_to_all.pop("user", ""), safe="")
-        host = open_to_all.pop("host", "")
-        if "/" in host or "," in host:  # a socket's folder, or several hosts: these are options
-            open_to_all["host"], host = host, ""
-        port = open_to_all.pop("port", "")
-        if "," in port:
-            open_to_all["port"], port = port, ""
+        rest = {name: value for name, value in self.conninfo.items() if name not in SECRET_KEYWORDS}
+        user, name = (quote(rest.pop(one, ""), safe="") for one in ("user", "dbname"))
+        # A socket's folder, and several hosts or ports, stay among the options.
+        host, port = ("" if {"/", ","} & {*rest.get(one, "")} else rest.pop(one, "") for one in ("host", "port"))
         place = f"[{host}]" if ":" in host else host
-        options = f"?{urlencode(sorted(open_to_all.items()))}" if open_to_all else ""
+        options = f"?{urlencode(sorted(rest.items()))}" if rest else ""
         return f"postgresql://{user and user + '@'}{place}{port and ':' + port}/{name}{options}"
 
     @property

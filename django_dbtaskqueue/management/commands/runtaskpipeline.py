@@ -124,22 +124,19 @@ def database_of_alias(alias: str | None, table: str | None = None) -> Database:
     if alias not in list(connections):
         near = near_match(alias, connections)
         raise JobOptionError("--database", f"{alias!r} is not in DATABASES.{near} Known: {', '.join(connections)}")
-    connection = connections[alias]
+    connection, label = connections[alias], (table or Task._meta.label).lower()
     settings = connection.settings_dict
-    session = Session.on(alias)
-    if table is not None:
-        own = {model._meta.label_lower: model for _alias, model in locations_on(alias)}
-        known = own | {Task._meta.label_lower: Task}
-        if table.lower() not in known:
-            near, names = near_match(table.lower(), known), ", ".join(known)
-            raise JobOptionError("--task-table", f"{table!r} is no task table of {alias!r}.{near} Known: {names}")
-        session = Session.on(alias, known[table.lower()])
+    known = {model._meta.label_lower: model for _alias, model in locations_on(alias)} | {Task._meta.label_lower: Task}
+    if label not in known:
+        near, names = near_match(label, known), ", ".join(known)
+        raise JobOptionError("--task-table", f"{table!r} is no task table of {alias!r}.{near} Known: {names}")
+    session = Session.on(alias, known[label])
     if connection.vendor == "sqlite":
         return Database("sqlite", {"dbname": str(settings["NAME"])}, session.sql.tables, session.location)
     if connection.vendor == "postgresql":
-        more = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ_OPTIONS}
-        more |= {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
-        conninfo = {name: str(value) for name, value in more.items()}
+        given = {name: value for name, value in settings.get("OPTIONS", {}).items() if name in LIBPQ_OPTIONS}
+        given |= {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
+        conninfo = {name: str(value) for name, value in given.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
     raise ImproperlyConfigured(
         f"The pipeline reads PostgreSQL and SQLite; {alias!r} is {connection.vendor}. Name another with --database."

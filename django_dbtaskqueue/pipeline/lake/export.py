@@ -240,8 +240,7 @@ class Batches:
 def _checksums(keys: pa.Table) -> tuple[int, int, int, int]:
     """Return what `ArchiveStatements.remove_old` returns if it deleted exactly these tasks."""
     ids, attempts = (keys[name].to_numpy() for name in ("id", "total_attempt"))
-    whole = [int(part.sum(dtype=object)) if len(part) else 0 for part in (ids, attempts)]
-    return len(ids), whole[0], int(np.bitwise_xor.reduce(ids)) if len(ids) else 0, whole[1]
+    return len(ids), int(ids.sum(dtype=object)), int(np.bitwise_xor.reduce(ids)), int(attempts.sum(dtype=object))
 
 
 @contextmanager
@@ -270,8 +269,7 @@ KEY_CHARACTERS = 32
 SORTED = [(name, "ascending") for name in ("part", "queue", "hour", "message", "tag", "reference")]
 
 
-@dataclass(frozen=True)
-class Export:
+class Export(NamedTuple):
     """Writes files whose names begin with ``token``. They do not count before a commit."""
 
     lake: Lake

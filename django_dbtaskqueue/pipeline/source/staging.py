@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import chain
@@ -40,8 +40,7 @@ ABANDONED_AFTER = timedelta(days=1)
 CSV_OPTIONS = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """One write: its database, staging table and rules. It is sent to the executors."""
 
     database: Database
@@ -307,7 +306,7 @@ def write_tasks(
     )
     named = None if once is None else (once, batch)
     plan = _plan(database, df.schema, rules, on_duplicate=on_duplicate, on_invalid=on_invalid, once=named)
-    plan = replace(plan, content=content, dry_run=dry_run)
+    plan = plan._replace(content=content, dry_run=dry_run)
     try:
         parts = [_part(row.part) for row in df.mapInArrow(partial(_fill_rows, plan), PART_DDL).collect()]
     except BaseException:
@@ -377,7 +376,7 @@ class TaskWriter(DataSourceArrowWriter, DataSourceStreamArrowWriter):
         staged = [message for message in messages if isinstance(message, StagedRows)]
         table = staged[0].table if staged else self.plan.table
         once = (self.plan.once[0], batchId) if self.plan.once else None
-        finish(replace(self.plan, table=table, once=once), [message.part for message in staged])
+        finish(self.plan._replace(table=table, once=once), [message.part for message in staged])
         if table != self.plan.table:
             drop_staging(self.plan.database, self.plan.table)
 
