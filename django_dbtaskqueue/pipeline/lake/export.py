@@ -51,6 +51,7 @@ from django_dbtaskqueue.pipeline.spark import Progress, silent
 
 # -- batches: one row of the database for each, and the transaction that deletes its tasks -----------------------------
 
+LOCKED_ERRORS = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 MISSING_TABLE_ERRORS = (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn, sqlite3.OperationalError)
 # Shorter than PostgreSQL's wait before it looks for a deadlock: then the archive gives way, never an operator.
 SET_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '500ms'"
@@ -87,13 +88,6 @@ class Deleted(NamedTuple):
     tasks: int
     attempts: int
     stayed: tuple[tuple[str, int], ...] = ()
-
-
-class RowsChanged(Exception):
-    """A row was written to after it was exported."""
-
-
-CHANGED_OR_LOCKED = (RowsChanged, psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
 
 class Batches:
@@ -175,7 +169,7 @@ class Batches:
         with self.link.transaction():
             deleted = None
             if horizon is not None:
-                with suppress(*CHANGED_OR_LOCKED), self.link.transaction():
+                with suppress(*LOCKED_ERRORS), self.link.transaction():
                     deleted = self._delete_old(batch, keys, attempts, horizon)
             deleted = deleted or self._delete(batch, keys, attempts)
             yield deleted
@@ -190,7 +184,7 @@ class Batches:
         facts = {"first_id": batch.first_id, "last_id": batch.last_id, **self._params(batch.filters)}
         found = self._run(self.sql.remove_old(batch.source, horizon), **facts)
         if tuple(map(int, found[0])) != _checksums(keys):
-            raise RowsChanged
+            raise psycopg.Rollback  # a row was written to after it was exported
         removed = 0
         if attempts.num_rows:
             self._run(self.sql.temporary[1])
