@@ -138,6 +138,5 @@ def database_of_alias(alias: str | None, table: str | None = None) -> Database:
         given |= {ours: settings[name] for name, ours in LIBPQ_NAMES.items() if settings.get(name)}
         conninfo = {name: str(value) for name, value in given.items()}
         return Database("postgresql", conninfo, session.sql.tables, session.location)
-    raise ImproperlyConfigured(
-        f"The pipeline reads PostgreSQL and SQLite; {alias!r} is {connection.vendor}. Name another with --database."
-    )
+    reason = f"The pipeline reads PostgreSQL and SQLite; {alias!r} is {connection.vendor}"
+    raise ImproperlyConfigured(f"{reason}. Name another with --database.")

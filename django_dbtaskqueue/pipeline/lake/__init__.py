@@ -122,12 +122,10 @@ class Lake:
 
     def prepare(self, table: str) -> None:
         """Make a table, or add its new columns. Raises LakeError."""
-        schema, options = Schema.from_arrow(arrow_schema(LAKE_SCHEMAS[table])), self.store.options
+        schema, place = Schema.from_arrow(lake_schema(table)), self.store.uri(table)
         with writing(self.root):
             self.store.make(table)
-            delta = DeltaTable.create(
-                self.store.uri(table), schema, mode="ignore", partition_by=[PARTITION], storage_options=options
-            )
+            delta = DeltaTable.create(place, schema, "ignore", [PARTITION], storage_options=self.store.options)
             known = {one.name for one in delta.schema().fields}
             if new := [one for one in schema.fields if one.name not in known]:
                 delta.alter.add_columns(new)

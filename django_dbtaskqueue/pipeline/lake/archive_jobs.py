@@ -285,10 +285,8 @@ class Stream(Job):
             rows = stream_tasks(context.spark, database)
         writer = rows.writeStream.foreachBatch(partial(sink, lake, name, database.location))
         interval = f"{context.options['interval'].total_seconds()} seconds"
-        writer = (
-            writer.trigger(availableNow=True) if context.options["once"] else writer.trigger(processingTime=interval)
-        )
-        query = writer.option("checkpointLocation", str(place)).start()
+        trigger: Any = {"availableNow": True} if context.options["once"] else {"processingTime": interval}
+        query = writer.option("checkpointLocation", str(place)).trigger(**trigger).start()
         context.progress("streaming", 0, 0)
         try:
             query.awaitTermination()

@@ -175,9 +175,8 @@ class Batches:
             yield deleted
             facts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": json.dumps(deleted.stayed)}
             if not self.link.change(self.sql.batch_closed, {"token": batch.token, "size": size, **facts}):
-                raise PipelineError(
-                    f"Batch {batch.token} was ended by another process: nothing was deleted. Start again."
-                )
+                reason = f"Batch {batch.token} was ended by another process"
+                raise PipelineError(f"{reason}: nothing was deleted. Start again.")
 
     def _delete_old(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
@@ -289,9 +288,8 @@ class Export(NamedTuple):
         with writing(place):
             self.lake.store.write(file.name, content.getbuffer())
         if not self.lake.read(file).cast(rows.schema).equals(rows):
-            raise LakeError(
-                place, "holds other rows than were written", "Check the disk or the store, then start again"
-            )
+            remedy = "Check the disk or the store, then start again"
+            raise LakeError(place, "holds other rows than were written", remedy)
         return file
 
     def without(self, files: Iterable[tuple[DataFile, pa.Table]]) -> Iterator[DataFile]:

@@ -294,9 +294,8 @@ def _row(database: Database, period: Period, figures: Figures, location: str) ->
         with database.open() as link, link.transaction():
             yield int(link.run(INSERT_REPORT, row)[0][0])
     except database_errors() as error:
-        raise PipelineError(
-            f"The report cannot be kept in {database!r}: {str(error).strip()}. Run migrate, or give --no-store."
-        ) from error
+        reason = f"The report cannot be kept in {database!r}: {str(error).strip()}"
+        raise PipelineError(f"{reason}. Run migrate, or give --no-store.") from error
 
 
 # -- what adds up ------------------------------------------------------------------------------------------------------

@@ -91,9 +91,7 @@ def drift(days: DataFrame, *, threshold: float) -> DataFrame:
     off = F.abs(F.col("tasks") - F.col("usual"))
     deviation = _median(F.transform("past", lambda number: F.abs(number - F.col("usual"))))
     chance = F.sqrt(F.greatest(F.col("usual"), F.lit(1.0)))
-    return usual.filter(off > threshold * F.greatest(deviation * MAD_TO_SIGMA, chance)).select(
-        "queue_name", "day", "tasks", "usual"
-    )
+    return usual.filter(off > threshold * F.greatest(deviation * MAD_TO_SIGMA, chance)).drop("past")
 
 
 def _median(numbers: Column) -> Column:

@@ -243,9 +243,8 @@ def _from_text(text: str, columns: Iterable[str]) -> tuple[Condition, ...]:
     found: list[Condition] = []
     for name, op, value in json.loads(text):  # whoever may write Spark SQL may write this text, and must not write ours
         if name not in columns or op not in OPERATORS:
-            raise PipelineError(
-                f"where: {name!r} {op!r} is not a column and an operator. Use read_tasks() or .where()."
-            )
+            reason = f"where: {name!r} {op!r} is not a column and an operator"
+            raise PipelineError(f"{reason}. Use read_tasks() or .where().")
         found.append((name, op, datetime.fromisoformat(value["time"]) if isinstance(value, dict) else value))
     return tuple(found)
 

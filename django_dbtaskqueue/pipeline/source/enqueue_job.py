@@ -6,7 +6,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -325,10 +325,10 @@ def _chunks(context: Context, tasks: DataFrame) -> tuple[int, int]:
     return max(1, math.ceil(tasks.count() / size)), size
 
 
-def _split(tasks: DataFrame, chunks: int) -> list[DataFrame]:
+def _split(tasks: DataFrame, chunks: int) -> Iterable[DataFrame]:
     """Return the rows in chunks. A row's content decides its chunk, so that it is the same in every run."""
     chunk = _chunk(_row_hash(tasks), chunks)
-    return [tasks.where(chunk == number) for number in range(chunks)] if chunks > 1 else [tasks]
+    return (tasks.where(chunk == number) for number in range(chunks)) if chunks > 1 else [tasks]
 
 
 def _row_hash(tasks: DataFrame) -> Column:

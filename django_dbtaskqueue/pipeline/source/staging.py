@@ -227,9 +227,8 @@ def _regroup(plan: Plan, link: Link, params: Params) -> None:
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
-            moves = (
-                link.run(plan.sql.misplaced(plan.table), params) if ready else []
-            )  # a checkout may have taken a head
+            # A checkout may have taken a head.
+            moves = link.run(plan.sql.misplaced(plan.table), params) if ready else []
 
 
 def _duplicate(plan: Plan, link: Link, params: Params) -> TaskQueueError:

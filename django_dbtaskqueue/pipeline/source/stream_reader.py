@@ -122,9 +122,8 @@ class TaskStreamReader(datasource.DataSourceStreamReader, SupportsTriggerAvailab
         if part.events_from is not None:
             now = self._complete_from()
             if now is None or now > part.events_from:
-                raise PipelineError(
-                    f"The events of the stream {self.name!r} were deleted while it read: start it again."
-                )
+                reason = f"The events of the stream {self.name!r} were deleted while it read"
+                raise PipelineError(f"{reason}: start it again.")
 
     def commit(self, end: Offset) -> None:
         """Delete the events that this stream and all others have passed."""
