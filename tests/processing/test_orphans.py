@@ -20,7 +20,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def child_of(file: str) -> None:
     from django_dbtaskqueue.poller.executors.process import Child
 
-    Child(partial(serve, file), "child")
+    Child(partial(serve, file))
 
 
 def serve(file: str, channel: object) -> None:

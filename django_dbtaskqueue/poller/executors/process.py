@@ -1,8 +1,9 @@
 """Processors in child processes, which can be ended whatever their code does: ``executor="process"``.
 
 Tasks that may kill their process run in such children, too, so that the poller and its other tasks go on. A child runs
-one job at a time: if it dies, that job is the reason. It ends when its job must: an operator cancelled the task, its
-timeout is over, or its lease is lost. Threads of the poller wait for the children's answers. Only the poller settles.
+one job at a time: if it dies, that job is the reason. It is spawned, spoken to by a pipe, and killed with all that it
+started, when its job must end: an operator cancelled the task, its timeout is over, or its lease is lost. Threads of
+the poller wait for the children's answers. Only the poller settles.
 """
 
 from __future__ import annotations
@@ -52,54 +53,222 @@ from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, ch
 
 # -- a child -----------------------------------------------------------------------------------------------------------
 
-# A child process that runs jobs for a poller: spawned, spoken to by a pipe, and killed with all that it started.
-
-END_SECONDS = 5.0  # that a killed process may take to end
+END_SECONDS = 5.0  # that a process may take to end
 DEATH_SECONDS = 0.5  # from the end of its pipe until its exit code is known
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
-Message = tuple[int, list[Answer] | None]  # the number of a job and its answers; None: what the executors agreed on
 
 
-class Child:
-    """The poller's side of a child process. Any thread may send to it and kill it; one thread receives."""
+class Channel:
+    """One end of the pipe between a poller and its child. Any thread may send; one thread receives.
 
-    def __init__(self, serve: Callable[[Channel], None], name: str) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        databases = {alias: connections.settings[alias]["NAME"] for alias in connections}
-        self._process = context.Process(target=_enter, args=[serve, theirs, databases], name=name, daemon=True)
-        self._process.start()
-        theirs.close()
+    A message has the number of a job. Jobs and the ids of lost leases go to the child, answers come from it. None ends
+    the child. From it, None says that the child is ready, or that the task of this number has settled itself.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
         self._sending = threading.Lock()
-        self.killed = False  # by this process
 
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also that of its process group."""
-        return self._process.pid or 0
+    def send(self, number: int, what: object) -> None:
+        """Send a message. Raise ``OSError`` if the other side has ended, other errors for what cannot be sent."""
+        message = ForkingPickler.dumps(what)
+        with self._sending:
+            self.pipe.send(number)
+            self.pipe.send_bytes(message)
+
+    def receive(self) -> tuple[int, object]:
+        """Return the next message; if it cannot be read, that failure as an answer. Raise ``EOFError`` at the end."""
+        number: int = self.pipe.recv()
+        try:
+            return number, self.pipe.recv()
+        except (EOFError, OSError):
+            raise
+        except Exception as error:  # of a class that cannot be made again, or of a processor that is not found
+            return number, _failure(error)
+
+
+def _failure(error: Exception | str) -> list[Answer]:
+    return [Answer(Fail(error), None, "")]
+
+
+class Server(Channel):
+    """In the child: runs jobs on the main thread, one after the other, while another thread listens to the poller."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(pipe)
+        self._requests: SimpleQueue[tuple[int, object]] = SimpleQueue()
+        self._leases: dict[int, tuple[Lease, ...]] = {}  # of the last job, by its number
+        self._coroutine: asyncio.Task[object] | None = None
+
+    def serve(self) -> None:
+        """Serve until the poller asks for the end."""
+        threading.Thread(target=self._listen, daemon=True).start()
+        self._get_ready()
+        while True:
+            number, request = self._requests.get()
+            if request is None:
+                return
+            if isinstance(request, Job):
+                self._reply(number, copy_context().run(run_here, request, self._perform))
+            else:
+                self._get_ready()
+
+    def _get_ready(self) -> None:
+        liveness.outages.report()
+        check()
+        self._reply(0, None)
+
+    def _reply(self, number: int, answers: list[Answer] | None) -> None:
+        try:
+            self.send(number, answers)
+        except OSError:  # the poller has ended
+            os._exit(0)
+        except Exception as error:  # an error or a result that cannot be sent
+            self._reply(number, _failure(f"{type(error).__name__}: {error}"))
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, message = self.receive()
+                if not isinstance(message, list):
+                    self._leases = {number: message.leases} if isinstance(message, Job) else self._leases
+                    self._requests.put((number, message))
+                elif message and isinstance(message[0], Answer):  # a job that cannot be read
+                    self._reply(number, message)
+                else:
+                    self._tell(-number, message)
+        os._exit(0)  # the poller has ended, or closed the pipe
+
+    def _tell(self, number: int, ids: list[int]) -> None:
+        """Tell tasks to stop. None says that they have settled themselves, so that their process may go on."""
+        lost = [lease for lease in self._leases.get(number, ()) if lease.id in ids]
+        for lease in lost:
+            lease.cancelled = True
+        if lost and all(lease.touched for lease in lost):
+            self._reply(number, None)
+        elif lost and self._coroutine is not None:
+            with suppress(RuntimeError):  # its loop is closed: it has ended
+                self._coroutine.get_loop().call_soon_threadsafe(self._coroutine.cancel)
+
+    def _perform(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+        perform = async_to_sync(self._perform_async) if processor.is_async else perform_all
+        return perform(leases, processor)
+
+    async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
+        self._coroutine = asyncio.current_task()
+        try:
+            return await perform_all_async(leases, processor)
+        except BaseException as error:
+            return [Fail(error)] * len(leases)
+
+
+def _serve(pipe: Connection) -> None:
+    Server(pipe).serve()
+
+
+def _enter(served: Callable[[Connection], None], pipe: Connection, databases: Mapping[str, object]) -> None:
+    """Load the project, then serve. ``databases``: their names, which in a test are not those of the settings."""
+    with suppress(AttributeError):  # Ctrl-C on the terminal is for the poller; what a task starts is killed with it
+        os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave_to_the_poller)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        file.write("1000")  # if memory runs out, this process is the one to end
+    with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if (poller := multiprocessing.parent_process()) is not None and not poller.is_alive():
+        os._exit(0)  # it was killed before that: nothing is loaded
+    multiprocessing.current_process().daemon = False  # a task may start processes
+    import django
+
+    django.setup()
+    for alias, name in databases.items():
+        connections.settings[alias]["NAME"] = name
+    served(pipe)
+
+
+def _leave_to_the_poller(*_: object) -> None:
+    """Do nothing: the poller decides when the tasks end. Programs that a task starts do not inherit this."""
+
+
+class Child(Channel):
+    """The poller's side of a child process: the process, and the job that it runs. Any thread may kill it."""
+
+    def __init__(self, served: Callable[[Connection], None] = _serve) -> None:
+        context = get_context("spawn")
+        ours, theirs = context.Pipe()
+        super().__init__(ours)
+        databases = {alias: connections.settings[alias]["NAME"] for alias in connections}
+        arguments = [served, theirs, databases]
+        self._process = context.Process(target=_enter, args=arguments, name="dbtaskqueue-process", daemon=True)
+        self._process.start()
+        self._pid = self._process.pid or 0  # also that of its process group
+        theirs.close()
+        self.doubt = Doubt()  # about its connections
+        self.killed = False  # by this process
+        self.has_job = False  # the last job has been sent whole
+        self._calls = 0
+        self._job: Job | None = None
+        self._spared = False  # the task has settled itself: its lease is not lost
+        self._lock = threading.Lock()  # of _job: a kill must not hit the next one
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
-    def send(self, number: int, what: object) -> None:
-        """Send a job or another message. Raise ``OSError`` if it has ended, other errors for what cannot be sent."""
-        message = ForkingPickler.dumps(what)
-        with self._sending:
-            self._pipe.send(number)
-            self._pipe.send_bytes(message)
+    def is_worn_out(self) -> bool:
+        """Whether it has run as many calls, or has as much memory, as the settings allow."""
+        settings = conf.settings()
+        return Wear(settings.max_tasks_per_child, settings.max_memory_per_child).reached(self._calls, self._pid)
 
-    def receive(self, seconds: float) -> Message | None:
+    def wait(self, seconds: float) -> tuple[int, object] | None:
         """Return its next message, or None after so many seconds. Raise ``EOFError`` or ``OSError`` if it has ended."""
-        if self._pipe.poll(seconds):
-            return self._pipe.recv(), _received(self._pipe)
+        if self.pipe.poll(seconds):
+            return self.receive()
         if not self.is_alive():  # a process that it forked keeps the pipe open
             raise EOFError("the process has ended")
         return None
 
+    def call(self, job: Job) -> list[Answer]:
+        """Run a job. Raise ``EOFError`` or ``OSError`` if the process ended before the answer."""
+        with self._lock:
+            self._calls += 1
+            self._job, self._spared, self.has_job = job, False, False
+        try:
+            self.send(self._calls, portable(job))
+            self.has_job = True
+            while True:
+                number, answers = self.wait(ANSWER_POLL_SECONDS) or (self._calls, [])
+                if isinstance(answers, list) and answers:
+                    if number == self._calls:
+                        return answers
+                    raise EOFError("an answer to another job")  # nothing that this process says can be trusted
+                self._spared |= answers is None and number == self._calls
+        finally:
+            with self._lock:
+                self._job = None
+
+    def stop(self, job: Job) -> None:
+        """Tell the task to stop, if it runs here. Its process ends if it runs on, and has not settled itself."""
+        with self._lock:
+            if self._job is not job:
+                return
+            number = self._calls
+        with suppress(OSError):
+            self.send(-number, [lease.id for lease in job.leases if lease.deadline == LOST])
+        timer = threading.Timer(STOP_GRACE_SECONDS, self.kill_if_running, [job])
+        timer.daemon = True
+        timer.start()
+
+    def kill_if_running(self, job: Job, *, settled_too: bool = False) -> None:
+        """End the process if it runs this job; only with ``settled_too`` if the task has settled itself."""
+        with self._lock:
+            if self._job is job and (settled_too or not self._spared):
+                self.kill()
+
     def kill(self) -> None:
         """End it at once, with the processes that it started, whatever they do. Returns before they have ended."""
         self.killed = True
-        self._kill_group()
+        kill_group(self._pid)
         self._process.kill()
 
     def end(self, *, seconds: float = 0.0) -> int | None:
@@ -108,21 +277,17 @@ class Child:
         if self._process.exitcode is None:
             self.kill()
         else:
-            self._kill_group()  # what it started
-        self._pipe.close()
+            kill_group(self._pid)  # what it started
+        self.pipe.close()
         self._process.join(END_SECONDS)
         return self._process.exitcode
 
-    def _kill_group(self) -> None:
-        # It has just begun, or ended, or the system has no such groups.
-        with suppress(ProcessLookupError, PermissionError, AttributeError):
-            os.killpg(self.pid, signal.SIGKILL)
 
-    def ask_to_end(self) -> None:
-        """Let it end in order, with its exit handlers; wait for that."""
-        with suppress(OSError):
-            self.send(0, None)
-            self._process.join(END_SECONDS)
+def kill_group(pid: int) -> None:
+    """Kill a process that leads a process group, and the processes that it started."""
+    # It has just begun, or ended, or the system has no such groups.
+    with suppress(ProcessLookupError, PermissionError, AttributeError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 class Wear(NamedTuple):
@@ -154,76 +319,6 @@ def exit_text(code: int | None) -> str:
     return f"killed by {names.get(-code, f'signal {-code}')}"
 
 
-def _received(pipe: Connection) -> list[Answer] | None:
-    try:
-        answers: list[Answer] | None = pipe.recv()
-    except (EOFError, OSError):
-        raise
-    except Exception as error:  # of a class that cannot be made again
-        return [Answer(Fail(error), None, "")]
-    return answers
-
-
-# -- in the process ----------------------------------------------------------------------------------------------------
-
-
-class Channel:
-    """The child's side. Any thread may send; one thread receives."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._sending = threading.Lock()
-
-    def receive(self) -> tuple[int, object]:
-        """Return the next message. A job that cannot be read is answered with that failure, and passed over."""
-        while True:
-            number: int = self._pipe.recv()
-            try:
-                return number, self._pipe.recv()
-            except (EOFError, OSError):
-                raise
-            except Exception as error:  # this process does not find the processor
-                self.send(number, [Answer(Fail(error), None, "")])
-
-    def send(self, number: int, answers: list[Answer] | None) -> None:
-        """Send the answers of a job, or what None means to the executor."""
-        try:
-            data = ForkingPickler.dumps(answers)
-        except Exception as error:  # an error or a result that cannot be sent
-            data = ForkingPickler.dumps([Answer(Fail(f"{type(error).__name__}: {error}"), None, "")])
-        with self._sending:
-            try:
-                self._pipe.send(number)
-                self._pipe.send_bytes(data)
-            except OSError:  # the poller has ended
-                os._exit(0)
-
-
-def _enter(serve: Callable[[Channel], None], pipe: Connection, databases: Mapping[str, object]) -> None:
-    """Load the project, then serve. ``databases``: their names, which in a test are not those of the settings."""
-    with suppress(AttributeError):  # Ctrl-C on the terminal is for the poller; what a task starts is killed with it
-        os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave_to_the_poller)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory runs out, this process is the one to end
-    with suppress(OSError, AttributeError):  # Linux: end with the poller, even if a task holds the interpreter
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if (poller := multiprocessing.parent_process()) is not None and not poller.is_alive():
-        os._exit(0)  # it was killed before that: nothing is loaded
-    multiprocessing.current_process().daemon = False  # a task may start processes
-    import django
-
-    django.setup()
-    for alias, name in databases.items():
-        connections.settings[alias]["NAME"] = name
-    serve(Channel(pipe))
-
-
-def _leave_to_the_poller(*_: object) -> None:
-    """Do nothing: the poller decides when the tasks end. Programs that a task starts do not inherit this."""
-
-
 # -- process -----------------------------------------------------------------------------------------------------------
 
 logger = logging.getLogger("django_dbtaskqueue")
@@ -245,7 +340,7 @@ class ProcessExecutor(ThreadExecutor):
 
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(slots, finish, limiter)
-        self._workers: list[_Worker | None] = [None] * slots  # the child of each thread
+        self._workers: list[Child | None] = [None] * slots  # the child of each thread
         self._readying: set[int] = set()  # the threads that see to a child for the next job
         self._failed_starts = 0  # since a child has loaded
         self._ended = threading.Event()
@@ -299,11 +394,9 @@ class ProcessExecutor(ThreadExecutor):
                 continue
             self._readying.discard(slot)
             self._run(slot, job)
-            worker = self._workers[slot]
-            if worker is not None and worker.is_worn_out():
+            if (worker := self._workers[slot]) and worker.is_worn_out():
                 self._retire(slot)
-        worker = self._workers[slot]
-        if worker is not None:
+        if worker := self._workers[slot]:
             worker.end()
         connections.close_all()  # those that listeners opened on this thread
 
@@ -319,12 +412,14 @@ class ProcessExecutor(ThreadExecutor):
             worker = None
         try:
             if worker is None:
-                worker = self._workers[slot] = _Worker()
-            elif not worker.asks_connections():
+                worker = self._workers[slot] = Child()
+            elif not worker.doubt.arises():
                 return True
+            else:
+                worker.send(0, ASK)
             deadline = clock.monotonic() + LOAD_SECONDS
             while clock.monotonic() < deadline and not self._closed:
-                if worker.receive(ANSWER_POLL_SECONDS) is not None:
+                if worker.wait(ANSWER_POLL_SECONDS) is not None:
                     return True
         except (EOFError, OSError) as error:  # it has ended, or the system refuses a process
             reason = str(error)
@@ -341,8 +436,9 @@ class ProcessExecutor(ThreadExecutor):
     def _retire(self, slot: int) -> None:
         worker, self._workers[slot] = self._workers[slot], None
         if worker is not None:
-            worker.ask_to_end()
-            worker.end()
+            with suppress(OSError):
+                worker.send(0, None)  # it ends in order, with its exit handlers
+            worker.end(seconds=END_SECONDS)
 
     def _run(self, slot: int, job: Job) -> None:
         self._run_special(slot, job)
@@ -402,7 +498,7 @@ def can_isolate(processor: Processor | None) -> bool:
         return False
 
 
-def _died(job: Job, worker: _Worker, how: str) -> Sequence[Outcome | Settlement | None]:
+def _died(job: Job, worker: Child, how: str) -> Sequence[Outcome | Settlement | None]:
     if worker.killed:
         return stopped(job, Fail("Its process was ended"))
     if not worker.has_job:  # it ended between two jobs
@@ -410,135 +506,3 @@ def _died(job: Job, worker: _Worker, how: str) -> Sequence[Outcome | Settlement 
     for lease in job.leases:
         logger.error("Task %s of %s ended its process: %s", lease.id, lease.queue, how, extra=observe.fields(lease))
     return [Fail(ProcessDied(lease.poller_instance, lease.attempt, lease.max_attempts, how)) for lease in job.leases]
-
-
-class _Worker(Child):
-    """A child and the job it runs."""
-
-    def __init__(self) -> None:
-        super().__init__(_serve, "dbtaskqueue-process")
-        self.has_job = False  # the last job has been sent whole
-        self._calls = 0
-        self._doubt = Doubt()
-        self._job: Job | None = None
-        self._spared = False  # the task has settled itself: its lease is not lost
-        self._lock = threading.Lock()  # of _job: a kill must not hit the next one
-
-    def asks_connections(self) -> bool:
-        """Have it ask its connections whether they live, if they may have died; return whether it does."""
-        doubtful = self._doubt.arises()
-        if doubtful:
-            self.send(0, ASK)
-        return doubtful
-
-    def call(self, job: Job) -> list[Answer]:
-        """Run a job. Raise ``EOFError`` or ``OSError`` if the process ended before the answer."""
-        with self._lock:
-            self._calls += 1
-            self._job, self._spared, self.has_job = job, False, False
-        try:
-            self.send(self._calls, portable(job))
-            self.has_job = True
-            while True:
-                message = self.receive(ANSWER_POLL_SECONDS)
-                number, answers = message or (self._calls, ())
-                if answers and number == self._calls:
-                    return answers
-                if answers:  # of another job: nothing that this process says can be trusted
-                    raise EOFError("an answer to another job")
-                self._spared |= answers is None and number == self._calls
-        finally:
-            with self._lock:
-                self._job = None
-
-    def stop(self, job: Job) -> None:
-        """Tell the task to stop, if it runs here. Its process ends if it runs on, and has not settled itself."""
-        with self._lock:
-            if self._job is not job:
-                return
-            number = self._calls
-        with suppress(OSError):
-            self.send(-number, [lease.id for lease in job.leases if lease.deadline == LOST])
-        timer = threading.Timer(STOP_GRACE_SECONDS, self.kill_if_running, [job])
-        timer.daemon = True
-        timer.start()
-
-    def kill_if_running(self, job: Job, *, settled_too: bool = False) -> None:
-        """End the process if it runs this job; only with ``settled_too`` if the task has settled itself."""
-        with self._lock:
-            if self._job is job and (settled_too or not self._spared):
-                self.kill()
-
-    def is_worn_out(self) -> bool:
-        """Whether it has run as many calls, or has as much memory, as the settings allow."""
-        settings = conf.settings()
-        return Wear(settings.max_tasks_per_child, settings.max_memory_per_child).reached(self._calls, self.pid)
-
-
-# -- in the process ----------------------------------------------------------------------------------------------------
-
-
-def _serve(channel: Channel) -> None:
-    _Server(channel).serve()
-
-
-class _Server:
-    """Runs jobs on the main thread, one after the other, while another thread listens to the poller."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._requests: SimpleQueue[tuple[int, object]] = SimpleQueue()
-        self._leases: dict[int, tuple[Lease, ...]] = {}  # of the last job, by its number
-        self._coroutine: asyncio.Task[object] | None = None
-
-    def serve(self) -> None:
-        """Serve until the poller asks for the end."""
-        threading.Thread(target=self._listen, daemon=True).start()
-        self._get_ready()
-        while True:
-            number, request = self._requests.get()
-            if request is None:
-                return
-            if isinstance(request, Job):
-                self._channel.send(number, copy_context().run(run_here, request, self._perform))
-            else:
-                self._get_ready()
-
-    def _get_ready(self) -> None:
-        liveness.outages.report()
-        check()
-        self._channel.send(0, None)
-
-    def _listen(self) -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                number, message = self._channel.receive()
-                if isinstance(message, list):
-                    self._tell(-number, message)
-                    continue
-                if isinstance(message, Job):
-                    self._leases = {number: message.leases}
-                self._requests.put((number, message))
-        os._exit(0)  # the poller has ended, or closed the pipe
-
-    def _tell(self, number: int, ids: list[int]) -> None:
-        """Tell tasks to stop. None says that they have settled themselves, so that their process may go on."""
-        lost = [lease for lease in self._leases.get(number, ()) if lease.id in ids]
-        for lease in lost:
-            lease.cancelled = True
-        if lost and all(lease.touched for lease in lost):
-            self._channel.send(number, None)
-        elif lost and self._coroutine is not None:
-            with suppress(RuntimeError):  # its loop is closed: it has ended
-                self._coroutine.get_loop().call_soon_threadsafe(self._coroutine.cancel)
-
-    def _perform(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
-        perform = async_to_sync(self._perform_async) if processor.is_async else perform_all
-        return perform(leases, processor)
-
-    async def _perform_async(self, leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
-        self._coroutine = asyncio.current_task()
-        try:
-            return await perform_all_async(leases, processor)
-        except BaseException as error:
-            return [Fail(error)] * len(leases)
