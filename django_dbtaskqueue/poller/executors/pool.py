@@ -79,11 +79,6 @@ class PoolExecutor(Executor):
     def running(self) -> list[Run]:
         return list(self._runs.copy())
 
-    def overrun(self, run: Run) -> bool:
-        """Give up a run. It cannot be stopped from here: its slot stays taken until it ends."""
-        note_processor(run.job)
-        return super().overrun(run)
-
     def cancel(self) -> None:
         """Cancel the calls that have not begun."""
         self._closed = True
@@ -110,30 +105,25 @@ class PoolExecutor(Executor):
         try:
             future = self._submitted(portable(run.job))
         except Exception as error:
-            self._settle(run, [Fail(error)] * len(run.job.leases), 0.0)
-            return
+            future = Future()
+            future.set_exception(error)
         self._runs[run] = future
         future.add_done_callback(partial(self._ended, run))
 
     def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
-        leases = run.job.leases
-        settlements: Sequence[Outcome | Settlement | None]
-        seconds = 0.0
+        leases, seconds = run.job.leases, 0.0
+        outcomes: Sequence[Outcome | Settlement | None]
         try:
             answers = future.result()
             seconds = sum(answer.seconds for answer in answers)
-            settlements = [apply_answer(lease, answer) for lease, answer in zip(leases, answers, strict=True)]
+            outcomes = applied(answers, leases)
         except CancelledError:
-            settlements = [Release()] * len(leases)
+            outcomes = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not transport the call or its answer
-            settlements = [Fail(error)] * len(leases)
-        self._settle(run, settlements, seconds)
-        self.nudge()
-
-    def _settle(self, run: Run, outcomes: Sequence[Outcome | Settlement | None], seconds: float) -> None:
+            outcomes = [Fail(error)] * len(leases)
         self._runs.pop(run, None)
-        note_processor(run.job)
-        self._end(run, decide_all(run.job.leases, outcomes), seconds or clock.monotonic() - run.started)
+        self._end(run, decide_all(leases, outcomes), seconds or clock.monotonic() - run.started)
+        self.nudge()
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:
         try:
@@ -175,17 +165,11 @@ def run_here(job: Job, perform: Perform) -> list[Answer]:
     database_use.set(DatabaseUse())
     outcomes = tidied(perform(job.leases, job.processor))
     close_old_connections()  # these threads get no signal when they end
-    return answers_of(job, outcomes)
-
-
-def answers_of(job: Job, outcomes: Sequence[Outcome | Settlement | None]) -> list[Answer]:
-    """Return what a process sends back of a job."""
     answers = []
     for lease, outcome in zip(job.leases, outcomes, strict=True):
-        error = None if outcome is None else outcome.facts.error
-        if outcome is not None and isinstance(error, BaseException) and multiprocessing.parent_process() is not None:
-            outcome = portable_outcome(lease, outcome)
-        answers.append(Answer(outcome, lease.outcome if lease.settled else None, lease.lost))
+        failed = outcome is not None and isinstance(outcome.facts.error, BaseException)
+        sent = portable_outcome(lease, outcome) if failed and multiprocessing.parent_process() is not None else outcome
+        answers.append(Answer(sent, lease.outcome if lease.settled else None, lease.lost))
     return answers
 
 
@@ -203,18 +187,13 @@ def portable_outcome(lease: Lease, outcome: Outcome | Settlement) -> Outcome | S
     return outcome
 
 
-def note_processor(job: Job) -> None:
-    """Set the processor on the leases, for its retry policy: the other process had copies of them."""
-    for lease in job.leases:
-        lease.processor = job.processor
-
-
-def apply_answer(lease: Lease, answer: Answer) -> Outcome | Settlement | None:
-    """Copy to the lease what happened to its copy in the other process; return the outcome."""
-    lease.lost = answer.lost
-    if answer.settled is not None:
-        lease.settled, lease.outcome = True, answer.settled
-    return answer.outcome
+def applied(answers: Sequence[Answer], leases: Sequence[Lease]) -> list[Outcome | Settlement | None]:
+    """Copy to the leases what happened to their copies in the other process; return the outcomes."""
+    for lease, answer in zip(leases, answers, strict=True):
+        lease.lost = answer.lost
+        if answer.settled is not None:
+            lease.settled, lease.outcome = True, answer.settled
+    return [answer.outcome for answer in answers]
 
 
 @contextmanager

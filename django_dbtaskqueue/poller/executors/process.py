@@ -48,7 +48,7 @@ from django_dbtaskqueue.poller.executors import (
     Run,
     stopped,
 )
-from django_dbtaskqueue.poller.executors.pool import apply_answer, note_processor, portable, run_here
+from django_dbtaskqueue.poller.executors.pool import applied, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check
 
 # -- a child -----------------------------------------------------------------------------------------------------------
@@ -444,9 +444,7 @@ class ProcessExecutor(ThreadExecutor):
         self._run_special(slot, job)
 
     def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
-        outcomes = self._outcomes(slot, job)
-        note_processor(job)
-        return decide_all(job.leases, outcomes)
+        return decide_all(job.leases, self._outcomes(slot, job))
 
     def _outcomes(self, slot: int, job: Job) -> Sequence[Outcome | Settlement | None]:
         worker = self._workers[slot]
@@ -460,7 +458,7 @@ class ProcessExecutor(ThreadExecutor):
             return [Fail(error)] * len(job.leases)
         if len(answers) < len(job.leases):  # one failure for the whole job
             answers = answers * len(job.leases)
-        return [apply_answer(lease, answer) for lease, answer in zip(job.leases, answers, strict=True)]
+        return applied(answers, job.leases)
 
     def _is_late(self, run: Run) -> bool:
         return Executor._is_late(self, run)
