@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
+from itertools import chain
 
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
@@ -68,7 +69,7 @@ def explain(task: AbstractTask | TaskHistory) -> Explanation:
         found = _finished(row)
     else:
         case = _Case(row, alias)
-        found = next(one for reason in REASONS if (one := reason(case)) is not None)
+        found = next(chain.from_iterable(reasons(case) for reasons in REASONS))
     note = uniqueness_note(row.reference)
     return replace(found, sentence=f"{found.sentence} {note}") if note else found
 
@@ -154,7 +155,7 @@ def _names(reported: object, key: str) -> frozenset[str] | None:
     return frozenset(map(str, names)) if isinstance(names, list) else None
 
 
-# -- the reasons, in the order in which they must be mended ------------------------------------------------------------
+# -- the reasons, in the order in which they must be mended: the first one is told -------------------------------------
 
 
 def _finished(row: AbstractTask | TaskHistory) -> Explanation:
@@ -171,121 +172,104 @@ def _finished(row: AbstractTask | TaskHistory) -> Explanation:
     return Explanation("finished", text, facts)
 
 
-def _leased(case: _Case) -> Explanation | None:
-    task = case.task
-    if task.status != Status.PROCESSING or case.lapsed:
-        return None
-    facts = {"poller": task.poller_instance, "since": task.start_time, "until": task.next_process_time}
-    text = _("%(poller)s has held the lease for %(time)s; the lease ends in %(left)s unless it is renewed.") % {
-        "poller": task.poller_instance or "?",
-        "time": _span(case.now, task.start_time),
-        "left": _span(case.now, task.next_process_time),
-    }
-    return Explanation("leased", text, facts)
+def _of_the_lease(case: _Case) -> Iterator[Explanation]:
+    """The task runs, or its time to live or its attempts are used up."""
+    task, now = case.task, case.now
+    facts: dict[str, object] = {"poller": task.poller_instance, "since": task.start_time}
+    if task.status == Status.PROCESSING and not case.lapsed:
+        text = _("%(poller)s has held the lease for %(time)s; the lease ends in %(left)s unless it is renewed.")
+        words = {"time": _span(now, task.start_time), "left": _span(now, task.next_process_time)}
+        text %= {"poller": task.poller_instance or "?", **words}
+        yield Explanation("leased", text, {**facts, "until": task.next_process_time})
+    if task.expire_time is not None and task.expire_time <= now:
+        text = _("Its time to live ended %(time)s ago: the task will not be started. The next checkout ends it.")
+        yield Explanation("expired", text % {"time": _span(now, task.expire_time)}, {"expired": task.expire_time})
+    if task.attempt >= task.max_attempts:
+        facts = {"attempt": task.attempt, "max_attempts": task.max_attempts}
+        if case.lapsed:
+            yield from _unserved(case)
+            text = _("The lease of its last attempt ran out %(time)s ago: a poller will write ERROR.")
+            text %= {"time": _span(now, task.next_process_time)}
+            yield Explanation("lease_expired", text, {**facts, "until": task.next_process_time})
+        text = _(
+            "All %(max_attempts)s attempts are used, so no poller takes the task. "
+            "Cancel it, then reprocess it from POISON."
+        )
+        yield Explanation("attempts_used", text % facts, facts)
 
 
-def _expired(case: _Case) -> Explanation | None:
-    task = case.task
-    if task.expire_time is None or task.expire_time > case.now:
-        return None
-    text = _("Its time to live ended %(time)s ago: the task will not be started. The next checkout ends it.")
-    return Explanation("expired", text % {"time": _span(case.now, task.expire_time)}, {"expired": task.expire_time})
-
-
-def _unserved(case: _Case) -> Explanation | None:
-    if case.servers:
-        return None
-    text = _("No living poller serves queue %(queue)s. Start one: manage.py runtaskpoller --queue %(queue)s")
-    return Explanation("no_poller", text % {"queue": case.task.queue}, {"queue": case.task.queue})
-
-
-def _out_of_attempts(case: _Case) -> Explanation | None:
-    task = case.task
-    if task.attempt < task.max_attempts:
-        return None
-    facts = {"attempt": task.attempt, "max_attempts": task.max_attempts}
-    if case.lapsed:
-        if unserved := _unserved(case):
-            return unserved
-        text = _("The lease of its last attempt ran out %(time)s ago: a poller will write ERROR.")
-        text %= {"time": _span(case.now, task.next_process_time)}
-        return Explanation("lease_expired", text, {**facts, "until": task.next_process_time})
-    text = _(
-        "All %(max_attempts)s attempts are used, so no poller takes the task. Cancel it, then reprocess it from POISON."
-    )
-    return Explanation("attempts_used", text % facts, facts)
-
-
-def _parked(case: _Case) -> Explanation | None:
+def _of_the_pause(case: _Case) -> Iterator[Explanation]:
+    """The task is parked or its queue is paused."""
+    reason = case.task.parked_by or ""
     if (found := suspension(case.task, case.now)) is not None:
-        return Explanation(*found)
-    reason = case.task.parked_by
-    if not reason or reason == GROUP or reason.startswith(NO_HANDLER):
-        return None
+        yield Explanation(*found)
     if reason == PARENTS:
-        return Explanation("parents", *waits_for(case.task, case.alias))
-    reason = masked_text(reason)
-    return Explanation("parked", _("The task is parked: %(reason)s.") % {"reason": reason}, {"reason": reason})
+        yield Explanation("parents", *waits_for(case.task, case.alias))
+    elif reason and reason != GROUP and not reason.startswith(NO_HANDLER):
+        facts: dict[str, object] = {"reason": masked_text(reason)}
+        yield Explanation("parked", _("The task is parked: %(reason)s.") % facts, facts)
+    if (row := case.pause) is not None:
+        facts = {"queue": row.name, "by": row.paused_by, "reason": row.paused_reason, "until": row.paused_until}
+        known = pause_note(row.paused_by, row.paused_reason, row.paused_until)
+        text = _("Queue %(queue)s is paused (%(known)s).") if known else _("Queue %(queue)s is paused.")
+        yield Explanation("paused", text % {"queue": row.name, "known": known}, facts)
 
 
-def _paused(case: _Case) -> Explanation | None:
-    row = case.pause
-    if row is None:
-        return None
-    facts = {"queue": row.name, "by": row.paused_by, "reason": row.paused_reason, "until": row.paused_until}
-    known = pause_note(row.paused_by, row.paused_reason, row.paused_until)
-    text = _("Queue %(queue)s is paused (%(known)s).") if known else _("Queue %(queue)s is paused.")
-    return Explanation("paused", text % {"queue": row.name, "known": known}, facts)
+def _unserved(case: _Case) -> Iterator[Explanation]:
+    if not case.servers:
+        facts = {"queue": case.task.queue}
+        text = _("No living poller serves queue %(queue)s. Start one: manage.py runtaskpoller --queue %(queue)s")
+        yield Explanation("no_poller", text % facts, facts)
 
 
-def _without_processor(case: _Case) -> Explanation | None:
+def _of_the_pollers(case: _Case) -> Iterator[Explanation]:
+    """No poller of the queue can take the task."""
     task = case.task
     parked = (task.parked_by or "").startswith(NO_HANDLER)
-    having_type = [one for one in case.servers if one.has_type(task) and (one.types is not None or not parked)]
-    given = {"type": task.payload_type or "plain JSON", "queue": task.queue}
-    if not having_type:
+    facts: dict[str, object] = {"type": task.payload_type or "plain JSON", "queue": task.queue}
+    if not any(one.has_type(task) and (one.types is not None or not parked) for one in case.servers):
         text = _("No living poller of queue %(queue)s has a processor for payload type %(type)s. Deploy its code.")
-        return Explanation("no_processor", text % given, given)
-    if not parked:
-        return None
-    text = _("The task is parked: %(reason)s. A poller has one now, and makes the task ready again within 30 s.")
-    return Explanation("parked", text % {"reason": task.parked_by}, {"reason": task.parked_by})
+        yield Explanation("no_processor", text % facts, facts)
+    if parked:
+        facts = {"reason": task.parked_by}
+        text = _("The task is parked: %(reason)s. A poller has one now, and makes the task ready again within 30 s.")
+        yield Explanation("parked", text % facts, facts)
+    able = [one for one in case.servers if one.may_take(task)]
+    if not able:
+        text = _("No living poller of queue %(queue)s takes tag %(tag)s. Start one with --tag %(tag)s.")
+        if any(one.has_tag(task) for one in case.servers):
+            text = _(
+                "No living poller of queue %(queue)s takes tag %(tag)s and has a processor for the payload type, too."
+            )
+        facts = {"tag": task.tag, "queue": task.queue}
+        yield Explanation("no_tag", text % facts, facts)
+    if not case.able:
+        states = {one.instance: one.state for one in able}
+        known = ", ".join(f"{name} ({state})" for name, state in list(states.items())[:MAX_POLLERS_NAMED])
+        text = _("The pollers that may take the task take none at present: %(pollers)s.")
+        yield Explanation("pollers_idle", text % {"pollers": known}, {"pollers": states})
 
 
-def _without_tag(case: _Case) -> Explanation | None:
-    task = case.task
-    if any(one.may_take(task) for one in case.servers):
-        return None
-    text = _("No living poller of queue %(queue)s takes tag %(tag)s. Start one with --tag %(tag)s.")
-    if any(one.has_tag(task) for one in case.servers):
-        text = _("No living poller of queue %(queue)s takes tag %(tag)s and has a processor for the payload type, too.")
-    facts = {"tag": task.tag, "queue": task.queue}
-    return Explanation("no_tag", text % facts, facts)
+def _of_the_time(case: _Case) -> Iterator[Explanation]:
+    """The queue takes no task, or it is not the task's turn yet."""
+    task, facts = case.task, dict[str, object](queue=case.task.queue)
+    if case.settings is not None and case.settings.concurrency == 0:
+        text = _("The concurrency of queue %(queue)s is 0: no poller takes its tasks.")
+        yield Explanation("concurrency", text % facts, {**facts, "limit": 0})
+    if task.parked_by == GROUP:
+        yield _behind_head(case)
+    if not case.lapsed and task.next_process_time > case.now:
+        facts = {"due": task.next_process_time, "attempt": task.attempt + 1, "max_attempts": task.max_attempts}
+        text = _("The task is due in %(time)s.")
+        if task.attempt:
+            text = _("Attempt %(attempt)s of %(max_attempts)s is due in %(time)s, because the last one failed.")
+        yield Explanation("not_due", text % {**facts, "time": _span(case.now, task.next_process_time)}, facts)
 
 
-def _idle_pollers(case: _Case) -> Explanation | None:
-    if case.able:
-        return None
-    states = {one.instance: one.state for one in case.servers if one.may_take(case.task)}
-    known = ", ".join(f"{name} ({state})" for name, state in list(states.items())[:MAX_POLLERS_NAMED])
-    text = _("The pollers that may take the task take none at present: %(pollers)s.")
-    return Explanation("pollers_idle", text % {"pollers": known}, {"pollers": states})
-
-
-def _stopped(case: _Case) -> Explanation | None:
-    if case.settings is None or case.settings.concurrency != 0:
-        return None
-    text = _("The concurrency of queue %(queue)s is 0: no poller takes its tasks.")
-    return Explanation("concurrency", text % {"queue": case.task.queue}, {"queue": case.task.queue, "limit": 0})
-
-
-def _behind_head(case: _Case) -> Explanation | None:
-    task = case.task
-    if task.parked_by != GROUP:
-        return None
+def _behind_head(case: _Case) -> Explanation:
+    task, facts = case.task, dict[str, object](group=case.task.group_key)
     rows = type(task)._base_manager.using(case.alias).filter(IS_READY, queue=task.queue)
     head = rows.filter(group_key=task.group_key).values_list("pk", "status").first()
-    facts: dict[str, object] = {"group": task.group_key}
     if head is None:
         return Explanation("group", _("The task waits for its turn in group %(group)s.") % facts, facts)
     facts |= {"head": head[0], "status": head[1]}
@@ -296,71 +280,47 @@ def _behind_head(case: _Case) -> Explanation | None:
     return Explanation("group", text, facts)
 
 
-def _not_due(case: _Case) -> Explanation | None:
-    task = case.task
-    if case.lapsed or task.next_process_time <= case.now:
-        return None
-    facts = {"due": task.next_process_time, "attempt": task.attempt + 1, "max_attempts": task.max_attempts}
-    text = _("The task is due in %(time)s.")
-    if task.attempt:
-        text = _("Attempt %(attempt)s of %(max_attempts)s is due in %(time)s, because the last one failed.")
-    return Explanation("not_due", text % {**facts, "time": _span(case.now, task.next_process_time)}, facts)
-
-
-def _over_limit(case: _Case) -> Explanation | None:
-    ready, rate = case.task.ready_time, case.settings and case.settings.rate_per_group
-    if rate is not None and ready is not None and ready > case.now:
-        facts: dict[str, object] = {"group": case.task.group_key, "rate": str(rate), "time": _span(case.now, ready)}
+def _of_the_limits(case: _Case) -> Iterator[Explanation]:
+    """A limit of the queue over all pollers, or of each poller, or its slots."""
+    task, settings = case.task, case.settings
+    if settings and settings.rate_per_group is not None and task.ready_time and task.ready_time > case.now:
+        time, rate = _span(case.now, task.ready_time), str(settings.rate_per_group)
+        facts: dict[str, object] = {"group": task.group_key, "rate": rate, "time": time}
         text = _("The task can start in %(time)s, because tasks of group %(group)s may start %(rate)s.") % facts
-        return Explanation("rate_per_group", text, facts)
-    use = limit_use((case.alias, type(case.task)), case.task.queue)
-    if use is None or not use.reached:
-        return None
-    facts = {"queue": case.task.queue, "running": use.running, "limit": use.max_running}
-    text = _("The limit %(setting)s of queue %(queue)s is reached, over all pollers: %(use)s.")
-    return Explanation(use.reached, text % {**facts, "setting": use.reached, "use": use}, facts)
-
-
-def _limited(case: _Case) -> Explanation | None:
-    """Return that each poller holds as many tasks of the queue, or of the processor, as the limit allows."""
-    task, made = case.task, registry.find(case.task.queue, case.task.payload_type)
-    limits: list[tuple[int, list[str] | None]] = []
-    if case.settings is not None and case.settings.concurrency is not None:
-        limits.append((case.settings.concurrency, None))
-    if made is not None and made.concurrency is not None:
+        yield Explanation("rate_per_group", text, facts)
+    use = limit_use((case.alias, type(task)), task.queue)
+    if use is not None and use.reached:
+        facts = {"queue": task.queue, "running": use.running, "limit": use.max_running}
+        text = _("The limit %(setting)s of queue %(queue)s is reached, over all pollers: %(use)s.")
+        yield Explanation(use.reached, text % {**facts, "setting": use.reached, "use": use}, facts)
+    limits: list[tuple[int | None, list[str] | None]] = [(settings.concurrency if settings else None, None)]
+    if (made := registry.find(task.queue, task.payload_type)) is not None and made.concurrency is not None:
         limits.append((made.concurrency * (made.batch or 1), registry.types_of(task.queue, (made,))))
     for limit, types in limits:
         held = case.held(types)
-        if all(held[one.instance] >= limit for one in case.able):
-            text = _("Each poller that may take the task holds as many as the concurrency allows: %(limit)s.")
+        if limit is not None and all(held[one.instance] >= limit for one in case.able):
             facts = {"limit": limit, "pollers": len(case.able)}
-            return Explanation("concurrency", text % facts, facts)
-    return None
+            text = _("Each poller that may take the task holds as many as the concurrency allows: %(limit)s.")
+            yield Explanation("concurrency", text % facts, facts)
+    if all(one.slots and one.held >= one.slots for one in case.able):
+        facts = {"pollers": len(case.able), "slots": sum(one.slots for one in case.able), **_numbers(case.position)}
+        text = _("Each poller that may take the task is busy: %(slots)s slots are full.")
+        yield Explanation("busy", f"{text % facts} {_turn(case)}".strip(), facts)
 
 
-def _busy(case: _Case) -> Explanation | None:
-    if not all(one.slots and one.held >= one.slots for one in case.able):
-        return None
-    facts = {"pollers": len(case.able), "slots": sum(one.slots for one in case.able), **_numbers(case.position)}
-    text = _("Each poller that may take the task is busy: %(slots)s slots are full.")
-    return Explanation("busy", f"{text % facts} {_turn(case)}".strip(), facts)
-
-
-def _waiting(case: _Case) -> Explanation:
+def _waiting(case: _Case) -> Iterator[Explanation]:
     task, facts = case.task, _numbers(case.position)
+    words = {"poller": task.poller_instance or "?", "time": _span(case.now, task.next_process_time)}
     if case.lapsed:
-        text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.") % {
-            "poller": task.poller_instance or "?", "time": _span(case.now, task.next_process_time),
-        }  # fmt: skip
+        text = _("The lease of %(poller)s ran out %(time)s ago: the next checkout takes the task over.") % words
         facts |= {"poller": task.poller_instance, "until": task.next_process_time}
-        return Explanation("lease_expired", text, facts)
-    text = _("The task has been due for %(time)s.") % {"time": _span(case.now, task.next_process_time)}
-    return Explanation("waiting", f"{text} {_turn(case)}".strip(), {"due": task.next_process_time, **facts})
+        yield Explanation("lease_expired", text, facts)
+    text = _("The task has been due for %(time)s.") % words
+    yield Explanation("waiting", f"{text} {_turn(case)}".strip(), {"due": task.next_process_time, **facts})
 
 
-REASONS: tuple[Callable[[_Case], Explanation | None], ...] = (
-    _leased, _expired, _out_of_attempts, _parked, _paused, _unserved, _without_processor, _without_tag, _idle_pollers,
-    _stopped, _behind_head, _not_due, _over_limit, _limited, _busy, _waiting,
+REASONS: tuple[Callable[[_Case], Iterator[Explanation]], ...] = (
+    _of_the_lease, _of_the_pause, _unserved, _of_the_pollers, _of_the_time, _of_the_limits, _waiting,
 )  # fmt: skip
 
 
