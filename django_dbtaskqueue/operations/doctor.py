@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,7 +14,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, tran
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
 from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
@@ -46,6 +46,9 @@ MAX_TRANSACTION_S = 300  # that a transaction may be open
 MAX_DEAD_ROWS_SHARE = 0.2  # of a table's rows; autovacuum starts long before
 MIN_DEAD_ROWS = 50_000  # fewer do not matter
 MAX_NOTIFY_QUEUE_SHARE = 0.5  # of the server's notification queue
+READ_COMMITTED = gettext_lazy(
+    "Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."
+)
 
 OLD_TRANSACTIONS = """\
 SELECT kind, who, seconds FROM (
@@ -81,7 +84,14 @@ class Finding:
     queues: tuple[str, ...] = ()  # those that it names, or whose poller it names
 
 
-_error, _warning, _info = (partial(Finding, level) for level in ("error", "warning", "info"))
+LEVELS = ("error", "warning", "info")
+
+
+def _finding(level: str, id: str, words: str, remedy: str, queues: Iterable[str] = (), /, **given: object) -> Finding:
+    return Finding(level, id, words % given, remedy, tuple(queues))
+
+
+_error, _warning, _info = (partial(_finding, level) for level in LEVELS)
 
 
 def examine(using: str | None = None) -> list[Finding]:
@@ -95,8 +105,7 @@ def examine(using: str | None = None) -> list[Finding]:
         found += _answers(check, alias)
         if check is _unmigrated and found:
             return found
-    order = ("error", "warning", "info")
-    return sorted(found, key=lambda finding: order.index(finding.level))
+    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
 
 
 def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
@@ -104,10 +113,9 @@ def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Find
         with transaction.atomic(using=alias):
             return list(check(alias))
     except DatabaseError as error:
-        line = str(error).strip().partition("\n")[0]
-        words = _("The database did not answer one question: %(error)s") % {"error": line}
+        words = _("The database did not answer one question: %(error)s")
         remedy = _("Grant the role of this process the right to read, or run the doctor as the owner of the tables.")
-        return [_info("doctor.refused", words, remedy)]
+        return [_info("doctor.refused", words, remedy, error=str(error).strip().partition("\n")[0])]
 
 
 def _unmigrated(alias: str) -> Iterator[Finding]:
@@ -115,11 +123,8 @@ def _unmigrated(alias: str) -> Iterator[Finding]:
     targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == Task._meta.app_label]
     missing = [migration.name for migration, _backwards in executor.migration_plan(targets)]
     if missing:
-        yield _error(
-            "database.migrations",
-            _("Migrations are missing on %(alias)s: %(names)s.") % {"alias": alias, "names": ", ".join(missing)},
-            f"python manage.py migrate --database {alias}",
-        )
+        words, command = _("Migrations are missing on %(alias)s: %(names)s."), "python manage.py migrate --database"
+        yield _error("database.migrations", words, f"{command} {alias}", alias=alias, names=", ".join(missing))
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------
@@ -131,46 +136,33 @@ def _settings(alias: str) -> Iterator[Finding]:
         try:
             settings = conf.overlay(conf.default_settings(name), rows.get(name) or {})
         except ImproperlyConfigured as error:
-            yield _error(
-                "settings.overrides",
-                _("The runtime overrides of queue %(queue)s are not applied: %(error)s")
-                % {"queue": name, "error": error},
-                _("Correct them on the queue's page, or with manage.py taskqueue."),
-                (name,),
-            )
+            words = _("The runtime overrides of queue %(queue)s are not applied: %(error)s")
+            remedy = _("Correct them on the queue's page, or with manage.py taskqueue.")
+            yield _error("settings.overrides", words, remedy, (name,), queue=name, error=error)
             continue
-        for words, remedy in checks.contradictions(settings):
-            yield _warning("settings.contradiction", f"{name}: {words}", remedy, (name,))
+        for fault, remedy in checks.contradictions(settings):
+            yield _warning("settings.contradiction", "%(queue)s: %(fault)s", remedy, (name,), queue=name, fault=fault)
 
 
 def _databases(alias: str) -> Iterator[Finding]:
     away = sorted(name for name in conf.known_queues() if conf.default_settings(name).database != DEFAULT_DB_ALIAS)
     if away:
         names = {"queues": ", ".join(away), "alias": DEFAULT_DB_ALIAS}
-        yield _info(
-            "database.apart",
-            _("%(queues)s: these queues are not in the database %(alias)s.") % names,
-            _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.") % names,
-            tuple(away),
-        )
+        words = _("%(queues)s: these queues are not in the database %(alias)s.") % names
+        remedy = _("A task is not part of a transaction on %(alias)s: enqueue after the commit, or move the queue.")
+        yield Finding("info", "database.apart", words, remedy % names, tuple(away))
     for level in sorted(checks.isolation_levels(alias)):
-        yield _warning(
-            "database.isolation",
-            _("The connection %(alias)s asks for the isolation level %(level)s.") % {"alias": alias, "level": level},
-            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
-        )
+        words = _("The connection %(alias)s asks for the isolation level %(level)s.")
+        yield _warning("database.isolation", words, str(READ_COMMITTED), alias=alias, level=level)
 
 
 def _clock(alias: str) -> Iterator[Finding]:
     there = database_now(Session.on(alias))
-    here = datetime.now(UTC) if there.tzinfo else datetime.now()
-    skew = abs(here - there)
+    skew = abs((datetime.now(UTC) if there.tzinfo else datetime.now()) - there)
     if skew > MAX_CLOCK_SKEW:
-        yield _warning(
-            "host.clock",
-            _("This host's clock and the database's are %(time)s apart.") % {"time": format_duration(skew, rough=True)},
-            _("Tasks use the database's clock, so they are safe. Synchronise both with NTP, or ages look wrong."),
-        )
+        words = _("This host's clock and the database's are %(time)s apart.")
+        remedy = _("Tasks use the database's clock, so they are safe. Synchronise both with NTP, or ages look wrong.")
+        yield _warning("host.clock", words, remedy, time=format_duration(skew, rough=True))
 
 
 # -- queues and pollers ------------------------------------------------------------------------------------------------
@@ -183,7 +175,6 @@ def _queues(alias: str) -> Iterator[Finding]:
     for row in found.queues:
         yield from _queue(row)
     yield from _stuck(alias, {row.queue for row in found.late})
-    yield from _runaways(alias)
     yield from _failures(alias, found.queues)
     for place in locations_on(alias):
         yield from _starved(place, [row.queue for row in found.queues if not row.paused])
@@ -197,48 +188,40 @@ def _unserved(alias: str, waiting: Sequence[QueueStats], pollers: int) -> Iterat
     since = format_duration(interval)
     names = tuple(row.queue for row in waiting)
     age = format_duration(max([row.oldest for row in waiting if row.oldest], default=timedelta(0)), rough=True)
+    given = {"count": len(names), "queues": names_of(names), "age": age}
     if waiting and not pollers:
         words = ngettext(
             "No poller is alive. %(count)s queue waits: %(queues)s. Its oldest task has been due for %(age)s.",
             "No poller is alive. %(count)s queues wait: %(queues)s. Their oldest task has been due for %(age)s.",
             len(names),
-        ) % {"count": len(names), "queues": names_of(names), "age": age}
+        )
         if gone := [instance for instance, _queues in silent[:MAX_OF_A_KIND]]:
-            died = _("Not heard of for over %(time)s: %(pollers)s.") % {"time": since, "pollers": ", ".join(gone)}
-            words = f"{words} {died}"
-        yield _error("queue.no_poller", words, "python manage.py runtaskpoller", names)
+            words = f"{words} {_('Not heard of for over %(time)s: %(pollers)s.')}"
+            given |= {"time": since, "pollers": ", ".join(gone)}
+        yield _error("queue.no_poller", words, "python manage.py runtaskpoller", names, **given)
         return
     if waiting:
         words = _("No poller serves %(queues)s, and the oldest task there has been due for %(age)s.")
-        words %= {"queues": names_of(names), "age": age}
         remedy = " --queue ".join(("python manage.py runtaskpoller", *map(shlex.quote, names[:MAX_OF_A_KIND])))
-        yield _error("queue.no_poller", words, remedy, names)
+        yield _error("queue.no_poller", words, remedy, names, **given)
     for instance, served in silent[:MAX_OF_A_KIND]:
-        words = _("Poller %(poller)s has not reported for over %(time)s.") % {"poller": instance, "time": since}
+        words = _("Poller %(poller)s has not reported for over %(time)s.")
         taken_over = _("It died or lost the database; see its log. Others take its tasks when their leases expire.")
         alone = _("It died or lost the database; see its log, and start it again.")
-        yield _warning("poller.silent", words, taken_over if pollers else alone, tuple(queue_names_in(served)))
+        remedy = taken_over if pollers else alone
+        yield _warning("poller.silent", words, remedy, queue_names_in(served), poller=instance, time=since)
 
 
 def _queue(row: QueueStats) -> Iterator[Finding]:
-    if row.oldest is None:
-        return
-    age = {"queue": row.queue, "age": format_duration(row.oldest, rough=True)}
-    if row.paused:
-        if row.overdue:
-            yield _info(
-                "queue.paused",
-                _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.") % age,
-                _("Resume it on the queue's page when the reason for the pause no longer exists."),
-                (row.queue,),
-            )
-    elif row.late and row.pollers:
-        yield _warning(
-            "queue.late",
-            _("Queue %(queue)s is late: its oldest task has been due for %(age)s.") % age,
-            _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster."),
-            (row.queue,),
-        )
+    given = {"queue": row.queue, "age": format_duration(row.oldest or timedelta(0), rough=True)}
+    if row.paused and row.overdue:
+        words = _("Queue %(queue)s is paused, and its oldest task has been due for %(age)s.")
+        remedy = _("Resume it on the queue's page when the reason for the pause no longer exists.")
+        yield _info("queue.paused", words, remedy, (row.queue,), **given)
+    if row.late and row.pollers:
+        words = _("Queue %(queue)s is late: its oldest task has been due for %(age)s.")
+        remedy = _("If the processors wait for I/O, add pollers, processes or threads; otherwise make them faster.")
+        yield _warning("queue.late", words, remedy, (row.queue,), **given)
 
 
 def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
@@ -250,20 +233,8 @@ def _stuck(alias: str, late: set[str]) -> Iterator[Finding]:
             if queue in late and idle >= MAX_IDLE_S and conf.default_settings(queue).concurrency != 0:
                 words = _("Poller %(poller)s is RUNNING but took nothing from %(queue)s for %(time)s with work due.")
                 remedy = _("See its log, and restart it. If the tasks have a tag, start a poller with --tag.")
-                words %= {"poller": instance, "queue": queue, "time": format_seconds(idle)}
-                yield _warning("poller.stuck", words, remedy, (queue,))
-
-
-def _runaways(alias: str) -> Iterator[Finding]:
-    for instance, running in living(alias).values_list("instance", "running"):
-        for item in running:
-            if item.get("given_up") is True:
-                words = _(
-                    "Task %(task)s of %(queue)s was given up, and still runs on poller %(poller)s: a slot is lost."
-                )
-                words %= {"task": item.get("task_id"), "queue": item.get("queue"), "poller": instance}
-                remedy = _("Restart the poller. Let the processor look at task.cancelled, or run it in a process.")
-                yield _warning("task.runaway", words, remedy, (str(item.get("queue")),))
+                given = {"poller": instance, "queue": queue, "time": format_seconds(idle)}
+                yield _warning("poller.stuck", words, remedy, (queue,), **given)
 
 
 def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
@@ -278,23 +249,24 @@ def _failures(alias: str, queues: Sequence[QueueStats]) -> Iterator[Finding]:
         )
         said = masked_text(group.newest or group.message)
         failure = ": ".join(part for part in (short_error(group.error_type), said) if part).rstrip(".")
-        words %= {"queue": group.queue, "failure": failure, "count": stats.failed["1h"]}
+        given = {"queue": group.queue, "failure": failure, "count": stats.failed["1h"]}
         remedy = f"python manage.py taskqueue list --filter fingerprint:{group.pk}"
         level = _error if stats.failed["1h"] >= MIN_FAILURES else _warning
-        yield level("failure.new", words, remedy, (group.queue,))
+        yield level("failure.new", words, remedy, (group.queue,), **given)
     explained = {group.queue for group in new}
     failing = [row.queue for row in queues if row.failed >= MIN_FAILURES and row.queue not in explained]
     for queue, share, usual in queue_stats.failure_shares(alias, failing):
         if share >= MIN_FAILURE_SHARE and share > usual * MAX_FAILURE_GROWTH:
             words = _("%(share)s of the attempts of %(queue)s failed in the last hour; %(usual)s in the day before.")
-            words %= {"share": percent(share), "queue": queue, "usual": percent(usual)}
+            given = {"share": percent(share), "queue": queue, "usual": percent(usual)}
             search = shlex.quote(f"queue:{queue} -status:COMPLETED attempt:>0")
-            yield _error("queue.failing", words, f"python manage.py taskqueue list --filter {search}", (queue,))
+            remedy = f"python manage.py taskqueue list --filter {search}"
+            yield _error("queue.failing", words, remedy, (queue,), **given)
     if left := [row for row in queues if row.statuses[Status.ERROR] and _is_left(alias, row.queue)]:
         shown = names_of([f"{row.queue} ({row.statuses[Status.ERROR]})" for row in left])
-        words = _("Tasks have been in ERROR for over a day: %(queues)s.") % {"queues": shown}
+        words = _("Tasks have been in ERROR for over a day: %(queues)s.")
         remedy = _("Reprocess those that can succeed now, and move the others to POISON: see the page of failures.")
-        yield _warning("task.left", words, remedy, tuple(row.queue for row in left))
+        yield _warning("task.left", words, remedy, [row.queue for row in left], queues=shown)
 
 
 def _is_left(alias: str, queue: str) -> bool:
@@ -312,64 +284,75 @@ def _starved(place: Location, names: list[str]) -> Iterator[Finding]:
         first = min(waits)
         late = [priority for priority, seconds in waits.items() if priority > first and seconds > MAX_PRIORITY_WAIT_S]
         if late and waits[first] < MAX_PRIORITY_WAIT_S and conf.default_settings(name).max_wait is None:
-            yield _warning(
-                "queue.starved",
-                ngettext(
-                    "Queue %(queue)s: tasks of priority %(priorities)s do not get their turn.",
-                    "Queue %(queue)s: tasks of priorities %(priorities)s do not get their turn.",
-                    len(late),
-                )
-                % {"queue": name, "priorities": ", ".join(map(str, sorted(late)))},
-                _("Set max_wait for this queue: then tasks that have waited longer go first."),
-                (name,),
+            words = ngettext(
+                "Queue %(queue)s: tasks of priority %(priorities)s do not get their turn.",
+                "Queue %(queue)s: tasks of priorities %(priorities)s do not get their turn.",
+                len(late),
             )
+            remedy = _("Set max_wait for this queue: then tasks that have waited longer go first.")
+            given = {"queue": name, "priorities": ", ".join(map(str, sorted(late)))}
+            yield _warning("queue.starved", words, remedy, (name,), **given)
 
 
 def _pollers(alias: str) -> Iterator[Finding]:
     for instance, names in sorted(alive(alias).items())[:100]:
         if strange := sorted(names.difference(registry.queues())):
-            yield _warning(
-                "poller.no_processor",
-                _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
-                % {"poller": instance, "queues": ", ".join(strange)},
-                _("Bring both to the same version of the project, or leave the queue out with --exclude."),
-                tuple(names),
+            words = _("Poller %(poller)s serves %(queues)s, for which this code has no processor.")
+            remedy = _("Bring both to the same version of the project, or leave the queue out with --exclude.")
+            yield _warning("poller.no_processor", words, remedy, names, poller=instance, queues=", ".join(strange))
+
+
+def _lost_slots(alias: str) -> Iterator[Finding]:
+    """Yield what keeps a slot, or all of them, though the poller lives."""
+    rows = living(alias).order_by("pk").values_list("instance", "state", "queues", "running")
+    for instance, state, queues, running in rows:
+        if state == "BLOCKED":
+            words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
+            remedy = _(
+                "Its log says where. Let the processor await, or make it a plain function; then restart the poller."
             )
+            yield _warning("poller.blocked", words, remedy, queue_names_in(queues), poller=instance)
+        for item in running:
+            if item.get("given_up") is True:
+                words = _(
+                    "Task %(task)s of %(queue)s was given up, and still runs on poller %(poller)s: a slot is lost."
+                )
+                remedy = _("Restart the poller. Let the processor look at task.cancelled, or run it in a process.")
+                queue, task = str(item.get("queue")), item.get("task_id")
+                yield _warning("task.runaway", words, remedy, (queue,), task=task, queue=queue, poller=instance)
 
 
 def _parked(alias: str) -> Iterator[Finding]:
+    words = _("Tasks are parked: %(reason)s.")
+    remedy = _("Start pollers whose code has a processor for them; then the tasks are unparked automatically.")
     for _alias, model in locations_on(alias):
         parked = model._base_manager.using(alias).filter(parked_by__startswith=NO_HANDLER)
         reasons: defaultdict[str, set[str]] = defaultdict(set)
         for reason, name in parked.values_list("parked_by", "queue")[:1000]:
             reasons[str(reason)].add(name)
-        for reason, names in sorted(reasons.items())[:10]:
-            yield _warning(
-                "task.parked",
-                _("Tasks are parked: %(reason)s.") % {"reason": reason},
-                _("Start pollers whose code has a processor for them; then the tasks are unparked automatically."),
-                tuple(names),
-            )
+        for reason, names in sorted(reasons.items())[:MAX_OF_A_KIND]:
+            yield _warning("task.parked", words, remedy, names, reason=reason)
 
 
 def _schedules(alias: str) -> Iterator[Finding]:
     pollers = alive(alias)
     served = {*registry.queues()}.union(*pollers.values())
     for row in rows_on(alias).filter(paused=False).order_by("name")[:MAX_LISTED_SCHEDULES]:
-        names, queues = {"name": row.name, "queue": row.queue}, (row.queue,)
+        queues, given = (row.queue,), {"name": row.name, "queue": row.queue, "note": row.note}
         if is_gone(row, registry.periodics()):
             words = _("Schedule %(name)s was declared by code that this process does not have.")
             remedy = _("If the code is gone, delete the schedule on its page.")
-            yield _info("schedule.gone", words % names, remedy, queues)
+            yield _info("schedule.gone", words, remedy, queues, **given)
         elif row.queue not in served:
             words = _("Schedule %(name)s enqueues to %(queue)s, for which no code and no poller has a processor.")
-            remedy = _("Add the processor, or pause the schedule.")
-            yield _warning("schedule.no_processor", words % names, remedy, queues)
+            yield _warning(
+                "schedule.no_processor", words, _("Add the processor, or pause the schedule."), queues, **given
+            )
         elif pollers and row.next_time is not None and row.next_time < row.clock - MISSED_AFTER:
             words = _("Schedule %(name)s is overdue although pollers run: %(note)s.")
             remedy = _("See the log of the pollers of its database. They must have the code of its queue.")
-            note = row.note or _("no poller noted why")
-            yield _error("schedule.overdue", words % {**names, "note": note}, remedy, queues)
+            given["note"] = row.note or _("no poller noted why")
+            yield _error("schedule.overdue", words, remedy, queues, **given)
 
 
 def _streams(alias: str) -> Iterator[Finding]:
@@ -379,16 +362,7 @@ def _streams(alias: str) -> Iterator[Finding]:
         words = _("Stream %(name)s of %(table)s has not read for %(time)s; finished tasks still write events for it.")
         command = f"manage.py runtaskpipeline stream --unregister {name} --database {alias} --task-table {location}"
         remedy = _("Start the stream again, or run as the tables' owner: %(command)s") % {"command": command}
-        given = {"name": name, "table": location, "time": format_seconds(seconds)}
-        yield _warning("stream.absent", words % given, remedy)
-
-
-def _blocked(alias: str) -> Iterator[Finding]:
-    rows = living(alias).filter(state="BLOCKED").order_by("pk")
-    for instance, queues in rows.values_list("instance", "queues")[:10]:
-        words = _("A coroutine blocks the event loop of poller %(poller)s, so no async task goes on there.")
-        remedy = _("Its log says where. Let the processor await, or make it a plain function; then restart the poller.")
-        yield _warning("poller.blocked", words % {"poller": instance}, remedy, tuple(queue_names_in(queues)))
+        yield _warning("stream.absent", words, remedy, name=name, table=location, time=format_seconds(seconds))
 
 
 # -- the PostgreSQL server ---------------------------------------------------------------------------------------------
@@ -419,11 +393,8 @@ def _indexes(session: Session) -> Iterator[Finding]:
                 broken = (table, index.name) in found
                 missing = _("%(table)s has no index %(name)s.")
                 words = _("Index %(name)s of %(table)s is not valid.") if broken else missing
-                yield _error(
-                    "database.index",
-                    words % {"table": model._meta.db_table, "name": index.name},
-                    _create(session, model, index, broken=broken),
-                )
+                remedy = _create(session, model, index, broken=broken)
+                yield _error("database.index", words, remedy, table=model._meta.db_table, name=index.name)
 
 
 def _create(session: Session, model: type[models.Model], index: models.Index, *, broken: bool) -> str:
@@ -436,24 +407,18 @@ def _create(session: Session, model: type[models.Model], index: models.Index, *,
 
 def _dead_rows(session: Session) -> Iterator[Finding]:
     tables = [_named(session, model) for model in _tables(session.connection.alias)]
-    given = {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
-    for table, name, live, dead in session.run(DEAD_ROWS, given):
-        yield _warning(
-            "database.dead_rows",
-            _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
-            % {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"},
-            f"VACUUM (ANALYZE) {table};",
-        )
+    asked = {"tables": tables, "min_rows": MIN_DEAD_ROWS, "share": MAX_DEAD_ROWS_SHARE}
+    for table, name, live, dead in session.run(DEAD_ROWS, asked):
+        words = _("%(table)s has %(dead)s dead rows beside %(live)s live ones: vacuum does not keep up.")
+        given = {"table": name, "dead": f"{dead:,}", "live": f"{live:,}"}
+        yield _warning("database.dead_rows", words, f"VACUUM (ANALYZE) {table};", **given)
 
 
 def _old_transactions(session: Session) -> Iterator[Finding]:
+    words = _("A %(kind)s of %(who)s has been open for %(time)s; vacuum cannot remove rows deleted since then.")
+    remedy = _("End it, and set idle_in_transaction_session_timeout. Until then checkouts get slower.")
     for kind, who, seconds in session.run(OLD_TRANSACTIONS, {"seconds": MAX_TRANSACTION_S}):
-        yield _warning(
-            "database.pinned",
-            _("A %(kind)s of %(who)s has been open for %(time)s; vacuum cannot remove rows deleted since then.")
-            % {"kind": kind, "who": who, "time": format_seconds(seconds)},
-            _("End it, and set idle_in_transaction_session_timeout. Until then checkouts get slower."),
-        )
+        yield _warning("database.pinned", words, remedy, kind=kind, who=who, time=format_seconds(seconds))
 
 
 def _listeners(session: Session) -> Iterator[Finding]:
@@ -463,36 +428,27 @@ def _listeners(session: Session) -> Iterator[Finding]:
         return
     (number,), (full,) = session.run(LISTENERS, {})[0], session.run("SELECT pg_notification_queue_usage()", {})[0]
     if not number:
-        yield _warning(
-            "poller.deaf",
-            _("Pollers run, but no session listens for NOTIFY: pollers find new tasks by polling, a little later."),
-            _('A pooler in transaction mode loses LISTEN: set DBTASKQUEUE["LISTEN"] to a direct connection.'),
-        )
+        words = _("Pollers run, but no session listens for NOTIFY: pollers find new tasks by polling, a little later.")
+        remedy = _('A pooler in transaction mode loses LISTEN: set DBTASKQUEUE["LISTEN"] to a direct connection.')
+        yield _warning("poller.deaf", words, remedy)
     if full > MAX_NOTIFY_QUEUE_SHARE:
-        yield _error(
-            "database.notifications",
-            _("The server's notification queue is %(percent)s %% full; when it is full, commits with NOTIFY fail.")
-            % {"percent": int(full * 100)},
-            _("End the session that listens and keeps an old transaction open; see pg_stat_activity."),
-        )
+        words = _("The server's notification queue is %(percent)s %% full; when it is full, commits with NOTIFY fail.")
+        remedy = _("End the session that listens and keeps an old transaction open; see pg_stat_activity.")
+        yield _error("database.notifications", words, remedy, percent=int(full * 100))
 
 
 def _durability(session: Session) -> Iterator[Finding]:
     names = (f"current_setting('{name}')" for name in ("fsync", "synchronous_commit", "transaction_isolation"))
     fsync, synchronous, isolation = session.run(f"SELECT {', '.join(names)}", {})[0]
     if "off" in (fsync, synchronous):
-        yield _info(
-            "database.durability",
-            _("fsync is %(fsync)s and synchronous_commit is %(commit)s: a crash of the server loses its last commits.")
-            % {"fsync": fsync, "commit": synchronous},
-            _("Set both to on where a task must not be lost."),
+        words = _(
+            "fsync is %(fsync)s and synchronous_commit is %(commit)s: a crash of the server loses its last commits."
         )
+        remedy = _("Set both to on where a task must not be lost.")
+        yield _info("database.durability", words, remedy, fsync=fsync, commit=synchronous)
     if isolation != "read committed":
-        yield _warning(
-            "database.isolation",
-            _("The server's isolation level is %(level)s.") % {"level": isolation},
-            _("Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."),
-        )
+        words = _("The server's isolation level is %(level)s.")
+        yield _warning("database.isolation", words, str(READ_COMMITTED), level=isolation)
 
 
 def _months(session: Session) -> Iterator[Finding]:
@@ -511,5 +467,5 @@ def _months(session: Session) -> Iterator[Finding]:
 
 
 QUESTIONS = (
-    _unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _schedules, _streams, _blocked, _server,
+    _unmigrated, _settings, _databases, _clock, _queues, _pollers, _parked, _schedules, _streams, _lost_slots, _server,
 )  # fmt: skip
