@@ -16,8 +16,16 @@ from django.db.models import Q
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.core.durations import READABLE_TIMES
-from django_dbtaskqueue.models.readable import JsonField, TimeField, as_list
+from django_dbtaskqueue.models.readable import (
+    JsonField,
+    NumberedRow,
+    TimeField,
+    as_list,
+    check,
+    index,
+    readable,
+    unique,
+)
 
 MISSED_HEARTBEATS = 3  # after which a poller does not count as alive
 # Of a queue's row: a pause is in effect.
@@ -44,12 +52,7 @@ class Queue(models.Model):
             ("purge_queue", "Can delete every task of a queue"),
             ("change_queue_settings", "Can change settings of queues while they run"),
         ]
-        constraints: ClassVar = [  # a time that Python cannot read would break each page that shows queues
-            models.CheckConstraint(
-                condition=Q(paused_time__range=READABLE_TIMES, paused_until__range=READABLE_TIMES),
-                name="dbtaskqueue_queue_times",
-            )
-        ]
+        constraints: ClassVar = [readable("paused_time", "paused_until")]
 
     def __str__(self) -> str:
         return self.name
@@ -60,14 +63,15 @@ class Queue(models.Model):
         return dict(self.overrides) if isinstance(self.overrides, dict) else {}
 
 
-class Limit(models.Model):
+class Limit(NumberedRow):
     """What a limit needs between two checkouts: the leases that count, and the tokens of the rate.
 
     ``group`` "" is the queue itself: a checkout locks its row, and makes it from the task table if it was deleted. The
     other rows are groups of a queue with ``rate_per_group``. Without a row, a group has all of its tokens.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("queue", "group")
+
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     group = models.CharField(_("group"), max_length=200, blank=True, db_default="", db_column="group_key")
     leases = models.TextField(_("leases"), blank=True, db_default="")  # id:total_attempt,… Some may have ended
@@ -77,21 +81,11 @@ class Limit(models.Model):
     idle_seconds = models.FloatField(_("seconds between the last checkouts"), null=True, blank=True)
     full_time = TimeField(_("full again"), null=True, blank=True)  # of a group: then the row can be deleted
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("limits of a queue")
         verbose_name_plural = _("limits of queues")
-        default_permissions = ()
-        constraints: ClassVar = [models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_limit_unique")]
-        indexes: ClassVar = [
-            models.Index(
-                fields=["full_time"],
-                condition=Q(full_time__isnull=False),
-                name="dbtaskqueue_limit_full",
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.queue}/{self.group}"
+        constraints: ClassVar = [unique("unique", "queue", "group")]
+        indexes: ClassVar = [index("limit_full", "full_time", full_time__isnull=False)]
 
 
 class Poller(models.Model):
@@ -178,12 +172,7 @@ class Schedule(models.Model):
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
         permissions: ClassVar = [("run_schedule", "Can run schedules now")]
-        constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(next_time__range=READABLE_TIMES, last_time__range=READABLE_TIMES),
-                name="dbtaskqueue_schedule_times",
-            )
-        ]
+        constraints: ClassVar = [readable("next_time", "last_time")]
 
     def __str__(self) -> str:
         return self.name
@@ -193,7 +182,7 @@ class Schedule(models.Model):
 OUTCOME, FAILURE, CALL, DELETION = "outcome", "failure", "call", "deletion"
 
 
-class MinuteCount(models.Model):
+class MinuteCount(NumberedRow):
     """How often something happened in a queue in one minute. Old rows become one per hour, calls and deletions per day.
 
     ``name`` of an ``outcome``: completed, deleted, retried (failed, with another attempt to come), failed (for good),
@@ -202,7 +191,8 @@ class MinuteCount(models.Model):
     counted in the deleting transaction.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("queue", "count", "kind", "name")
+
     kind = models.CharField(_("kind"), max_length=30)
     queue = models.CharField(_("queue"), max_length=200, db_column="queue_name")
     name = models.CharField(_("name"), max_length=40, blank=True, db_default="")
@@ -213,17 +203,13 @@ class MinuteCount(models.Model):
     runs = JsonField(_("histogram of run times"), shape=dict, of=int)
     waits = JsonField(_("histogram of waits"), shape=dict, of=int)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(NumberedRow.Meta):
         verbose_name = _("metric")
         verbose_name_plural = _("metrics")
         indexes: ClassVar = [
-            models.Index(fields=["kind", "minute", "queue"], name="dbtaskqueue_count_minute"),
-            models.Index(fields=["queue"], condition=Q(kind=CALL), name="dbtaskqueue_count_calls"),
+            index("count_minute", "kind", "minute", "queue"),
+            index("count_calls", "queue", kind=CALL),
         ]
-
-    def __str__(self) -> str:
-        return f"{self.queue}: {self.count} {self.name or self.kind}"
 
 
 class FailureGroup(models.Model):
@@ -243,7 +229,7 @@ class FailureGroup(models.Model):
         default_permissions = ("view",)
         verbose_name = _("failure group")
         verbose_name_plural = _("failure groups")
-        indexes: ClassVar = [models.Index(fields=["last_seen"], name="dbtaskqueue_failure_seen")]
+        indexes: ClassVar = [index("failure_seen", "last_seen")]
 
     def __str__(self) -> str:
         return f"{self.queue}: {self.error_type or self.message}"
@@ -284,13 +270,14 @@ UNFINISHED = (WAITING, RUNNING)
 FIRST_WINDOW = 20_000  # ids that a bulk operation looks through at first
 
 
-class BulkOperation(models.Model):
+class BulkOperation(NumberedRow):
     """A verb over all tasks that match a search, run in chunks by an idle poller or the caller.
 
     ``cursor`` moves in the transaction of each chunk's effect: a chunk is done and counted, or neither.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("verb", "query")
+
     verb = models.CharField(_("verb"), max_length=50)
     query = models.TextField(_("search"))
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
@@ -320,16 +307,7 @@ class BulkOperation(models.Model):
         default_permissions = ("view",)
         verbose_name = _("bulk operation")
         verbose_name_plural = _("bulk operations")
-        indexes: ClassVar = [
-            models.Index(
-                fields=["update_time", "id"],
-                condition=Q(state__in=UNFINISHED),
-                name="dbtaskqueue_bulk_unfinished",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.query}"
+        indexes: ClassVar = [index("bulk_unfinished", "update_time", "id", state__in=UNFINISHED)]
 
     @property
     def progress(self) -> float:
@@ -340,10 +318,9 @@ class BulkOperation(models.Model):
         return min(max((self.cursor - self.first_id) / length, 0.0), 1.0) if length > 0 else 0.0
 
 
-class AuditEntry(models.Model):
+class AuditEntry(NumberedRow):
     """One act of an operator, written in the transaction of the act; a bulk operation's counts grow with its steps."""
 
-    id = models.BigAutoField(primary_key=True)
     time = TimeField(_("time"), db_default=Now())
     actor = models.CharField(_("actor"), max_length=200)
     actor_id = models.CharField(_("actor id"), max_length=200, blank=True, db_default="")
@@ -356,28 +333,20 @@ class AuditEntry(models.Model):
     skipped = models.BigIntegerField(_("skipped"), db_default=0)
     details = JsonField(_("details"), shape=dict, blank=True)
     operation = models.ForeignKey(
-        BulkOperation,
-        models.SET_NULL,
-        null=True,
-        blank=True,
-        related_name="audit",
-        verbose_name=_("bulk operation"),
+        BulkOperation, models.SET_NULL, null=True, blank=True, related_name="audit", verbose_name=_("bulk operation")
     )
 
     class Meta:
         default_permissions = ("view",)
         verbose_name = _("audit entry")
         verbose_name_plural = _("audit")
-        indexes: ClassVar = [
-            models.Index(fields=["queue", "id"], name="dbtaskqueue_audit_queue"),
-            models.Index(fields=["actor", "id"], name="dbtaskqueue_audit_actor"),
-        ]
+        indexes: ClassVar = [index("audit_queue", "queue", "id"), index("audit_actor", "actor", "id")]
 
     def __str__(self) -> str:
         return f"{self.actor}: {self.verb} {self.query or self.queue}"
 
 
-class TaskChange(models.Model):
+class TaskChange(NumberedRow):
     """Tasks that one action, or one step of a bulk operation, changed, and how they were before.
 
     It answers who sent a task back, and "put back as it was" reads it. With ``skip_reason`` these are tasks that a step
@@ -385,20 +354,16 @@ class TaskChange(models.Model):
     table by its own times.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("first_task_id", "last_task_id")
+
     time = TimeField(_("time"), db_default=Now())
     audit = models.ForeignKey(
         AuditEntry, models.DO_NOTHING, related_name="changes", db_constraint=False, verbose_name=_("audit entry")
     )
     operation = models.ForeignKey(
-        BulkOperation,
-        models.DO_NOTHING,
-        null=True,
-        blank=True,
-        related_name="changes",
-        db_constraint=False,
+        BulkOperation, models.DO_NOTHING, null=True, blank=True, related_name="changes", db_constraint=False,
         verbose_name=_("bulk operation"),
-    )
+    )  # fmt: skip
     location = models.CharField(_("table"), max_length=200, db_default="dbtaskqueue.task")
     first_task_id = models.BigIntegerField(_("first task"))
     last_task_id = models.BigIntegerField(_("last task"))
@@ -409,50 +374,38 @@ class TaskChange(models.Model):
     after_time = TimeField(_("last update by the action"), null=True, blank=True)
     difference = JsonField(_("difference"), null=True, blank=True)  # of an edited payload, masked
 
-    class Meta:
-        default_permissions = ()
+    class Meta(NumberedRow.Meta):
         verbose_name = _("changed tasks")
         verbose_name_plural = _("changed tasks")
-        indexes: ClassVar = [
-            models.Index(
-                fields=["location", "last_task_id"],
-                condition=Q(skip_reason=""),
-                name="dbtaskqueue_change_task",
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.first_task_id}-{self.last_task_id}"
+        indexes: ClassVar = [index("change_task", "location", "last_task_id", skip_reason="")]
 
 
-class SavedSearch(models.Model):
+class SavedSearch(NumberedRow):
     """A search under a name, for its owner or for all."""
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("name",)
+
     owner = models.CharField(_("owner"), max_length=200)
     name = models.CharField(_("name"), max_length=100)
     query = models.TextField(_("search"))
     shared = models.BooleanField(_("shared"), db_default=False)
     create_time = TimeField(_("created"), db_default=Now())
 
-    class Meta:
-        default_permissions = ()
+    class Meta(NumberedRow.Meta):
         verbose_name = _("saved search")
         verbose_name_plural = _("saved searches")
-        constraints: ClassVar = [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")]
-
-    def __str__(self) -> str:
-        return self.name
+        constraints: ClassVar = [unique("name", "owner", "name")]
 
 
 READ_SCOPE, OPERATE_SCOPE = "read", "operate"
 SCOPES = ((READ_SCOPE, _("read")), (OPERATE_SCOPE, _("operate")))
 
 
-class ApiToken(models.Model):
+class ApiToken(NumberedRow):
     """A token of the JSON API: it acts as one user, within its scope. Only its hash is stored."""
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("user", "note")
+
     user = models.CharField(_("user"), max_length=200)
     actor_id = models.CharField(_("actor id"), max_length=200, db_default="")  # a name can become another user's
     digest = models.CharField(_("hash"), max_length=64, unique=True)
@@ -463,18 +416,10 @@ class ApiToken(models.Model):
     expire_time = TimeField(_("expires"), null=True, blank=True)
     last_used_time = TimeField(_("last used"), null=True, blank=True)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(NumberedRow.Meta):
         verbose_name = _("API token")
         verbose_name_plural = _("API tokens")
-        constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]), name="dbtaskqueue_apitoken_scope"
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.user}: {self.note or self.pk}"
+        constraints: ClassVar = [check("scope", Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]))]
 
     @property
     def queue_names(self) -> tuple[str, ...]:
@@ -489,7 +434,7 @@ class ApiToken(models.Model):
 BATCH_STATES = [("open", _("open")), ("closed", _("closed")), ("abandoned", _("abandoned"))]
 
 
-class ArchiveBatch(models.Model):
+class ArchiveBatch(NumberedRow):
     """Finished tasks on their way into the lake: the rows of one table that fit a frozen range and predicate.
 
     ``open``: the rows are in the database, and files of them may count in the lake. ``closed``: the rows left the
@@ -497,7 +442,8 @@ class ArchiveBatch(models.Model):
     stayed. ``abandoned``: nothing left the database, no file counts.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("location", "source", "first_id", "last_id", "state")
+
     token = models.CharField(_("token"), max_length=32, unique=True)
     location = models.CharField(_("location"), max_length=200)
     source = models.CharField(_("table"), max_length=30)
@@ -516,50 +462,34 @@ class ArchiveBatch(models.Model):
     create_time = TimeField(_("created"), db_default=Now())
     close_time = TimeField(_("closed at"), null=True, blank=True)
 
-    class Meta:
-        default_permissions = ()
+    class Meta(NumberedRow.Meta):
         verbose_name = _("archive batch")
         verbose_name_plural = _("archive batches")
         constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=Q(state__in=[state for state, _name in BATCH_STATES]),
-                name="dbtaskqueue_archivebatch_state",
-            ),
+            check("state", Q(state__in=[state for state, _name in BATCH_STATES])),
             # Two batches of one table under way at once could take the same rows into the lake twice.
-            models.UniqueConstraint(
-                fields=["location", "source"],
-                condition=Q(state="open"),
-                name="dbtaskqueue_archivebatch_one_open",
-            ),
+            unique("one_open", "location", "source", condition=Q(state="open")),
         ]
 
-    def __str__(self) -> str:
-        return f"{self.location} {self.source} {self.first_id}-{self.last_id}: {self.state}"
 
-
-class StreamPosition(models.Model):
+class StreamPosition(NumberedRow):
     """A stream that reads finished tasks by their events. ``location``: the task table, as in other tables.
 
     ``position``: the stream has read what transactions below it finished, and has the events of the others. NULL: it
     may have missed events, and reads the whole table once.
     """
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("location", "name", "position")
+
     location = models.CharField(_("location"), max_length=200)
     name = models.CharField(_("stream"), max_length=200)
     position = models.BigIntegerField(_("position"), null=True, blank=True)
     read_time = TimeField(_("last read"), db_default=Now())
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("stream")
         verbose_name_plural = _("streams")
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["location", "name"], name="dbtaskqueue_streamposition_name")
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.location} {self.name}: {self.position}"
+        constraints: ClassVar = [unique("name", "location", "name")]
 
 
 class FinishEvent(models.Model):
@@ -579,10 +509,9 @@ class FinishEvent(models.Model):
         return f"{self.location} {self.task_id}: {self.transaction_id}"
 
 
-class PipelineReport(models.Model):
+class PipelineReport(NumberedRow):
     """The figures that ``report``, ``forecast`` or ``whatif`` found; the admin shows them as a page."""
 
-    id = models.BigAutoField(primary_key=True)
     kind = models.CharField(_("job"), max_length=30)
     create_time = TimeField(_("created"), db_default=Now())
     since = TimeField(_("from"), null=True, blank=True)

@@ -70,23 +70,22 @@ class TaskQuerySet(models.QuerySet["T"]):
         """Tasks in a terminal status."""
         return self.filter(status__in=TERMINAL)
 
-    def reprocess(self) -> int:
-        """ERROR → CREATED, due now, with a new budget of attempts."""
+    def _change(self, verb: str) -> int:
         from django_dbtaskqueue.flow import move
 
-        return move.change(self, "reprocess")
+        return move.change(self, verb)
+
+    def reprocess(self) -> int:
+        """ERROR → CREATED, due now, with a new budget of attempts."""
+        return self._change("reprocess")
 
     def mark_poison(self) -> int:
         """ERROR → POISON."""
-        from django_dbtaskqueue.flow import move
-
-        return move.change(self, "mark_poison")
+        return self._change("mark_poison")
 
     def unpoison(self) -> int:
         """POISON → ERROR."""
-        from django_dbtaskqueue.flow import move
-
-        return move.change(self, "unpoison")
+        return self._change("unpoison")
 
     def kick(self, n: int) -> int:
         """POISON → CREATED for at most ``n`` tasks, the oldest first."""
@@ -96,9 +95,7 @@ class TaskQuerySet(models.QuerySet["T"]):
 
     def cancel(self) -> int:
         """CREATED or PROCESSING → POISON. A running task loses its lease, and its poller tells it to stop."""
-        from django_dbtaskqueue.flow import move
-
-        return move.change(self, "cancel")
+        return self._change("cancel")
 
     def run_now(self) -> int:
         """CREATED tasks become due now. Those without a processor stay parked, and are not counted."""
@@ -108,9 +105,7 @@ class TaskQuerySet(models.QuerySet["T"]):
 
     def release_all(self) -> int:
         """PROCESSING → CREATED, due now. Revokes live leases: their holders get ``LeaseLost``."""
-        from django_dbtaskqueue.flow import move
-
-        return move.change(self, "release_all")
+        return self._change("release_all")
 
     def purge(self) -> int:
         """Delete the tasks and count the deletions. Revokes live leases."""

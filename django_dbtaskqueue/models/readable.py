@@ -1,4 +1,7 @@
-"""JSON and times that always can be read, whatever SQL has written: no row breaks what reads it among others."""
+"""JSON and times that always can be read, whatever SQL has written: no row breaks what reads it among others.
+
+And what the tables have in common.
+"""
 
 from __future__ import annotations
 
@@ -105,3 +108,42 @@ class ReadableTime(models.Func):
 
     def as_sql(self, compiler: SQLCompiler, connection: BaseDatabaseWrapper, *_: Any, **_options: Any) -> Sql:
         return _in_range(compiler, *compiler.compile(self.get_source_expressions()[0]))
+
+
+class NumberedRow(models.Model):
+    """A table with a number as its key. No user gets a permission for it, unless it says so."""
+
+    shown_by: tuple[str, ...] = ("id",)  # the columns by which a row is shown
+
+    id: models.Field[int, int] = models.BigAutoField(primary_key=True)
+
+    class Meta:
+        abstract = True
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return " ".join(str(getattr(self, name)) for name in self.shown_by)
+
+
+def check(name: str, condition: models.Q) -> models.CheckConstraint:
+    """Return a condition that each row meets."""
+    return models.CheckConstraint(condition=condition, name=f"%(app_label)s_%(class)s_{name}")
+
+
+def readable(*columns: str) -> models.CheckConstraint:
+    """Return the condition that Python can read these times: another would break each page that shows the row."""
+    return check("times", models.Q(**{f"{name}__range": READABLE_TIMES for name in columns}))
+
+
+def unique(
+    name: str, *fields: str, condition: models.Q | None = None, opclasses: Sequence[str] = ()
+) -> models.UniqueConstraint:
+    """Return the condition that no two rows have the same in all of these columns."""
+    name = f"%(app_label)s_%(class)s_{name}"
+    return models.UniqueConstraint(fields=fields, condition=condition, opclasses=opclasses, name=name)
+
+
+def index(name: str, *fields: str, where: models.Q | None = None, **rows: object) -> models.Index:
+    """Return an index, of all rows or of those that have these values. Its name has at most 30 characters."""
+    condition = (where or models.Q()) & models.Q(**rows)
+    return models.Index(fields=fields, condition=condition or None, name=f"%(app_label)s_{name}")

@@ -15,29 +15,20 @@ from django.db.models.functions import Coalesce, Now
 from django.db.models.lookups import Exact, IsNull
 from django.utils.translation import gettext_lazy as _
 
-from django_dbtaskqueue.core.durations import READABLE_TIMES
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models.querysets import TaskManager, Waiting
-from django_dbtaskqueue.models.readable import JsonField, TimeField
+from django_dbtaskqueue.models.readable import JsonField, NumberedRow, TimeField, check, index, readable, unique
 
 STATUS_CHOICES = [(str(status), str(status)) for status in Status]
 STATUS_VALUES = [str(status) for status in Status]
 TERMINAL_VALUES = [str(status) for status in TERMINAL]
 FAILURE_VALUES = [str(Status.ERROR), str(Status.POISON)]
-# What a row may hold, so that each poller can read it and count on from it.
-READ_TIMES = ("create_time", "next_process_time", "ready_time", "expire_time")
-MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
 # The same as that it has a ready time, but the condition of the index of groups (``core.sql.groups``).
 IS_READY = Q(IsNull(Coalesce("parked_by", "final_status"), True))
+IS_BEHIND_ITS_HEAD = Q(Exact(Coalesce("parked_by", models.Value("")), "group"))
+# What a row may hold, so that each poller can read it and count on from it.
+MAX_LEASE_SECONDS = 3_155_760_000  # a hundred years
 MAX_TOTAL_ATTEMPT, MAX_REENQUEUE_ATTEMPT = 2**62, 10**9
-
-
-def _check(name: str, condition: Q) -> models.CheckConstraint:
-    return models.CheckConstraint(condition=condition, name=f"%(app_label)s_%(class)s_{name}")
-
-
-def _index(name: str, *fields: str, **rows: object) -> models.Index:
-    return models.Index(fields=fields, condition=Q(**rows), name=f"%(app_label)s_%(class)s_{name}")
 
 
 if TYPE_CHECKING:
@@ -109,16 +100,12 @@ class AbstractTask(Waiting, TaskColumns):
     class Meta:
         abstract = True
         constraints: ClassVar = [
-            models.UniqueConstraint(
-                fields=["reference", "queue"],
-                name="%(app_label)s_%(class)s_reference",
-                # By bytes, so that how a reference begins can be looked up in a database of any collation.
-                opclasses=["varchar_pattern_ops", "varchar_ops"],
-            ),
-            _check("status", Q(status__in=STATUS_VALUES)),
+            # By bytes, so that how a reference begins can be looked up in a database of any collation.
+            unique("reference", "reference", "queue", opclasses=["varchar_pattern_ops", "varchar_ops"]),
+            check("status", Q(status__in=STATUS_VALUES)),
             # A task has a ready time only while a poller may take it, so the checkout index holds no other task.
             # It has a final status only when it is finished, so pages and retention find it by that column.
-            _check(
+            check(
                 "ready_time",
                 Q(ready_time__isnull=False, parked_by__isnull=True, final_status__isnull=True)
                 & ~Q(status__in=TERMINAL_VALUES)
@@ -126,41 +113,33 @@ class AbstractTask(Waiting, TaskColumns):
                 & Q(final_status__isnull=False, final_status=models.F("status"))
                 | Q(ready_time__isnull=True, status="CREATED", parked_by__isnull=False, final_status__isnull=True),
             ),
-            _check("finished", Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES)),
-            _check("unleased", ~Q(status="CREATED") | Q(poller_instance__isnull=True)),
-            _check(
+            check("finished", Q(finish_time__isnull=True) | Q(status__in=TERMINAL_VALUES)),
+            check("unleased", ~Q(status="CREATED") | Q(poller_instance__isnull=True)),
+            check(
                 "counters",
                 Q(attempt__gte=0, reenqueue_attempt__gte=0, max_attempts__gte=1)
                 & Q(total_attempt__gte=models.F("attempt"), total_attempt__lte=MAX_TOTAL_ATTEMPT)
                 & Q(reenqueue_attempt__lte=MAX_REENQUEUE_ATTEMPT),
             ),
             # NULL passes: a condition that is not known to be false holds.
-            _check("lease", Q(lease_seconds__gt=0, lease_seconds__lte=MAX_LEASE_SECONDS)),
-            _check("times", Q(**{f"{name}__range": READABLE_TIMES for name in READ_TIMES})),
+            check("lease", Q(lease_seconds__gt=0, lease_seconds__lte=MAX_LEASE_SECONDS)),
+            readable("create_time", "next_process_time", "ready_time", "expire_time"),
         ]
         indexes: ClassVar = [
             # The ready order. Checkout changes no column of this or of any other index, so that it stays a HOT update.
-            _index("rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
+            index("%(class)s_rdy", "queue", "priority", "ready_time", "id", ready_time__isnull=False),
             # The heads of groups, and the tasks behind them; core.sql.groups says why by these conditions.
-            models.Index(
-                fields=["queue", "group_key"],
-                condition=IS_READY & Q(group_key__isnull=False),
-                name="%(app_label)s_%(class)s_lead",
-            ),
-            models.Index(
-                fields=["queue", "group_key", "priority", "id"],
-                condition=Q(Exact(Coalesce("parked_by", models.Value("")), "group")),
-                name="%(app_label)s_%(class)s_next",
-            ),
-            _index("park", "queue", "payload_type", parked_by__isnull=False),
+            index("%(class)s_lead", "queue", "group_key", where=IS_READY, group_key__isnull=False),
+            index("%(class)s_next", "queue", "group_key", "priority", "id", where=IS_BEHIND_ITS_HEAD),
+            index("%(class)s_park", "queue", "payload_type", parked_by__isnull=False),
             # Of parked tasks those without a processor: pollers look for them often, and others may be many.
-            _index("nohd", "queue", "payload_type", parked_by__startswith="no handler"),
-            _index("end", "queue", "final_status", "id", final_status__isnull=False),
+            index("%(class)s_nohd", "queue", "payload_type", parked_by__startswith="no handler"),
+            index("%(class)s_end", "queue", "final_status", "id", final_status__isnull=False),
             # The hot path writes neither of these, because they hold failures only.
-            _index("fail", "final_status", "id", final_status__in=FAILURE_VALUES),
-            _index("fp", "fingerprint", "id", final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
-            _index("told", "id", watched=True, final_status__isnull=False),
-            _index("bat", "batch", "final_status", batch__isnull=False),
+            index("%(class)s_fail", "final_status", "id", final_status__in=FAILURE_VALUES),
+            index("%(class)s_fp", "fingerprint", "id", final_status__in=FAILURE_VALUES, fingerprint__isnull=False),
+            index("%(class)s_told", "id", watched=True, final_status__isnull=False),
+            index("%(class)s_bat", "batch", "final_status", batch__isnull=False),
         ]
 
     def __str__(self) -> str:
@@ -227,15 +206,15 @@ class TaskHistory(TaskColumns):
         verbose_name = _("task in history")
         verbose_name_plural = _("history")
         indexes: ClassVar = [
-            models.Index(fields=["location", "task_id"], name="dbtaskqueue_history_task"),
-            models.Index(fields=["queue", "finish_time"], name="dbtaskqueue_history_finished"),
+            index("history_task", "location", "task_id"),
+            index("history_finished", "queue", "finish_time"),
         ]
 
     def __str__(self) -> str:
         return f"{self.queue}/{self.reference or self.task_id}"
 
 
-class UsedReference(models.Model):
+class UsedReference(NumberedRow):
     """A reference that stays taken, also when its task has left the table.
 
     For ever in a queue with ``unique_over="history"``; for its period where a rule of uniqueness has one. Under names
@@ -243,38 +222,27 @@ class UsedReference(models.Model):
     came from another shard, a micro-batch of a stream.
     """
 
-    id: Whole = models.BigAutoField(primary_key=True)
+    shown_by = ("queue", "reference")
+
     queue: Text = models.CharField(_("queue"), max_length=300, db_column="queue_name")
     reference: Text = models.CharField(_("reference"), max_length=300, db_column="reference_number")
     digest: Text = models.CharField(_("hash of the content"), max_length=64, blank=True, db_default="")
     create_time: Time = TimeField(_("created"), db_default=Now())
     expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("used reference")
         verbose_name_plural = _("used references")
-        default_permissions = ()
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique"),
-            models.CheckConstraint(
-                condition=Q(create_time__range=READABLE_TIMES, expire_time__range=READABLE_TIMES),
-                name="dbtaskqueue_usedreference_times",
-            ),
+            unique("unique", "queue", "reference"),
+            readable("create_time", "expire_time"),
         ]
-        indexes: ClassVar = [
-            models.Index(
-                fields=["expire_time"], condition=Q(expire_time__isnull=False), name="dbtaskqueue_usedref_expires"
-            )
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.queue}/{self.reference}"
+        indexes: ClassVar = [index("usedref_expires", "expire_time", expire_time__isnull=False)]
 
 
-class Attempt(models.Model):
+class Attempt(NumberedRow):
     """One failed attempt. Successful ones live on the task row alone."""
 
-    id: Whole = models.BigAutoField(primary_key=True)
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
     queue: Text = models.CharField(_("queue"), max_length=200, db_column="queue_name")
@@ -293,8 +261,8 @@ class Attempt(models.Model):
         verbose_name = _("failed attempt")
         verbose_name_plural = _("failed attempts")
         indexes: ClassVar = [
-            models.Index(fields=["location", "task_id", "total_attempt"], name="dbtaskqueue_attempt_task"),
-            models.Index(fields=["fingerprint", "id"], name="dbtaskqueue_attempt_fp"),
+            index("attempt_task", "location", "task_id", "total_attempt"),
+            index("attempt_fp", "fingerprint", "id"),
         ]
 
     def __str__(self) -> str:
@@ -315,13 +283,14 @@ STEP_KINDS = (
 )
 
 
-class Step(models.Model):
+class Step(NumberedRow):
     """A step that a task has taken: its result, a sleep, or a wait for a signal. Later attempts pass it.
 
     A signal that was sent is a row without a position, until the wait that receives it takes over its data and actor.
     """
 
-    id: Whole = models.BigAutoField(primary_key=True)
+    shown_by = ("task_id", "position", "name")
+
     location: Text = models.CharField(_("location"), max_length=200, db_default="dbtaskqueue.task")
     task_id: Whole = models.BigIntegerField(_("task"))
     task_time: Time = TimeField(_("task created"))  # a crash may empty a temporary table, and use ids again
@@ -333,17 +302,11 @@ class Step(models.Model):
     until_time: OptionalTime = TimeField(_("until"), null=True, blank=True)
     create_time: Time = TimeField(_("stored"), db_default=Now())
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("step")
         verbose_name_plural = _("steps")
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["location", "task_id", "position"], name="dbtaskqueue_step_position")
-        ]
-        indexes: ClassVar = [models.Index(fields=["name", "id"], condition=Q(kind=WAIT), name="dbtaskqueue_step_waits")]
-
-    def __str__(self) -> str:
-        return f"{self.task_id}: {self.position} {self.name}"
+        constraints: ClassVar = [unique("position", "location", "task_id", "position")]
+        indexes: ClassVar = [index("step_waits", "name", "id", kind=WAIT)]
 
 
 # -- workflows ---------------------------------------------------------------------------------------------------------
@@ -355,10 +318,11 @@ ON_PARENT_FAILURE = (
 )
 
 
-class Dependency(models.Model):
+class Dependency(NumberedRow):
     """A task that waits, or waited, for the end of another one. The tables may differ; the database is the same."""
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("child_id", "parent_id")
+
     parent_location = models.CharField(_("parent's location"), max_length=200)
     parent_id = models.BigIntegerField(_("parent"))
     child_location = models.CharField(_("child's location"), max_length=200)
@@ -367,45 +331,37 @@ class Dependency(models.Model):
     # The status that ended the wait. NULL: the child still waits for this parent.
     outcome = models.CharField(_("outcome"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not ended"
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("dependency")
         verbose_name_plural = _("dependencies")
-        default_permissions = ()
         # No index has the outcome: ending a wait stays a HOT update.
         indexes: ClassVar = [
-            models.Index(fields=["parent_location", "parent_id"], name="dbtaskqueue_dependency_parent"),
-            models.Index(fields=["child_location", "child_id"], name="dbtaskqueue_dependency_child"),
+            index("dependency_parent", "parent_location", "parent_id"),
+            index("dependency_child", "child_location", "child_id"),
         ]
 
-    def __str__(self) -> str:
-        return f"{self.child_id} after {self.parent_id}"
 
-
-class Hold(models.Model):
+class Hold(NumberedRow):
     """A task that may not start yet, and for how many parents it waits. One row, so a parent's end costs one update."""
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("task_id", "remaining")
+
     location = models.CharField(_("location"), max_length=200)
     task_id = models.BigIntegerField(_("task"))
     remaining = models.IntegerField(_("parents to wait for"))
     on_parent_failure = models.CharField(_("when a parent fails"), max_length=30, choices=ON_PARENT_FAILURE)
 
-    class Meta:
+    class Meta(NumberedRow.Meta):
         verbose_name = _("held task")
         verbose_name_plural = _("held tasks")
-        default_permissions = ()
-        constraints: ClassVar = [
-            models.UniqueConstraint(fields=["location", "task_id"], name="dbtaskqueue_hold_task"),
-        ]
-
-    def __str__(self) -> str:
-        return f"{self.task_id} waits for {self.remaining}"
+        constraints: ClassVar = [unique("task", "location", "task_id")]
 
 
-class Batch(models.Model):
+class Batch(NumberedRow):
     """Tasks that were enqueued together, and the task that runs when all of them have ended."""
 
-    id = models.BigAutoField(primary_key=True)
+    shown_by = ("name",)
+
     name = models.CharField(_("name"), max_length=200)
     create_time = TimeField(_("created"), db_default=Now())
     total = models.IntegerField(_("tasks"), db_default=0)
@@ -417,11 +373,4 @@ class Batch(models.Model):
         verbose_name = _("batch")
         verbose_name_plural = _("batches")
         default_permissions = ("view",)
-        constraints: ClassVar = [
-            models.CheckConstraint(
-                condition=models.Q(create_time__range=READABLE_TIMES), name="dbtaskqueue_batch_times"
-            )
-        ]
-
-    def __str__(self) -> str:
-        return self.name
+        constraints: ClassVar = [readable("create_time")]
