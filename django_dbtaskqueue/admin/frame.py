@@ -1,39 +1,57 @@
-"""What all pages of the operations area share: navigation, the part that refreshes, and a statement timeout."""
+"""What all pages share: navigation, the part that refreshes, a statement timeout, and that nobody edits a row."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
-from django.contrib.admin import AdminSite
-from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.http import HttpRequest, HttpResponse, HttpResponseNotModified
+from django.contrib import admin
+from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
+from django.contrib.admin.utils import quote as quoted_key
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
+from django.db.models import Model, QuerySet
+from django.db.models.functions import Now
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponseNotAllowed,
+    HttpResponseNotModified,
+    HttpResponseRedirect,
+)
 from django.template.response import TemplateResponse
-from django.urls import reverse
-from django.utils.http import parse_etags
+from django.urls import NoReverseMatch, URLPattern, reverse
+from django.utils.html import format_html
+from django.utils.http import parse_etags, urlencode
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext_lazy
 
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.exceptions import SearchTooSlow
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.minute_counts import database_now
-from django_dbtaskqueue.db.session import Session, migrated
+from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
+from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
+from django_dbtaskqueue.operations.serializers import is_storable
 
 if TYPE_CHECKING:
-    from django.contrib.admin import ModelAdmin
     from django_stubs_ext import StrOrPromise
 
-    PageAdmin = ModelAdmin[Any]
+    ModelAdmin = admin.ModelAdmin[Any]
+else:
+    ModelAdmin = admin.ModelAdmin
 
+V = TypeVar("V", bound=Verb)
+MAX_ID = 2**63 - 1
 REFRESH_INTERVALS_S = (2, 5, 15, 60)
 LIVE_KEY = "_live"  # the query key that asks for the part of a page that refreshes
 # These differ between two responses with the same facts: ages, which the browser keeps up to date, and tokens.
@@ -43,34 +61,23 @@ VOLATILE_HTML = re.compile(rb'(<time[^>]*dbtq-ago[^>]*>)[^<]*|<input type="hidde
 APP_LABEL = "dbtaskqueue"
 
 
-@dataclass(frozen=True, slots=True)
-class NavEntry:
-    """A link of the navigation."""
-
-    key: str  # after "g"
-    model: str  # whose list it is
-    label: StrOrPromise
-    main: bool = False  # whether it stands beside "More", not behind it
-    url: str = ""
-    current: bool = False
-
-
-NAV_ENTRIES = (
-    NavEntry("o", "overview", gettext_lazy("Overview"), main=True),
-    NavEntry("t", "task", gettext_lazy("Tasks"), main=True),
-    NavEntry("f", "failuregroup", gettext_lazy("Failures"), main=True),
-    NavEntry("q", "queue", gettext_lazy("Queues"), main=True),
-    NavEntry("p", "poisontask", gettext_lazy("Poison")),
-    NavEntry("e", "attempt", gettext_lazy("Failed attempts")),
-    NavEntry("m", "temporarytask", gettext_lazy("Temporary tasks")),
-    NavEntry("s", "schedule", gettext_lazy("Schedules")),
-    NavEntry("w", "batch", gettext_lazy("Batches")),
-    NavEntry("l", "poller", gettext_lazy("Pollers")),
-    NavEntry("d", "doctor", gettext_lazy("Doctor")),
-    NavEntry("b", "bulkoperation", gettext_lazy("Bulk operations")),
-    NavEntry("a", "auditentry", gettext_lazy("Audit")),
-    NavEntry("h", "taskhistory", pgettext_lazy("tab", "History")),
-    NavEntry("r", "pipelinereport", gettext_lazy("Reports")),
+MAIN_ENTRIES = 4  # that stand beside "More", not behind it
+NAV_ENTRIES = (  # the key after "g", the model whose list it is, and the text of the link
+    ("o", "overview", gettext_lazy("Overview")),
+    ("t", "task", gettext_lazy("Tasks")),
+    ("f", "failuregroup", gettext_lazy("Failures")),
+    ("q", "queue", gettext_lazy("Queues")),
+    ("p", "poisontask", gettext_lazy("Poison")),
+    ("e", "attempt", gettext_lazy("Failed attempts")),
+    ("m", "temporarytask", gettext_lazy("Temporary tasks")),
+    ("s", "schedule", gettext_lazy("Schedules")),
+    ("w", "batch", gettext_lazy("Batches")),
+    ("l", "poller", gettext_lazy("Pollers")),
+    ("d", "doctor", gettext_lazy("Doctor")),
+    ("b", "bulkoperation", gettext_lazy("Bulk operations")),
+    ("a", "auditentry", gettext_lazy("Audit")),
+    ("h", "taskhistory", pgettext_lazy("tab", "History")),
+    ("r", "pipelinereport", gettext_lazy("Reports")),
 )
 SHORTCUTS = (
     ("/", gettext_lazy("Search")),
@@ -85,20 +92,21 @@ SHORTCUTS = (
 )
 
 
-def nav_entries(request: HttpRequest, site: AdminSite, here: str | None) -> Iterator[NavEntry]:
+def nav_entries(request: HttpRequest, site: admin.AdminSite, here: str | None) -> Iterator[dict[str, object]]:
     """Yield the pages that the site has and the user may see."""
-    shown: dict[str | None, Any] = {
-        model._meta.model_name: admin for model, admin in site._registry.items() if model._meta.app_label == APP_LABEL
+    shown = {
+        model._meta.model_name: page for model, page in site._registry.items() if model._meta.app_label == APP_LABEL
     }
-    for entry in NAV_ENTRIES:
-        if entry.model in shown and shown[entry.model].has_module_permission(request):
-            url = reverse(f"admin:{APP_LABEL}_{entry.model}_changelist", current_app=site.name)
-            yield replace(entry, url=url, current=entry.model == here)
+    for place, (key, model, label) in enumerate(NAV_ENTRIES):
+        if model in shown and shown[model].has_module_permission(request):
+            url = reverse(f"admin:{APP_LABEL}_{model}_changelist", current_app=site.name)
+            main = place < MAIN_ENTRIES
+            yield {"key": key, "label": label, "main": main, "url": url, "current": model == here}
 
 
-def list_in_order(site: AdminSite) -> None:
+def list_in_order(site: admin.AdminSite) -> None:
     """Let the index and the sidebar of a site list our pages in the order of the navigation."""
-    by_name, places = site.get_app_list, {entry.model: place for place, entry in enumerate(NAV_ENTRIES)}
+    by_name, places = site.get_app_list, {model: place for place, (_key, model, _label) in enumerate(NAV_ENTRIES)}
 
     def get_app_list(request: HttpRequest, app_label: str | None = None) -> list[Any]:
         apps = by_name(request, app_label)
@@ -125,7 +133,7 @@ def browser_texts() -> str:
     return json.dumps(texts)
 
 
-def frame_of(page: PageAdmin, request: HttpRequest) -> dict[str, Any]:
+def frame_of(page: ModelAdmin, request: HttpRequest) -> dict[str, Any]:
     """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
     site = page.admin_site
     return {
@@ -145,7 +153,12 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 
 
 def show(
-    page: PageAdmin, request: HttpRequest, template: str, context: Callable[[], Mapping[str, Any]], *, status: int = 200
+    page: ModelAdmin,
+    request: HttpRequest,
+    template: str,
+    context: Callable[[], Mapping[str, Any]],
+    *,
+    status: int = 200,
 ) -> HttpResponse:
     """Return a page, or its part that refreshes when that was asked for.
 
@@ -172,7 +185,7 @@ def show(
         return _no_answer(page, request, {"title": _("This takes too long"), "message": message, "plain": request.path})
 
 
-def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+def when_migrated(page: ModelAdmin, view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
     """Return a view that says what is wrong: no tables, settings that cannot be read, or what the user may not do.
 
     A page is read from a standby if there is one.
@@ -199,7 +212,7 @@ def when_migrated(page: PageAdmin, view: Callable[..., HttpResponse]) -> Callabl
     return entry
 
 
-def _no_answer(page: PageAdmin, request: HttpRequest, context: dict[str, Any], *, status: int = 503) -> HttpResponse:
+def _no_answer(page: ModelAdmin, request: HttpRequest, context: dict[str, Any], *, status: int = 503) -> HttpResponse:
     filled = {**frame_of(page, request), **context}
     response = TemplateResponse(request, "admin/dbtaskqueue/too_slow.html", filled, status=status)
     response.headers["Retry-After"] = "60"  # for the browser's automatic refresh
@@ -217,3 +230,191 @@ def _fragment(request: HttpRequest, response: HttpResponse, as_of: datetime) -> 
         response.headers["X-Read-From"] = quote(where)
     response.headers["Cache-Control"] = "private, no-cache"
     return response
+
+
+class ReadOnlyAdmin(ModelAdmin):
+    """A list and a detail page for tables of any size. No user adds, changes or deletes a row by hand."""
+
+    actions: Any = None
+    ordering = ("-pk",)
+    show_facets = admin.ShowFacets.NEVER  # a full count per choice
+    long_columns: tuple[str, ...] = ()  # not read for a list
+    secrets: tuple[str, ...] = ()  # boxes for users who may see payloads
+    page_lines: tuple[str, ...] = ()  # facts on the page of a row
+    hints: ClassVar[dict[str, StrOrPromise]] = {}  # what a column's head says when it is pointed at
+    list_template = "list"
+    detail_template = "detail"
+    view_permission = ""  # another codename than the model's own
+
+    def _never(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        return False
+
+    has_add_permission = has_change_permission = has_delete_permission = _never
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
+        """Return the rows the user may view, each with the database's time as ``clock``: the server's may differ."""
+        rows: QuerySet[Any] = super().get_queryset(request).annotate(clock=Now())
+        rows = rows.using(standbys.get().get(rows.db, rows.db))
+        return narrow(rows, viewer(request))
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Check the model's own permission, or ``view_permission``."""
+        if not self.view_permission:
+            return bool(super().has_view_permission(request, obj))
+        return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """Show the page in the index to users who may see it."""
+        return self.has_view_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        """Wrap each view: where the tables are missing it says so."""
+        found = super().get_urls()
+        for pattern in found:
+            pattern.callback = when_migrated(self, pattern.callback)
+        return found
+
+    def url(self, model: type[Model], page: str, *args: int | str, **query: int | str) -> str:
+        """Return the address of a page of this admin site; empty when the site does not show that model."""
+        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}"
+        try:
+            address = reverse(name, args=[quoted_key(arg) for arg in args], current_app=self.admin_site.name)
+        except NoReverseMatch:
+            return ""
+        return f"{address}?{urlencode(query)}" if query else address
+
+    def task_url(self, location: str, pk: int) -> str:
+        """Return the address of a task's page; empty also where SQL wrote a location that is no task table."""
+        return self.url(model_named(location), "change", pk) if is_task_table(location) else ""
+
+    def link(self, text: object, address: str) -> str:
+        """Return a link, or the bare text when there is no address."""
+        return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
+
+    def page_of(self, row: Model) -> str:
+        return self.url(self.model, "change", row.pk)
+
+    def get_object(self, request: HttpRequest, object_id: str, from_field: str | None = None) -> Any:
+        """Return the row; None for an id that no row can have."""
+        try:
+            key = self.opts.pk.to_python(object_id)
+        except ValidationError:
+            return None
+        return self.get_queryset(request).filter(pk=key).first() if is_storable(object_id) else None
+
+    def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
+        """Add to the rows of a list, or to the row of a page, what is shown of them: one query for all of them."""
+
+    # -- the list ------------------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Return the list or its part that refreshes, or do the action that was posted."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self.act(request)
+        return show(self, request, self.list_template, lambda: self.list_context(request))
+
+    def reply(self, request: HttpRequest, text: str, level: int, address: str = "") -> HttpResponseRedirect:
+        """Show a message on the next page: that of ``address``, or this page again."""
+        self.message_user(request, text, level)
+        return HttpResponseRedirect(address or request.get_full_path())
+
+    def act(self, request: HttpRequest) -> HttpResponse:
+        """Do the action that was posted to the list."""
+        return HttpResponseNotAllowed(["GET"])
+
+    def list_context(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the context of the list's template."""
+        return {}
+
+    # -- the page of one row -----------------------------------------------------------------------------------------
+
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+        """Return the verbs that the page of a row offers."""
+        return ()
+
+    def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        """Return more context for the page's template."""
+        return {}
+
+    def page_fields(self, row: Any) -> Sequence[str]:
+        """Return the names of the facts that the page shows."""
+        return self.page_lines
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """Return the page of one row, or its part that refreshes."""
+        row: Any = self.get_object(request, unquote(object_id))
+        if not self.has_view_permission(request, row) or request.method == "POST":
+            raise PermissionDenied
+        if row is None:
+            return self._get_obj_does_not_exist_redirect(request, self.opts, object_id)  # type: ignore[attr-defined, no-any-return]
+        return show(self, request, self.detail_template, lambda: self._detail(request, row))
+
+    def _detail(self, request: HttpRequest, row: Any) -> dict[str, Any]:
+        self.prepare(request, [row])
+        seen = may_see(request, row)
+        return {
+            "title": str(row),
+            "original": row,
+            "is_page_of_a_row": True,
+            "verbs": self.page_verbs(request, row),
+            "act_url": self.url(self.model, "changelist"),
+            "log_url": self.url(self.model, "history", row.pk),
+            "facts": [self._fact(row, name) for name in self.page_fields(row)],
+            "boxes": [self._fact(row, name) for name in self.secrets] if seen else [],
+            "withheld": bool(self.secrets) and not seen,
+            **self.page_facts(request, row),
+        }
+
+    def _fact(self, row: Any, name: str) -> tuple[str, Any, str]:
+        method = getattr(self, name, None)
+        if method:
+            return str(method.short_description), method(row), name
+        field: Any = self.opts.get_field(name)
+        value = getattr(row, name)
+        text = cells.stamp(value) if isinstance(value, datetime) else value
+        return str(field.verbose_name), cells.EMPTY_VALUE if text in (None, "") else text, name
+
+    def back(self, request: HttpRequest) -> str:
+        """Return the page of the row if the action began there; empty if it began on the list."""
+        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
+        return self.url(self.model, "change", selected[0]) if request.POST.get("origin") == "page" and selected else ""
+
+    # -- columns that several tables have ----------------------------------------------------------------------------
+
+    status_badge = cells.column(gettext_lazy("status"), lambda row: cells.status_badge(row.status))
+    attempts = cells.column(gettext_lazy("attempts"), lambda row: f"{row.attempt}/{row.max_attempts}")
+    created = cells.age_column(gettext_lazy("created"), "create_time")
+    started = cells.age_column(gettext_lazy("started"), "start_time")
+    finished = cells.age_column(gettext_lazy("finished"), "finish_time")
+    payload_box = cells.box_column(gettext_lazy("payload"), "payload", cells.json_box)
+    result_box = cells.box_column(gettext_lazy("result"), "result", cells.json_box)
+    context_box = cells.box_column(gettext_lazy("context"), "context", cells.json_box)
+    process_result_box = cells.box_column(gettext_lazy("process result"), "process_result", cells.box)
+
+
+def viewer(request: HttpRequest) -> Actor:
+    """Return the user of a request, one object for the whole request."""
+    if not hasattr(request, "dbtaskqueue_viewer"):
+        vars(request)["dbtaskqueue_viewer"] = Actor(request.user, "admin")
+    found: Actor = vars(request)["dbtaskqueue_viewer"]
+    return found
+
+
+def permitted(request: HttpRequest, verbs: Iterable[V], queue: str | None = None) -> list[V]:
+    """Return those of the verbs that the user may use, on a queue or on any."""
+    return [verb for verb in verbs if can_operate(request.user, verb, queue)]
+
+
+def may_see(request: HttpRequest, row: Any = None) -> bool:
+    """Return whether the user may see payloads, results and tracebacks: of a row's queue, or of any queue."""
+    return can_operate(request.user, VIEW_PAYLOAD, getattr(row, "queue", None))
+
+
+def id_of(term: str) -> int | None:
+    """Return the text as an id, or None if it cannot be one."""
+    digits = term.isascii() and term.isdecimal() and len(term) <= len(str(MAX_ID))
+    return int(term) if digits and int(term) <= MAX_ID else None
