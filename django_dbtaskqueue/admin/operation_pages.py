@@ -15,39 +15,15 @@ from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import PlainForm, Question, ask, bound_form, confirmed
-from django_dbtaskqueue.admin.read_only import (
-    EMPTY_VALUE,
-    age_column,
-    badge,
-    box,
-    box_column,
-    column,
-    id_of,
-    json_box,
-    may_see,
-    number,
-    number_column,
-    permitted,
-    viewer,
-)
+from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.db.session import model_for
-from django_dbtaskqueue.models import BulkOperation, FailureGroup, Task
-from django_dbtaskqueue.models.control import (
-    CANCELLED,
-    FAILED,
-    FINISHED,
-    MISSED_HEARTBEATS,
-    RUNNING,
-    STATES,
-    UNFINISHED,
-    WAITING,
-    queue_names_in,
-)
+from django_dbtaskqueue.models import BulkOperation, FailureGroup, Task, control
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.operations import bulk, queue_control
 from django_dbtaskqueue.operations.permissions import CONTROL_POLLERS, Actor, Verb, check_cancel, check_may, narrow
@@ -62,11 +38,11 @@ MAX_NAMED_IN_AUDIT = 3  # tasks in a line of the audit
 MAX_SHOWN_SKIPS = 100  # steps whose skipped tasks are shown
 RUNNING_STATE = "RUNNING"  # of a poller; it starts or stops in any other state
 OPERATION_BADGES = {
-    WAITING: ("created", "○"),
-    RUNNING: ("processing", "◐"),
-    FINISHED: ("completed", "✓"),
-    CANCELLED: ("stopped", "▪"),
-    FAILED: ("error", "✕"),
+    control.WAITING: ("created", "○"),
+    control.RUNNING: ("processing", "◐"),
+    control.FINISHED: ("completed", "✓"),
+    control.CANCELLED: ("stopped", "▪"),
+    control.FAILED: ("error", "✕"),
 }
 
 
@@ -77,7 +53,9 @@ class AuditFilter(FilterSet):
 
 
 class BulkFilter(FilterSet):
-    state = django_filters.ChoiceFilter(label=gettext_lazy("State"), choices=STATES, empty_label=gettext_lazy("any"))
+    state = django_filters.ChoiceFilter(
+        label=gettext_lazy("State"), choices=control.STATES, empty_label=gettext_lazy("any")
+    )
     actor = django_filters.CharFilter(label=gettext_lazy("Who"))
 
 
@@ -132,8 +110,8 @@ class BulkOperationAdmin(SearchedAdmin):
         refusal = bulk.why_not_put_back(operation)
         if not refusal and not confirmed(request, form):
             text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
-            sentences = [text % {"count": number(operation.changed)}]
-            return ask(self, request, Question(PUT_BACK, sentences, [], form, possible=True))
+            sentences = [text % {"count": cells.number(operation.changed)}]
+            return ask(self, request, PUT_BACK, form, sentences=sentences)
         try:
             back = bulk.put_back(operation.pk, request.user, form.reason() if form.is_bound else "", alias)
         except TaskQueueError as error:
@@ -143,26 +121,26 @@ class BulkOperationAdmin(SearchedAdmin):
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add whether it can be stopped or put back, and the skipped tasks."""
         may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
-        no_undo = "" if row.state in UNFINISHED else bulk.why_not_put_back(row)
+        no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
             "title": f"{verb_label(row.verb)}: {row.explained}",
-            "unfinished": may and row.state in UNFINISHED,
-            "may_put_back": may and row.state not in UNFINISHED and not no_undo,
+            "unfinished": may and row.state in control.UNFINISHED,
+            "may_put_back": may and row.state not in control.UNFINISHED and not no_undo,
             "no_undo": no_undo,
             "skips": row.changes.exclude(skip_reason="").order_by("pk")[:MAX_SHOWN_SKIPS],
             "task_url": self.url(Task, "changelist"),
         }
 
-    what = column(
+    what = cells.column(
         gettext_lazy("what"), lambda row: format_html("{} <code>{}</code>", verb_label(row.verb), row.explained)
     )
-    ordered = age_column(gettext_lazy("ordered"), "create_time")
-    ended = age_column(gettext_lazy("ended"), "finish_time")
+    ordered = cells.age_column(gettext_lazy("ordered"), "create_time")
+    ended = cells.age_column(gettext_lazy("ended"), "finish_time")
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, operation: Any) -> str:
         kind, icon = OPERATION_BADGES.get(operation.state, ("unknown", "?"))
-        return badge(kind, icon, operation.get_state_display())
+        return cells.badge(kind, icon, operation.get_state_display())
 
     @admin.display(description=gettext_lazy("progress"))
     def bar(self, operation: Any) -> str:
@@ -174,17 +152,17 @@ class BulkOperationAdmin(SearchedAdmin):
     def changed_tasks(self, operation: Any) -> str:
         """Show how many tasks changed, of how many expected."""
         if operation.estimate is None or operation.estimate < operation.changed:  # more came to match meanwhile
-            return number(operation.changed)
-        expected = number(operation.estimate) + ("+" if operation.estimate_more else "")
-        return _("%(changed)s of %(expected)s") % {"changed": number(operation.changed), "expected": expected}
+            return cells.number(operation.changed)
+        expected = cells.number(operation.estimate) + ("+" if operation.estimate_more else "")
+        return _("%(changed)s of %(expected)s") % {"changed": cells.number(operation.changed), "expected": expected}
 
     @admin.display(description=gettext_lazy("skipped"))
     def skipped_tasks(self, operation: Any) -> str:
         """Show how many tasks were skipped, and why."""
         if not operation.skipped:
-            return number(operation.skipped)
-        reasons = ", ".join(f"{reason}: {number(count)}" for reason, count in operation.skips.items())
-        return f"{number(operation.skipped)} ({reasons})" if reasons else number(operation.skipped)
+            return cells.number(operation.skipped)
+        reasons = ", ".join(f"{reason}: {cells.number(count)}" for reason, count in operation.skips.items())
+        return f"{cells.number(operation.skipped)} ({reasons})" if reasons else cells.number(operation.skipped)
 
 
 class AuditEntryAdmin(SearchedAdmin):
@@ -202,14 +180,14 @@ class AuditEntryAdmin(SearchedAdmin):
         """Add what changed in an edited payload, for users who may see payloads."""
         changes = row.changes.filter(difference__isnull=False).values_list("difference", flat=True)
         shown = list(changes[:1]) if may_see(request, row) else []
-        boxes = [(_("changes of the payload"), json_box(one), "difference") for one in shown]
+        boxes = [(_("changes of the payload"), cells.json_box(one), "difference") for one in shown]
         return {"title": f"{row.actor}: {self.what(row)} {row.explained or row.queue}", "boxes": boxes}
 
-    when = age_column(gettext_lazy("when"), "time")
-    what = column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or verb_label(entry.verb))
-    changed_tasks = number_column(gettext_lazy("changed"), "changed")
-    skipped_tasks = number_column(gettext_lazy("skipped"), "skipped")
-    details_box = box_column(gettext_lazy("details"), "details", lambda details: json_box(details or None))
+    when = cells.age_column(gettext_lazy("when"), "time")
+    what = cells.column(gettext_lazy("verb"), lambda entry: entry.details.get("action") or verb_label(entry.verb))
+    changed_tasks = cells.number_column(gettext_lazy("changed"), "changed")
+    skipped_tasks = cells.number_column(gettext_lazy("skipped"), "skipped")
+    details_box = cells.box_column(gettext_lazy("details"), "details", lambda details: cells.json_box(details or None))
 
     @admin.display(description=gettext_lazy("to what"))
     def target(self, entry: Any) -> str:
@@ -220,10 +198,12 @@ class AuditEntryAdmin(SearchedAdmin):
         names = [self._name_of(entry, one) for one in tasks or [{"id": pk} for pk in ids]][:MAX_NAMED_IN_AUDIT]
         if not names or (entry.operation_id and not tasks):
             text = entry.explained or entry.queue
-            return format_html("<code>{}</code>", text) if text else EMPTY_VALUE
+            return format_html("<code>{}</code>", text) if text else cells.EMPTY_VALUE
         shown = format_html_join(", ", "{}", ((name,) for name in names))
         left = (entry.changed if tasks else len(ids)) - len(names)
-        return format_html("{} {}", shown, _("and %(count)s more") % {"count": number(left)}) if left > 0 else shown
+        return (
+            format_html("{} {}", shown, _("and %(count)s more") % {"count": cells.number(left)}) if left > 0 else shown
+        )
 
     def _name_of(self, entry: Any, task: dict[str, Any]) -> str:
         model = model_for(entry.queue) if entry.queue else Task
@@ -233,7 +213,7 @@ class AuditEntryAdmin(SearchedAdmin):
     @admin.display(description=gettext_lazy("bulk operation"))
     def operation_link(self, entry: Any) -> str:
         key = entry.operation_id
-        return self.link(key, self.url(BulkOperation, "change", key)) if key else EMPTY_VALUE
+        return self.link(key, self.url(BulkOperation, "change", key)) if key else cells.EMPTY_VALUE
 
 
 class PollerFilter(FilterSet):
@@ -253,22 +233,22 @@ class PollerAdmin(SmallListAdmin):
     ordering = ("-heartbeat_time",)
     page_lines = (*list_display, "host", "pid", "release", "started", "applied_box")
 
-    heartbeat = age_column(gettext_lazy("heartbeat"), "heartbeat_time")
-    queue_names = column(
-        gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, poller.queues)) or EMPTY_VALUE
+    heartbeat = cells.age_column(gettext_lazy("heartbeat"), "heartbeat_time")
+    queue_names = cells.column(
+        gettext_lazy("queues"), lambda poller: ", ".join(map(queue_name, poller.queues)) or cells.EMPTY_VALUE
     )
-    held_of = column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
-    finished = number_column(gettext_lazy("attempts ended"), "finished")
-    failed = number_column(gettext_lazy("attempts failed"), "failed")
-    applied_box = box_column(gettext_lazy("applied settings"), "applied_settings", box)
+    held_of = cells.column(gettext_lazy("held / slots"), lambda poller: f"{poller.held}/{poller.slots}")
+    finished = cells.number_column(gettext_lazy("attempts ended"), "finished")
+    failed = cells.number_column(gettext_lazy("attempts failed"), "failed")
+    applied_box = cells.box_column(gettext_lazy("applied settings"), "applied_settings", cells.box)
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
         """Take out what a poller reports of queues that the user may not view."""
         actor = viewer(request)
         for poller in () if actor.sees_all else rows:
-            hidden = [name for name in queue_names_in(poller.queues) if not actor.sees(name)]
-            poller.queues = [one for one in poller.queues if actor.sees(queue_names_in([one])[0])]
-            poller.running = [one for one in poller.running if actor.sees(queue_names_in([one])[0])]
+            hidden = [name for name in control.queue_names_in(poller.queues) if not actor.sees(name)]
+            poller.queues = [one for one in poller.queues if actor.sees(control.queue_names_in([one])[0])]
+            poller.running = [one for one in poller.running if actor.sees(control.queue_names_in([one])[0])]
             poller.applied_settings = "" if hidden else poller.applied_settings
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
@@ -290,7 +270,8 @@ class PollerAdmin(SmallListAdmin):
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             text = ngettext("%(count)s poller would follow.", "%(count)s pollers would follow.", len(running))
-            return ask(self, request, Question(verb, [text % {"count": len(running)}], running, form, bool(running)))
+            sentences = [text % {"count": len(running)}]
+            return ask(self, request, verb, form, sentences=sentences, items=running, possible=bool(running))
         commanded = queue_control.command_pollers(
             running, verb.name, viewer(request), reason=form.reason(), using=rows.db
         )
@@ -303,20 +284,20 @@ class PollerAdmin(SmallListAdmin):
         """Show the reported state, a requested command, and whether it is late."""
         if poller.requested_command:
             facts = {"state": poller.state, "command": poller.requested_command}
-            return badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
+            return cells.badge("paused", "◌", _("%(state)s, %(command)s requested") % facts)
         if poller.state == STOPPED_STATE:
-            return badge("stopped", "▪", poller.state)
-        if poller.clock - poller.heartbeat_time > MISSED_HEARTBEATS * conf.settings().heartbeat:
-            return badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
+            return cells.badge("stopped", "▪", poller.state)
+        if poller.clock - poller.heartbeat_time > control.MISSED_HEARTBEATS * conf.settings().heartbeat:
+            return cells.badge("late", "✕", _("%(state)s, late") % {"state": poller.state})
         kind, icon = ("running", "▸") if poller.state == RUNNING_STATE else ("paused", "◌")
-        return badge(kind, icon, poller.state)
+        return cells.badge(kind, icon, poller.state)
 
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
         """Link to each task that the poller reports as running."""
         held = [(item["task_id"], item.get("queue")) for item in poller.running if isinstance(item.get("task_id"), int)]
         links = ((self.link(pk, self.url(model_for(str(queue)), "change", pk)),) for pk, queue in held)
-        return format_html_join(", ", "{}", links) or EMPTY_VALUE
+        return format_html_join(", ", "{}", links) or cells.EMPTY_VALUE
 
 
 def can_cancel(operation: BulkOperation, actor: Actor) -> bool:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -21,9 +20,8 @@ from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import frame_of
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, id_of, may_see, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin
-from django_dbtaskqueue.admin.read_only import ReadOnlyAdmin, id_of, may_see, viewer
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
@@ -32,30 +30,11 @@ from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.flow import enqueue
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import actions, bulk
+from django_dbtaskqueue.operations import actions, bulk, permissions, verbs
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
-from django_dbtaskqueue.operations.permissions import (
-    ENQUEUE_COPY,
-    REASON_MAX_LENGTH,
-    VIEW_PAYLOAD,
-    Actor,
-    Verb,
-    check_may,
-    narrow,
-    visible_names,
-)
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
 from django_dbtaskqueue.operations.serializers import with_errors
-from django_dbtaskqueue.operations.verbs import (
-    ONE_TASK_VERBS,
-    TASK_VERBS,
-    TO_QUEUE,
-    TaskVerb,
-    VerbInput,
-    VerbOptions,
-    json_of,
-)
 
 MAX_OFFERED_QUEUES = 1000
 DATE = "date"  # the choice of a pause that ends at a date
@@ -74,7 +53,7 @@ class PlainForm(forms.Form):
         super().__init__(*args, **kwargs)
         self.fields["reason"] = forms.CharField(
             label=gettext_lazy("Reason"),
-            max_length=REASON_MAX_LENGTH,
+            max_length=permissions.REASON_MAX_LENGTH,
             required=reason_required,
             widget=forms.TextInput(attrs={"size": 60}),
             help_text=gettext_lazy("For the audit. This cannot be undone, so say why.")
@@ -93,9 +72,9 @@ class VerbForm(PlainForm):
     def __init__(
         self,
         *args: Any,
-        verb: TaskVerb,
+        verb: verbs.TaskVerb,
         table: TaskQuerySet,
-        actor: Actor,
+        actor: permissions.Actor,
         task: AbstractTask | None = None,
         **kwargs: Any,
     ) -> None:
@@ -110,28 +89,30 @@ class VerbForm(PlainForm):
         for one in self.verb.inputs:
             if one.name in found:
                 try:
-                    given = json_of(found[one.name] or one.initial or "") if one.is_json else found[one.name]
+                    given = verbs.json_of(found[one.name] or one.initial or "") if one.is_json else found[one.name]
                     one.read(given)
                     found[one.name] = given
                 except ValueError as error:
                     self.add_error(one.name, f"{error}.")
         return found
 
-    def options(self) -> VerbOptions:
+    def options(self) -> verbs.VerbOptions:
         """Return the answers; initial values while the form is not filled in, or has errors."""
         if self.is_bound and self.is_valid():
             return self.verb.options_of(self.cleaned_data)
         initial = {one.name: one.initial for one in self.verb.inputs}
-        return self.verb.options_of(initial) if None not in initial.values() else VerbOptions()
+        return self.verb.options_of(initial) if None not in initial.values() else verbs.VerbOptions()
 
 
-def _field(one: VerbInput, table: TaskQuerySet, actor: Actor, task: AbstractTask | None) -> forms.Field:
+def _field(
+    one: verbs.VerbInput, table: TaskQuerySet, actor: permissions.Actor, task: AbstractTask | None
+) -> forms.Field:
     texts: dict[str, Any] = {"label": one.label, "help_text": one.help, "initial": one.initial}
     if one.is_json:
         shown = one.initial or json.dumps(masked(task.payload if task else None), indent=2, ensure_ascii=False)
         area = forms.Textarea(attrs={"rows": min(shown.count("\n") + 3, 30), "cols": 80, "spellcheck": "false"})
         return forms.CharField(**{**texts, "initial": shown}, widget=area, required=one.initial is None)
-    if one is TO_QUEUE:
+    if one is verbs.TO_QUEUE:
         return forms.ChoiceField(
             **texts, choices=[("", "---------"), *((name, name) for name in _queues(table, actor))]
         )
@@ -140,10 +121,10 @@ def _field(one: VerbInput, table: TaskQuerySet, actor: Actor, task: AbstractTask
     return forms.CharField(**texts, widget=forms.TextInput(attrs={"size": 12}))
 
 
-def _queues(table: TaskQuerySet, actor: Actor) -> list[str]:
+def _queues(table: TaskQuerySet, actor: permissions.Actor) -> list[str]:
     """Return the known queues of a table that the actor may view."""
     made = Queue.objects.using(table.db).order_by("name").values_list("name", flat=True)[:MAX_OFFERED_QUEUES]
-    names = sorted(visible_names({*conf.known_queues(), *made}, actor))
+    names = sorted(permissions.visible_names({*conf.known_queues(), *made}, actor))
     return [name for name in names if model_for(name) is table.model and table.db in aliases_of(name)]
 
 
@@ -194,18 +175,6 @@ class PauseForm(PlainForm):
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a confirmation page shows."""
-
-    verb: Verb
-    sentences: Sequence[str]  # the preview
-    items: Sequence[str]  # the first of the rows
-    form: forms.Form
-    possible: bool  # whether anything would change
-    unnamed: bool = False  # whether there are more rows than items
-
-
 def is_on_all(request: HttpRequest) -> bool:
     """Return whether the action is on all rows that match the address, not on the ticked ones."""
     return request.POST.get("select_across") == "1" or ACTION_ON_ALL_KEY in request.POST
@@ -222,12 +191,21 @@ def confirmed(request: HttpRequest, form: forms.Form) -> bool:
     return "confirm" in request.POST and form.is_bound and form.is_valid()
 
 
-def ask(page: ReadOnlyAdmin, request: HttpRequest, question: Question) -> HttpResponse:
-    """Return the confirmation page. It posts to the same address, with the same selection."""
+def ask(
+    page: ReadOnlyAdmin, request: HttpRequest, verb: permissions.Verb, form: forms.Form, **shown: object
+) -> HttpResponse:
+    """Return the confirmation page. It posts to the same address, with the same selection.
+
+    It shows ``sentences`` (what would happen), ``items`` (the first of the rows; ``unnamed``: there are more), and no
+    button if nothing is ``possible``.
+    """
     context = {
         **frame_of(page, request),
-        "title": question.verb.label,
-        "question": question,
+        "title": verb.label,
+        "verb": verb,
+        "form": form,
+        "possible": True,
+        **shown,
         "selected": request.POST.getlist(ACTION_CHECKBOX_NAME),
         "checkbox_name": ACTION_CHECKBOX_NAME,
         "select_across": is_on_all(request),
@@ -256,18 +234,20 @@ class TaskPageAdmin(ListAdmin):
 def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
     name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
-    verb = {**TASK_VERBS, **ONE_TASK_VERBS}.get(name)
+    verb = {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}.get(name)
     if verb is None:
         raise BadRequest(f"Tasks have no action {name!r}.")
     actor = viewer(request)
-    check_may(verb, actor)
+    permissions.check_may(verb, actor)
     try:
         return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
     except (TaskQueueError, SearchError) as error:
         return page.reply(request, str(error), messages.ERROR)
 
 
-def _act_on_all(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, actor: Actor) -> HttpResponse:
+def _act_on_all(
+    page: TaskPageAdmin, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor
+) -> HttpResponse:
     """Apply the verb to all tasks that match the address, as a bulk operation."""
     search = page.search_of(request)
     table = tasks_for(search)
@@ -283,34 +263,36 @@ def _act_on_all(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, actor
             _("This runs in the background, in steps. Its page shows how far it is; you can stop it there."),
             *([_("Afterwards you can put the tasks back as they were, on the same page.")] if verb.undoable else []),
         ]
-        groups = narrow(FailureGroup.objects.using(table.db), actor)
+        groups = permissions.narrow(FailureGroup.objects.using(table.db), actor)
         shown = with_errors([to_text(search)], groups)
-        return ask(page, request, Question(verb, sentences, shown, form, possible))
+        return ask(page, request, verb, form, sentences=sentences, items=shown, possible=possible)
     operation = bulk.start(verb, search, actor, form.reason(), options=options)
     address = page.url(BulkOperation, "change", operation.pk)
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
-def _act_on_ticked(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, actor: Actor) -> HttpResponse:
+def _act_on_ticked(
+    page: TaskPageAdmin, request: HttpRequest, verb: verbs.TaskVerb, actor: permissions.Actor
+) -> HttpResponse:
     """Apply the verb to the ticked rows, or to the row of the page, at once."""
     ids = [pk for text in request.POST.getlist(ACTION_CHECKBOX_NAME) if (pk := id_of(text)) is not None]
     # Read from the database that is written: a replica may lag behind.
     table = page.model._meta.concrete_model._default_manager.using(router.db_for_write(page.model)).all()
     task = None
-    if verb.name in ONE_TASK_VERBS:
+    if verb.name in verbs.ONE_TASK_VERBS:
         if len(ids) != 1:
             raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": verb.label})
-        task = narrow(table.filter(pk__in=ids), actor).first()
+        task = permissions.narrow(table.filter(pk__in=ids), actor).first()
         if task is not None and not may_see(request, task):
             raise OperationRefused(_("To edit a payload you need the permission to see payloads."))
     form = bound_form(request, partial(VerbForm, verb=verb, table=table, actor=actor, task=task))
     options = form.options()
     if not confirmed(request, form):
-        tasks = narrow(table.filter(pk__in=ids), actor)
+        tasks = permissions.narrow(table.filter(pk__in=ids), actor)
         preview = actions.preview(tasks, actions.ActionRequest(verb, options=options))
         items = [f"{task} · {task.status}" for task in tasks.only("queue", "reference", "status")[:MAX_NAMED_TASKS]]
-        unnamed = len(ids) > MAX_NAMED_TASKS
-        return ask(page, request, Question(verb, preview.sentences[1:], items, form, bool(preview.eligible), unnamed))
+        shown = {"sentences": preview.sentences[1:], "items": items, "unnamed": len(ids) > MAX_NAMED_TASKS}
+        return ask(page, request, verb, form, **shown, possible=bool(preview.eligible))
     wanted = actions.ActionRequest(verb, form.reason(), options, to_text(page.search_of(request)))
     report = actions.act_on_ids(table, ids, wanted, actor)
     level = messages.SUCCESS if report.changed else messages.WARNING
@@ -321,7 +303,7 @@ def _act_on_ticked(page: TaskPageAdmin, request: HttpRequest, verb: TaskVerb, ac
     return page.reply(request, text, level, "" if verb.deletes else page.back(request))
 
 
-def task_report(verb: TaskVerb, report: actions.ActReport) -> str:
+def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
     """Return a sentence: how many tasks changed, how many were skipped, and why."""
     done = str(verb.done % {"number": report.changed})
     if not report.skips:
@@ -334,14 +316,16 @@ def task_report(verb: TaskVerb, report: actions.ActReport) -> str:
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, enqueue a copy and show the new task."""
     pk = id_of(request.POST.get("again", ""))
-    task = None if pk is None else narrow(page.model._default_manager.filter(pk=pk), viewer(request)).first()
+    task = (
+        None if pk is None else permissions.narrow(page.model._default_manager.filter(pk=pk), viewer(request)).first()
+    )
     if task is None:
         raise Http404
-    for verb in (ENQUEUE_COPY, VIEW_PAYLOAD):
-        check_may(verb, viewer(request), task.queue)
+    for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):
+        permissions.check_may(verb, viewer(request), task.queue)
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
-        return ask(page, request, Question(ENQUEUE_COPY, [], [str(task)], form, possible=True))
+        return ask(page, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
     try:
         fresh = _enqueued(task, viewer(request), form.reason())
     except TaskQueueError as error:
@@ -349,11 +333,11 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     return page.reply(request, _("This is the new task."), messages.SUCCESS, page.page_of(fresh))
 
 
-def _enqueued(task: AbstractTask, actor: Actor, reason: str) -> AbstractTask:
+def _enqueued(task: AbstractTask, actor: permissions.Actor, reason: str) -> AbstractTask:
     alias = str(task._state.db)
     with recorded(alias):
         fresh = enqueue.enqueue_copy(task)
         details = {"task_id": fresh.pk, "again": task.pk}
-        record(alias, actor, ENQUEUE_COPY, queue=task.queue, reason=reason, changed=1, details=details)
+        record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, reason=reason, changed=1, details=details)
         log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})
     return fresh

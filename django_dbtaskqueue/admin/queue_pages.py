@@ -17,17 +17,11 @@ from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import permitted, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin, NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.overview_pages import (
-    age_text,
-    chart_context,
-    drain_text,
-    per_minute,
-    quantiles_text,
-    sparkline,
-)
-from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, Question, ask, bound_form, confirmed
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, Column, badge, column, number, permitted, viewer
+from django_dbtaskqueue.admin.overview_pages import chart_context
+from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import settings_in_force
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
@@ -36,23 +30,8 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, Queue
-from django_dbtaskqueue.operations import bulk, queue_control
+from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats
 from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
-from django_dbtaskqueue.operations.permissions import (
-    CHANGE_SETTINGS,
-    PAUSE,
-    Verb,
-    can_operate,
-    check_may,
-    visible_queues,
-)
-from django_dbtaskqueue.operations.queue_stats import (
-    QueuesOverview,
-    QueueStats,
-    overview,
-    stats_of_queue,
-    stats_of_types,
-)
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import Page
 from django_dbtaskqueue.operations.serializers import is_storable, pause_note
@@ -64,12 +43,12 @@ if TYPE_CHECKING:
 MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 
 
-def _stats_column(title: StrOrPromise, show: Callable[[QueueStats], object]) -> Column:
+def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
     """Return a column of the figures that the list reads for each queue."""
-    return column(title, lambda queue: show(queue.stats))
+    return cells.column(title, lambda queue: show(queue.stats))
 
 
-def _count_column(status: Status | None = None) -> Column:
+def _count_column(status: Status | None = None) -> cells.Column:
     """Return a column with the number of tasks, in a status or in all, and a link to them."""
 
     @admin.display(description=gettext_lazy("TOTAL") if status is None else str(status))
@@ -102,7 +81,7 @@ class QueueAdmin(SmallListAdmin):
         "wait": gettext_lazy("time from due to checkout, of half and of 95 % of the attempts in the last hour"),
     }
 
-    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+    def list_verbs(self, request: HttpRequest) -> Sequence[permissions.Verb]:
         return permitted(request, QUEUE_VERBS.values())
 
     def act(self, request: HttpRequest) -> HttpResponse:
@@ -123,7 +102,7 @@ class QueueAdmin(SmallListAdmin):
         """Add the figures of a queue on a page of its own."""
         for queue in rows:
             if not hasattr(queue, "stats"):
-                queue.stats = stats_of_queue(queue.name)
+                queue.stats = queue_stats.stats_of_queue(queue.name)
 
     def rows_of(self, filterset: Any) -> Any:
         """Return all queues that match, with their figures: a list.
@@ -131,10 +110,10 @@ class QueueAdmin(SmallListAdmin):
         Also those that only have tasks or a living poller: this process may lack the processors of a worker.
         """
         part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        found = overview(only=visible_queues(viewer(filterset.request)))
+        found = queue_stats.overview(only=permissions.visible_queues(viewer(filterset.request)))
         return [one for one in self.with_figures(found, filterset.queryset) if part.lower() in one.name.lower()]
 
-    def with_figures(self, found: QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
+    def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
         """Return the queues of an overview, with a row or without."""
         stored, queues = stored_queues(rows), []
         for figures in found.queues:
@@ -167,33 +146,36 @@ class QueueAdmin(SmallListAdmin):
         if row.pause:
             note = pause_note(row.pause.by, row.pause.reason, row.pause.until)
             html = '{} <div class="quiet dbtq-why">{}</div>'
-            return format_html(html, badge("paused", "‖", _("paused")), note)
-        marks = [badge("late", "✕", _("late"))] if row.late else []
+            return format_html(html, cells.badge("paused", "‖", _("paused")), note)
+        marks = [cells.badge("late", "✕", _("late"))] if row.late else []
         if row.unserved:
-            marks.append(badge("late" if row.stale else "paused", "!", _("no poller")))
-        usual = badge("running", "▸", _("running")) if row.pollers else badge("stopped", "▪", _("no poller"))
+            marks.append(cells.badge("late" if row.stale else "paused", "!", _("no poller")))
+        usual = (
+            cells.badge("running", "▸", _("running")) if row.pollers else cells.badge("stopped", "▪", _("no poller"))
+        )
         return SafeString(" ".join(marks)) or usual
 
-    limits = column(gettext_lazy("limits"), lambda queue: limits_text(limits_of(queue.name)) or EMPTY_VALUE)
+    limits = cells.column(gettext_lazy("limits"), lambda queue: limits_text(limits_of(queue.name)) or cells.EMPTY_VALUE)
 
     @admin.display(description=gettext_lazy("failed, 1 h"))
     def failed(self, queue: Any) -> str:
         """Show how many attempts failed in the last hour, with a link to the queue's failures."""
         count = queue.stats.failed
-        return self.link(number(count), self.url(FailureGroup, "changelist", queue=queue.name) if count else "")
+        return self.link(cells.number(count), self.url(FailureGroup, "changelist", queue=queue.name) if count else "")
 
     created, processing, completed, error, poison = map(_count_column, Status)
     total = _count_column()
     in_out = _stats_column(
-        gettext_lazy("in / out per min"),
-        lambda row: format_html("{} / {}{}", per_minute(row.rate_in), per_minute(row.rate_out), sparkline(row.rates)),
+        gettext_lazy("in / out per min"), lambda row: cells.in_and_out(row.rate_in, row.rate_out, row.rates)
     )
-    run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: quantiles_text(row.run))
-    wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: quantiles_text(row.wait))
-    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: age_text(row.oldest))
-    drain = _stats_column(gettext_lazy("time to drain"), drain_text)
+    run = _stats_column(gettext_lazy("run p50 / p95"), lambda row: cells.quantiles_text(row.run))
+    wait = _stats_column(gettext_lazy("wait p50 / p95"), lambda row: cells.quantiles_text(row.wait))
+    oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: cells.age_text(row.oldest))
+    drain = _stats_column(gettext_lazy("time to drain"), cells.drain_text)
 
-    changed_settings = column(gettext_lazy("changed while running"), lambda queue: changes_of(queue) or EMPTY_VALUE)
+    changed_settings = cells.column(
+        gettext_lazy("changed while running"), lambda queue: changes_of(queue) or cells.EMPTY_VALUE
+    )
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add figures, charts, and every setting with its source."""
@@ -206,8 +188,8 @@ class QueueAdmin(SmallListAdmin):
                 for one in settings_in_force(name, row.changes)
             ],
             **chart_context(alias_for(name, None, write=False), viewer(request), name),
-            "may_set": can_operate(user, CHANGE_SETTINGS, name),
-            "may_purge": can_operate(user, PURGE, name),
+            "may_set": permissions.can_operate(user, permissions.CHANGE_SETTINGS, name),
+            "may_purge": permissions.can_operate(user, PURGE, name),
         }
 
     def _types(self, name: str) -> list[dict[str, Any]]:
@@ -216,16 +198,16 @@ class QueueAdmin(SmallListAdmin):
             {
                 "name": one.payload_type or _("the queue's default"),
                 "url": one.payload_type and self.url(model, "changelist", q=text_of(queue=name, type=one.payload_type)),
-                "cells": [number(one.statuses.get(str(status), 0)) for status in TERMINAL],
-                "run": quantiles_text(one.run),
-                "wait": quantiles_text(one.wait),
+                "cells": [cells.number(one.statuses.get(str(status), 0)) for status in TERMINAL],
+                "run": cells.quantiles_text(one.run),
+                "wait": cells.quantiles_text(one.wait),
             }
-            for one in stats_of_types(name)
+            for one in queue_stats.stats_of_types(name)
         ]
 
-    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[permissions.Verb]:
         """Return pause, and for a paused queue resume."""
-        return permitted(request, QUEUE_VERBS.values() if row.stats.paused else [PAUSE], row.name)
+        return permitted(request, QUEUE_VERBS.values() if row.stats.paused else [permissions.PAUSE], row.name)
 
 
 def stored_queues(rows: QuerySet[Queue], **only: str) -> dict[str, Queue]:
@@ -260,18 +242,18 @@ def _source_text(source: str) -> str:
     }[source]
 
 
-def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: Verb) -> Queue:
+def _queue_of(page: QueueAdmin, request: HttpRequest, key: str, verb: permissions.Verb) -> Queue:
     """Return the queue that a form names, if the user may use the verb on it."""
     queue = page.get_object(request, request.POST.get(key, "").strip())
     if queue is None:
         raise Http404
-    check_may(verb, viewer(request), queue.name)
+    permissions.check_may(verb, viewer(request), queue.name)
     return queue
 
 
 def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     """Set one setting of a queue; an empty value restores the project's."""
-    queue = _queue_of(page, request, "queue", CHANGE_SETTINGS)
+    queue = _queue_of(page, request, "queue", permissions.CHANGE_SETTINGS)
     key, value = (request.POST.get(part, "").strip() for part in ("set", "value"))
     try:
         values = {key: typed(key, value)} if value else {}
@@ -299,15 +281,15 @@ def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
 
 
-def act_on_queues(page: ListAdmin, request: HttpRequest, verb: Verb) -> HttpResponse:
+def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
     """Ask for a confirmation; once confirmed, pause or resume the queues and report."""
-    check_may(verb, viewer(request))
+    permissions.check_may(verb, viewer(request))
     queues: list[Any] = _selected_queues(page, request)
-    fitting = [queue for queue in queues if verb is PAUSE or queue.stats.paused]
-    form = bound_form(request, PauseForm if verb is PAUSE else PlainForm)
+    fitting = [queue for queue in queues if verb is permissions.PAUSE or queue.stats.paused]
+    form = bound_form(request, PauseForm if verb is permissions.PAUSE else PlainForm)
     if not confirmed(request, form):
-        items = [queue.name for queue in queues]
-        return ask(page, request, Question(verb, _queue_sentences(queues, fitting), items, form, bool(fitting)))
+        sentences = _queue_sentences(queues, fitting)
+        return ask(page, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
     given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
     try:
         names = [queue.name for queue in fitting]

@@ -23,20 +23,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue import registry
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import PlainForm, Question, ask, bound_form, confirmed
-from django_dbtaskqueue.admin.read_only import (
-    EMPTY_VALUE,
-    age_column,
-    badge,
-    column,
-    may_see,
-    number,
-    number_column,
-    permitted,
-    status_badge,
-    viewer,
-)
+from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
@@ -163,8 +153,8 @@ class ScheduleAdmin(PlanAdmin):
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             words = ngettext("%(count)s schedule is selected.", "%(count)s schedules are selected.", len(rows))
-            names = [str(row) for row in rows]
-            return ask(self, request, Question(verb, [words % {"count": len(rows)}], names, form, bool(rows)))
+            sentences = [words % {"count": len(rows)}]
+            return ask(self, request, verb, form, sentences=sentences, items=rows, possible=bool(rows))
         changed, faults = 0, []
         for row in rows:
             try:
@@ -189,24 +179,26 @@ class ScheduleAdmin(PlanAdmin):
                 return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
-        return ask(self, request, Question(verb, [], [] if row is None else [str(row)], form, possible=True))
+        return ask(self, request, verb, form, items=[] if row is None else [row])
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
-    coming = age_column(gettext_lazy("next tick"), "next_time")
-    last = age_column(gettext_lazy("last tick"), "last_time")
-    when = column(gettext_lazy("when"), lambda row: schedules.in_words(row.cron, row.timezone))
-    missed_words = column(gettext_lazy("missed ticks"), lambda row: row.get_missed_display())
-    overlap_words = column(gettext_lazy("earlier task not finished"), lambda row: row.get_overlap_display())
-    next_five = column(gettext_lazy("next five"), lambda row: EMPTY_VALUE if row.paused else _next_times(row))
-    state = column(gettext_lazy("state"), lambda row: _badge(row))
-    origin = column(gettext_lazy("source"), lambda row: _origin(row))
+    coming = cells.age_column(gettext_lazy("next tick"), "next_time")
+    last = cells.age_column(gettext_lazy("last tick"), "last_time")
+    when = cells.column(gettext_lazy("when"), lambda row: schedules.in_words(row.cron, row.timezone))
+    missed_words = cells.column(gettext_lazy("missed ticks"), lambda row: row.get_missed_display())
+    overlap_words = cells.column(gettext_lazy("earlier task not finished"), lambda row: row.get_overlap_display())
+    next_five = cells.column(
+        gettext_lazy("next five"), lambda row: cells.EMPTY_VALUE if row.paused else _next_times(row)
+    )
+    state = cells.column(gettext_lazy("state"), lambda row: _badge(row))
+    origin = cells.column(gettext_lazy("source"), lambda row: _origin(row))
 
     @admin.display(description=gettext_lazy("last task"))
     def task(self, row: Schedule) -> str:
         """Link to the task that the schedule enqueued last."""
         if row.last_task is None:
-            return EMPTY_VALUE
+            return cells.EMPTY_VALUE
         return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
 
 
@@ -217,10 +209,14 @@ def _next_times(row: Schedule) -> str:
 
 def _badge(row: Schedule) -> str:
     if row.paused:
-        return badge("paused", "‖", _("paused"))
+        return cells.badge("paused", "‖", _("paused"))
     if is_gone(row, registry.periodics()):
-        return badge("stopped", "▪", _("code is gone"))
-    return badge("running", "▸", _("running")) if row.next_time else badge("stopped", "▪", _("never comes again"))
+        return cells.badge("stopped", "▪", _("code is gone"))
+    return (
+        cells.badge("running", "▸", _("running"))
+        if row.next_time
+        else cells.badge("stopped", "▪", _("never comes again"))
+    )
 
 
 def _origin(row: Schedule) -> str:
@@ -263,7 +259,7 @@ class BatchAdmin(PlanAdmin):
         graph = related_tasks.graph_of(row, viewer(request))
         return {
             "graph": graph,
-            "nodes": [(node, self._address(row, node), status_badge(node.status or "?")) for node in graph.nodes],
+            "nodes": [(node, self._address(row, node), cells.status_badge(node.status or "?")) for node in graph.nodes],
             "node_size": (related_tasks.NODE_WIDTH, related_tasks.NODE_HEIGHT),
             "max_nodes": related_tasks.MAX_TASKS_DRAWN,
             "task_lists": [
@@ -291,22 +287,23 @@ class BatchAdmin(PlanAdmin):
         form = bound_form(request, PlainForm)
         if not confirmed(request, form):
             text = ngettext("%(count)s task is in the batch.", "%(count)s tasks are in the batch.", row.total)
-            words = text % {"count": number(row.total)}
-            return ask(self, request, Question(verb, [words], [str(row)], form, possible=True))
+            words = text % {"count": cells.number(row.total)}
+            return ask(self, request, verb, form, sentences=[words], items=[row])
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
         level = messages.SUCCESS if changed else messages.WARNING
         return self.reply(request, f"{verb.done % {'number': changed}}.", level, self.back(request))
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
-    created = age_column(gettext_lazy("created"), "create_time")
-    tasks = number_column(gettext_lazy("tasks"), "total")
-    queue_names = column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or EMPTY_VALUE)
-    failed = column(gettext_lazy("failed"), lambda row: number(row.counts["ERROR"] + row.counts["POISON"]))
-    statuses = column(
+    created = cells.age_column(gettext_lazy("created"), "create_time")
+    tasks = cells.number_column(gettext_lazy("tasks"), "total")
+    queue_names = cells.column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or cells.EMPTY_VALUE)
+    failed = cells.column(gettext_lazy("failed"), lambda row: cells.number(row.counts["ERROR"] + row.counts["POISON"]))
+    statuses = cells.column(
         gettext_lazy("statuses"),
         lambda row: (
-            ", ".join(f"{number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)]) or EMPTY_VALUE
+            ", ".join(f"{cells.number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)])
+            or cells.EMPTY_VALUE
         ),
     )
 
@@ -316,12 +313,12 @@ class BatchAdmin(PlanAdmin):
         ended = sum(row.counts[str(one)] for one in TERMINAL)
         percent = 100 * ended // row.total if row.total else 100
         html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
-        text = _("%(ended)s of %(total)s") % {"ended": number(ended), "total": number(row.total)}
+        text = _("%(ended)s of %(total)s") % {"ended": cells.number(ended), "total": cells.number(row.total)}
         return format_html(html, percent, _("progress"), text)
 
     @admin.display(description=gettext_lazy("runs at the end"))
     def callback(self, row: Batch) -> str:
         """Link to the task that runs when all others have ended."""
         if row.callback_id is None:
-            return EMPTY_VALUE
+            return cells.EMPTY_VALUE
         return self.link(row.callback_id, self.task_url(row.callback_location, row.callback_id))
