@@ -21,8 +21,8 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import LIVE_KEY
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, id_of, local, number, own_text
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, count_within, estimate
 from django_dbtaskqueue.operations.permissions import Verb
@@ -86,7 +86,7 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
     def cell(self, record: Model, place: int) -> str:
         """Return the cell. The table escapes text from a row."""
         value = self._value(record)
-        shown = own_text(value) if type(value) is str and value else "" if value is None else value
+        shown = cells.own_text(value) if type(value) is str and value else "" if value is None else value
         if self._page and shown != "":
             address = record.__dict__.get("own_page")  # two columns can lead there
             if address is None:
@@ -249,9 +249,9 @@ def _searched(page: Page, looked: int, *, first: bool) -> str:
         text = _("Nothing among the first %(count)s tasks of each queue in ready order.")
         if page.rows:
             text = _("Only the first %(count)s tasks of each queue in ready order were searched.")
-        return text % {"count": number(page.first)}
+        return text % {"count": cells.number(page.first)}
     if page.cut and not page.window:
-        return _("The first %(count)s in this order.") % {"count": number(len(page.rows))}
+        return _("The first %(count)s in this order.") % {"count": cells.number(len(page.rows))}
     if not page.window:
         return ""
     if page.cut:
@@ -264,8 +264,8 @@ def _searched(page: Page, looked: int, *, first: bool) -> str:
         text = _("Nothing in the newest %(count)s tasks (back to %(time)s).")
     else:
         text = _("Nothing more in the next %(count)s tasks (back to %(time)s).")
-    time = EMPTY_VALUE if page.back_to is None else date_format(local(page.back_to), "Y-m-d H:i")
-    return text % {"count": number(looked + page.window), "time": time}
+    time = cells.EMPTY_VALUE if page.back_to is None else date_format(cells.local(page.back_to), "Y-m-d H:i")
+    return text % {"count": cells.number(looked + page.window), "time": time}
 
 
 def _look_on(request: HttpRequest, page: Page, looked: int) -> str:

@@ -13,31 +13,20 @@ from django.db.models import Model
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import date_format, number_format
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin.frame import show
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, show, viewer
 from django_dbtaskqueue.admin.list_pages import COUNT_TIMEOUT, PageTable, table_of
-from django_dbtaskqueue.admin.read_only import EMPTY_VALUE, ReadOnlyAdmin, ago, badge, local, stamp, viewer
-from django_dbtaskqueue.core.durations import format_duration, format_seconds
+from django_dbtaskqueue.core.durations import format_seconds
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.metrics import CLASSES_PER_DECADE, upper
 from django_dbtaskqueue.models import FailureGroup, Poller, Queue, Task
+from django_dbtaskqueue.operations import queue_stats
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, count_within
 from django_dbtaskqueue.operations.doctor import Finding, examine
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_stats import (
-    Point,
-    Quantiles,
-    QueuesOverview,
-    QueueStats,
-    names_of,
-    new_releases,
-    overview,
-    series,
-)
 from django_dbtaskqueue.operations.related_tasks import awaited
 from django_dbtaskqueue.operations.report_page import MAX_HEAT_LEVEL, Chart, Line
 from django_dbtaskqueue.operations.search import parse, text_of, to_text
@@ -49,8 +38,8 @@ POINTS_PER_STEP = 5  # of a heat map
 
 def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[str, object]:
     """Return the charts and heat maps of the last hour, of one queue, or of all that the actor may view."""
-    points = ended(series(using, CHART_SPAN, queue, among=visible_queues(actor)))
-    times = [stamp(point.time, date_format(local(point.time), "H:i")) for point in points]
+    points = ended(queue_stats.series(using, CHART_SPAN, queue, among=visible_queues(actor)))
+    times = [cells.stamp(point.time, date_format(cells.local(point.time), "H:i")) for point in points]
     throughput = [
         Line(_("completed"), "--dbtq-good", [60 * point.rate_of("completed", "deleted") for point in points]),
         Line(_("failed"), "--dbtq-bad", [60 * point.rate_of("failed", "retried") for point in points]),
@@ -65,8 +54,8 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
     ]
     title = _("Run time and wait time in seconds, last hour")
     marks = [
-        {"iso": time.isoformat(), "clock": date_format(local(time), "H:i"), "release": release}
-        for time, release in new_releases(narrow(Poller.objects.using(using), actor), CHART_SPAN)
+        {"iso": time.isoformat(), "clock": date_format(cells.local(time), "H:i"), "release": release}
+        for time, release in queue_stats.new_releases(narrow(Poller.objects.using(using), actor), CHART_SPAN)
     ]
     outcomes = _("Attempts per minute, last hour")
     charts = [
@@ -80,7 +69,7 @@ def chart_context(using: str, actor: Actor, queue: str | None = None) -> dict[st
     return {"charts": charts, "maps": [one for one in maps if one["rows"]]}
 
 
-def heat_map(kind: str, title: str, points: Sequence[Point]) -> dict[str, Any]:
+def heat_map(kind: str, title: str, points: Sequence[queue_stats.Point]) -> dict[str, Any]:
     """Return the histograms of steps of points as a map: of each duration, the longest first, the counts by step.
 
     The heat of a cell is its share of the step's attempts.
@@ -99,7 +88,7 @@ def heat_map(kind: str, title: str, points: Sequence[Point]) -> dict[str, Any]:
         )
         for decade in (range(decades[-1], decades[0] - 1, -1) if decades else ())
     ]
-    times = [stamp(step[0].time, date_format(local(step[0].time), "H:i")) for step in steps]
+    times = [cells.stamp(step[0].time, date_format(cells.local(step[0].time), "H:i")) for step in steps]
     return {"name": kind, "title": title, "times": times, "rows": rows}
 
 
@@ -109,18 +98,7 @@ def _heat_cell(count: int, total: int) -> tuple[str, int]:
     return number_format(count, force_grouping=True), math.ceil(MAX_HEAT_LEVEL * count / total)
 
 
-def sparkline(rates: Sequence[float]) -> SafeString:
-    """Return the rates as small bars that say their numbers; empty if all are 0."""
-    top = max(rates, default=0.0)
-    if not top:
-        return SafeString("")
-    bars = "".join(f"M{5 * place + 2} 16v-{math.ceil(15 * rate / top)}" for place, rate in enumerate(rates) if rate)
-    label = _("out per min in the last hour, by 5 minutes: %(rates)s") % {"rates": ", ".join(map(per_minute, rates))}
-    html = '<svg class="dbtq-spark" role="img" width="60" height="16"><title>{}</title><path d="{}"/></svg>'
-    return format_html(html, label, bars)
-
-
-def ended(points: list[Point]) -> list[Point]:
+def ended(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
     """Leave out the current minute. Pollers have not reported all of it, so it would look as if work had stopped."""
     if any(point.total for point in points[:-1]):
         return points[:-1]
@@ -129,7 +107,7 @@ def ended(points: list[Point]) -> list[Point]:
 
 def _figure(value: float | None) -> str:
     if value is None:
-        return EMPTY_VALUE
+        return cells.EMPTY_VALUE
     digits = 0 if value >= 100 else 1 if value >= 10 else 3
     return number_format(round(value, digits), force_grouping=True)
 
@@ -151,7 +129,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         actor, alias = viewer(request), self.get_queryset(request).db
         if CHARTS_KEY in request.GET:
             return chart_context(alias, actor)
-        found = overview(only=visible_queues(actor))
+        found = queue_stats.overview(only=visible_queues(actor))
         return {
             "health": found.health,
             "cards": self._cards(found),
@@ -161,15 +139,15 @@ class OverviewAdmin(ReadOnlyAdmin):
             **self._waits(request, alias, found.as_of),
         }
 
-    def _cards(self, found: QueuesOverview) -> list[tuple[str, str]]:
+    def _cards(self, found: queue_stats.QueuesOverview) -> list[tuple[str, str]]:
         waiting = found.statuses[Status.CREATED]
         failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
         rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
-        in_out = [per_minute(sum(getattr(row, name) for row in found.queues)) for name in ("rate_in", "rate_out")]
+        rate_in, rate_out = (sum(getattr(row, name) for row in found.queues) for name in ("rate_in", "rate_out"))
         return [
             (_("waiting"), self.link(waiting, self.url(Task, "changelist", q=text_of(status=Status.CREATED)))),
-            (_("oldest waiting"), age_text(found.oldest)),
-            (_("in / out per min"), format_html("{} / {} {}", *in_out, sparkline(rates))),
+            (_("oldest waiting"), cells.age_text(found.oldest)),
+            (_("in / out per min"), cells.in_and_out(rate_in, rate_out, rates)),
             (_("attempts failed in the last hour"), failed),
             (_("pollers alive"), self.link(found.pollers, self.url(Poller, "changelist"))),
         ]
@@ -191,7 +169,7 @@ class OverviewAdmin(ReadOnlyAdmin):
             group.verbs = group.verbs[:1]
         return table_of(page, rows, columns=FAILURE_COLUMNS, caption=_("Failures of the last hour"), tickable=False)
 
-    def _queues(self, request: HttpRequest, found: QueuesOverview) -> dict[str, Any]:
+    def _queues(self, request: HttpRequest, found: queue_stats.QueuesOverview) -> dict[str, Any]:
         """Return a table of the queues that need care, the worst first, and a line on the others."""
         page = self._shown_to(request, Queue)
         if page is None:
@@ -204,7 +182,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         return {
             "queues": table_of(page, shown, columns=QUEUE_COLUMNS, caption=caption, tickable=False),
             "left": len(care) - len(shown),
-            "quiet": text % {"count": len(quiet), "names": names_of(quiet)} if quiet else "",
+            "quiet": text % {"count": len(quiet), "names": queue_stats.names_of(quiet)} if quiet else "",
             "queues_url": page.url(Queue, "changelist"),
         }
 
@@ -215,7 +193,7 @@ class OverviewAdmin(ReadOnlyAdmin):
         # By time, of those just counted: by id, the server might read the whole table.
         some = rows.order_by("create_time")[:MAX_HOME_WAITS] if count and not count.more else ()
         waits = [
-            (self.link(task, self.url(Task, "change", task.pk)), wait.name, ago(wait.create_time, now))
+            (self.link(task, self.url(Task, "change", task.pk)), wait.name, cells.ago(wait.create_time, now))
             for task in some
             if (wait := awaited(task))
         ]
@@ -223,35 +201,10 @@ class OverviewAdmin(ReadOnlyAdmin):
         return {"waits": waits, "waiting": "?" if count is None else str(count) if count else "", "waits_url": address}
 
 
-def quantiles_text(found: Quantiles) -> str:
-    """Return "12ms / 340ms": half and 95 % of the attempts."""
-    if found.p50 is None or found.p95 is None:
-        return EMPTY_VALUE
-    return f"{format_seconds(found.p50)} / {format_seconds(found.p95)}"
-
-
-def _care(row: QueueStats) -> tuple[Any, ...]:
+def _care(row: queue_stats.QueueStats) -> tuple[Any, ...]:
     """Sort late queues first, then those without a poller, paused ones, and those with the most failures."""
     oldest = row.oldest or timedelta(0)
     return not row.late, row.late and -oldest, not row.unserved, not row.paused, -row.failed, row.queue
-
-
-def age_text(value: timedelta | None) -> str:
-    """Return a duration for people, or a dash."""
-    return EMPTY_VALUE if value is None else format_duration(value, rough=True)
-
-
-def drain_text(row: QueueStats) -> str:
-    """Return how long until nothing waits at this rate."""
-    if row.drain is not None:
-        return age_text(row.drain)
-    return _("never, at this rate") if row.oldest is not None and not row.paused else EMPTY_VALUE
-
-
-def per_minute(rate: float) -> str:
-    """Return a rate per second as one per minute, to two digits below ten."""
-    value = 60 * rate
-    return number_format(round(value, 1) if 0 < value < 10 else round(value), force_grouping=True)
 
 
 FINDING_BADGES = {
@@ -279,7 +232,7 @@ class DoctorAdmin(ReadOnlyAdmin):
         serious = [finding for finding in found if finding.level != "info"]
         text = ngettext("%(count)s thing needs care.", "%(count)s things need care.", len(serious))
         return {
-            "findings": [(one, badge(*FINDING_BADGES[one.level])) for one in found],
+            "findings": [(one, cells.badge(*FINDING_BADGES[one.level])) for one in found],
             "worst": "" if not serious else "late" if serious[0].level == "error" else "warned",
             "sentence": text % {"count": len(serious)} if serious else _("All is well."),
         }

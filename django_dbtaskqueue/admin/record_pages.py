@@ -19,27 +19,10 @@ from django.utils.http import urlencode
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import when_migrated
+from django_dbtaskqueue.admin import cells
+from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin
 from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY
-from django_dbtaskqueue.admin.read_only import (
-    EMPTY_VALUE,
-    Column,
-    age_column,
-    badge,
-    box,
-    box_column,
-    column,
-    id_of,
-    json_box,
-    line_of,
-    local,
-    may_see,
-    number,
-    permitted,
-    stamp,
-    viewer,
-)
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL, Status
@@ -105,11 +88,11 @@ class AttemptAdmin(LocatedAdmin):
         "error_type",
     )  # fmt: skip
 
-    exception = column(gettext_lazy("exception"), lambda attempt: short_error(attempt.error_type))
-    says = column(gettext_lazy("message"), lambda attempt: message_of(attempt.message))
-    failed = age_column(gettext_lazy("failed"), "finish_time")
-    message_box = box_column(gettext_lazy("message"), "message", box)
-    traceback_box = box_column(gettext_lazy("traceback"), "traceback", box)
+    exception = cells.column(gettext_lazy("exception"), lambda attempt: short_error(attempt.error_type))
+    says = cells.column(gettext_lazy("message"), lambda attempt: message_of(attempt.message))
+    failed = cells.age_column(gettext_lazy("failed"), "finish_time")
+    message_box = cells.box_column(gettext_lazy("message"), "message", cells.box)
+    traceback_box = cells.box_column(gettext_lazy("traceback"), "traceback", cells.box)
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:
@@ -131,9 +114,9 @@ class TaskHistoryAdmin(LocatedAdmin):
         "created", "started", "finished", "moved",
     )  # fmt: skip
 
-    situation = column(gettext_lazy("now"), lambda task: explain(task).sentence)
-    moved = age_column(gettext_lazy("moved"), "moved_time")
-    says = column(gettext_lazy("error"), line_of)
+    situation = cells.column(gettext_lazy("now"), lambda task: explain(task).sentence)
+    moved = cells.age_column(gettext_lazy("moved"), "moved_time")
+    says = cells.column(gettext_lazy("error"), cells.line_of)
 
 
 def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
@@ -142,12 +125,12 @@ def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
     return {model._meta.label_lower: model for model in shown if issubclass(model, AbstractTask)}
 
 
-def _window(name: str) -> Column:
+def _window(name: str) -> cells.Column:
     def count(group: Any) -> str:
         found = figures(group).failed[name]
-        return number(found) if found else "·"
+        return cells.number(found) if found else "·"
 
-    return column(f"{name[:-1]} {name[-1]}", count)
+    return cells.column(f"{name[:-1]} {name[-1]}", count)
 
 
 MAX_NEWS = 4  # links to what is new
@@ -211,8 +194,11 @@ class FailureGroupAdmin(SmallListAdmin):
         pollers = narrow(Poller.objects.using(self.get_queryset(request).db), viewer(request))
         times = [(_("the last hour"), "1h")]
         for time, release in new_releases(pollers, WINDOWS["7d"]):
-            words = _("%(release)s came (%(time)s)") % {"release": release, "time": date_format(local(time), "D H:i")}
-            times.append((words, local(time).replace(tzinfo=None).isoformat(timespec="seconds")))
+            words = _("%(release)s came (%(time)s)") % {
+                "release": release,
+                "time": date_format(cells.local(time), "D H:i"),
+            }
+            times.append((words, cells.local(time).replace(tzinfo=None).isoformat(timespec="seconds")))
         links = [(words, f"{request.path}?{urlencode({'new': time})}") for words, time in reversed(times)]
         return {**super().list_context(request), "news": links[:MAX_NEWS]}
 
@@ -229,14 +215,14 @@ class FailureGroupAdmin(SmallListAdmin):
         """Show the error as a link, where it happens, the newest traceback folded, and what can be done at once."""
         parts = [self.title(group)]
         parts.append(
-            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or EMPTY_VALUE)
+            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or cells.EMPTY_VALUE)
         )
         if group.newest and group.message != group.newest:
             parts.append(format_html('<div class="quiet">{}</div>', masked_text(group.message)))
         if group.trace:
             title, name = _("Newest traceback"), f"dbtq-trace-{group.pk}"
             parts.append(
-                format_html('<details id="{}"><summary>{}</summary>{}</details>', name, title, box(group.trace))
+                format_html('<details id="{}"><summary>{}</summary>{}</details>', name, title, cells.box(group.trace))
             )
         parts.append(self.buttons(group))
         return format_html_join("", "{}", ((part,) for part in parts))
@@ -246,7 +232,7 @@ class FailureGroupAdmin(SmallListAdmin):
         """Show the error as a link, and whether it is new."""
         is_new = group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]
         shown = self.link(self.what(group), self.page_of(group))
-        return format_html("<strong>{}</strong> {}", shown, badge("late", "✱", _("new")) if is_new else "")
+        return format_html("<strong>{}</strong> {}", shown, cells.badge("late", "✱", _("new")) if is_new else "")
 
     @admin.display(description="")
     def buttons(self, group: Any) -> str:
@@ -262,10 +248,10 @@ class FailureGroupAdmin(SmallListAdmin):
         message = masked_text(group.newest or group.message)
         return f"{short_error(group.error_type)}: {message}" if group.error_type else message or group.fingerprint
 
-    says = column(gettext_lazy("newest message"), lambda group: masked_text(group.newest))
-    pattern = column(gettext_lazy("messages of this kind"), lambda group: masked_text(group.message))
-    first = age_column(gettext_lazy("first seen"), "first_seen")
-    last = age_column(gettext_lazy("last seen"), "last_seen")
+    says = cells.column(gettext_lazy("newest message"), lambda group: masked_text(group.newest))
+    pattern = cells.column(gettext_lazy("messages of this kind"), lambda group: masked_text(group.message))
+    first = cells.age_column(gettext_lazy("first seen"), "first_seen")
+    last = cells.age_column(gettext_lazy("last seen"), "last_seen")
 
     @admin.display(description=gettext_lazy("tasks in ERROR or POISON"))
     def tasks(self, group: Any) -> str:
@@ -288,7 +274,7 @@ class FailureGroupAdmin(SmallListAdmin):
             "act_url": self.url(Task, "changelist", q=query),
             "windows": figures(row).failed.items(),
             "title": self.what(row),
-            "boxes": [(_("newest traceback"), box(row.trace), "traceback")] if row.trace else [],
+            "boxes": [(_("newest traceback"), cells.box(row.trace), "traceback")] if row.trace else [],
         }
 
 
@@ -345,14 +331,14 @@ class PipelineReportAdmin(ListAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         """Add the report, the address of its file, and its figures without those of the charts."""
-        figures = json_box({key: row.data[key] for key in row.data if key not in CHART_FIGURES} or None)
+        figures = cells.json_box({key: row.data[key] for key in row.data if key not in CHART_FIGURES} or None)
         return {
             "report": report_body(row.kind, row.data),
             "report_url": self.url(self.model, "report", row.pk),
             "figures": figures if len(figures) <= MAX_FIGURES_CHARS else "",
         }
 
-    made = age_column(gettext_lazy("made"), "create_time")
-    span_from = column(gettext_lazy("from"), lambda report: stamp(report.since))
-    span_to = column(gettext_lazy("to"), lambda report: stamp(report.until))
-    says = column(gettext_lazy("summary"), lambda report: message_of(report.summary))
+    made = cells.age_column(gettext_lazy("made"), "create_time")
+    span_from = cells.column(gettext_lazy("from"), lambda report: cells.stamp(report.since))
+    span_to = cells.column(gettext_lazy("to"), lambda report: cells.stamp(report.until))
+    says = cells.column(gettext_lazy("summary"), lambda report: message_of(report.summary))

@@ -23,25 +23,10 @@ from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from django_dbtaskqueue.admin import list_pages
+from django_dbtaskqueue.admin import cells, list_pages
+from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import FULL_SEARCH_KEY, SORT_KEY
 from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, enqueue_copy
-from django_dbtaskqueue.admin.read_only import (
-    EMPTY_VALUE,
-    ago,
-    box,
-    column,
-    id_of,
-    json_box,
-    line_of,
-    may_see,
-    number,
-    own_text,
-    permitted,
-    stamp,
-    status_badge,
-    viewer,
-)
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
@@ -52,18 +37,10 @@ from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, 
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT, TemporaryTask
+from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.actions import actions_on
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, queue_counts, queue_names
 from django_dbtaskqueue.operations.explain import explain
-from django_dbtaskqueue.operations.permissions import (
-    ENQUEUE_COPY,
-    Actor,
-    Verb,
-    narrow,
-    sees_entry,
-    visible_names,
-    visible_queues,
-)
 from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
 from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
@@ -112,7 +89,7 @@ def numbers_by_status(page: TaskPageAdmin, request: HttpRequest, search: Search)
     ):
         return {}
     place = (page.get_queryset(request).db, page.model._meta.concrete_model)
-    only = visible_names(queues, actor) if queues else visible_queues(actor)
+    only = permissions.visible_names(queues, actor) if queues else permissions.visible_queues(actor)
     counts = queue_counts(place, only, MAX_ROWS_OF_TABS).values()
     return {status: sum((one.statuses[status] for one in counts), NONE_COUNTED) for status in map(str, Status)}
 
@@ -129,7 +106,7 @@ def pickers(
     for status in map(str, Status):
         number = str(numbers.get(status, ""))
         tabs.append((status, _of_status(search, status, request.path), number, found == {status} and not every))
-    names = sorted(visible_names({*known_queues(), *queue_names(place), *queues}, actor))
+    names = sorted(permissions.visible_names({*known_queues(), *queue_names(place), *queues}, actor))
     order = request.GET.get(SORT_KEY, "")
     return {
         "tabs": [] if page.base_search else tabs,
@@ -188,11 +165,11 @@ def search_context(filterset: Any, path: str) -> dict[str, Any]:
     }
 
 
-def saved_searches(actor: Actor, alias: str) -> list[dict[str, Any]]:
+def saved_searches(actor: permissions.Actor, alias: str) -> list[dict[str, Any]]:
     """Return the searches the user saved, then those shared by others, each by name."""
     saved = SavedSearch.objects.using(alias).order_by("name", "pk")
     own = saved.filter(owner=actor.name)[:MAX_SAVED_SEARCHES]
-    shared = narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
+    shared = permissions.narrow(saved.filter(shared=True).exclude(owner=actor.name), actor)[:MAX_SAVED_SEARCHES]
     return [
         {"pk": row.pk, "name": row.name, "own": row.owner == actor.name, "query": urlencode({"q": row.query})}
         for row in (*own, *shared)
@@ -271,7 +248,7 @@ class TaskAdmin(TaskPageAdmin):
             used = used or any(conf.default_settings(name).temporary for name in ("", *conf.known_queues()))
         return used and super().has_module_permission(request)
 
-    def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
+    def list_verbs(self, request: HttpRequest) -> Sequence[permissions.Verb]:
         """Return the verbs that the user may use and that apply to a status of the search."""
         statuses = statuses_of(self.base_search & self.filtered(request).search)
         return permitted(request, [verb for verb in TASK_VERBS.values() if statuses & set(verb.sources)])
@@ -288,7 +265,7 @@ class TaskAdmin(TaskPageAdmin):
         filterset = context["filterset"]
         if ids := self._ids(request, filterset):
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
-            context["of_ids"] = text % {"first": number(ids.first), "last": number(ids.end - 1)}
+            context["of_ids"] = text % {"first": cells.number(ids.first), "last": cells.number(ids.end - 1)}
             context["empty"] = _("No task with such an id matches.")
         context["saved"] = saved_searches(viewer(request), self.get_queryset(request).db)
         context |= pickers(self, request, filterset.search, self._numbers(filterset))
@@ -341,7 +318,7 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("queue"))
     def queue_link(self, task: Any) -> str:
-        return self.link(own_text(task.queue), self.url(self.model, "changelist", q=_text_of_queue(task.queue)))
+        return self.link(cells.own_text(task.queue), self.url(self.model, "changelist", q=_text_of_queue(task.queue)))
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
@@ -349,26 +326,26 @@ class TaskAdmin(TaskPageAdmin):
         if task.parked_by:
             return _("parked")
         if task.status == Status.CREATED:
-            return _within(_("due %(time)s"), ago(task.next_process_time, task.clock))
+            return _within(_("due %(time)s"), cells.ago(task.next_process_time, task.clock))
         if task.status == Status.PROCESSING:
             over = task.next_process_time <= task.clock
             words = _("lease ran out %(time)s") if over else _("lease ends %(time)s")
-            return _within(words, ago(task.next_process_time, task.clock))
-        return _within(_("finished %(time)s"), ago(task.finish_time or task.last_update_time, task.clock))
+            return _within(words, cells.ago(task.next_process_time, task.clock))
+        return _within(_("finished %(time)s"), cells.ago(task.finish_time or task.last_update_time, task.clock))
 
-    says = column(gettext_lazy("progress or error"), line_of)
-    waited = column(gettext_lazy("waited"), lambda task: _span_text(_waited(task)))
-    took = column(gettext_lazy("took"), lambda task: _span_text(_took(task)))
+    says = cells.column(gettext_lazy("progress or error"), cells.line_of)
+    waited = cells.column(gettext_lazy("waited"), lambda task: cells.age_text(_waited(task)))
+    took = cells.column(gettext_lazy("took"), lambda task: cells.age_text(_took(task)))
 
     # -- the page of one task ----------------------------------------------------------------------------------------
 
-    situation = column(gettext_lazy("now"), lambda task: explain(task).sentence)
+    situation = cells.column(gettext_lazy("now"), lambda task: explain(task).sentence)
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
         """Link to the poller that holds the task, or held it last."""
         if not task.poller_instance:
-            return EMPTY_VALUE
+            return cells.EMPTY_VALUE
         known = Poller.objects.using(task._state.db).filter(pk=task.poller_instance).exists()
         return self.link(task.poller_instance, self.url(Poller, "change", task.poller_instance) if known else "")
 
@@ -401,7 +378,7 @@ class TaskAdmin(TaskPageAdmin):
         query = text_of(fingerprint=task.fingerprint)
         return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
 
-    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
+    def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[permissions.Verb]:
         """Return the verbs that the user may use and that apply to the task's status."""
         verbs = [*TASK_VERBS.values()]
         verbs[-1:-1] = [EDIT] if may_see(request, row) else []
@@ -412,14 +389,14 @@ class TaskAdmin(TaskPageAdmin):
         events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row, viewer(request))]
         return {
             "events": sorted(events, key=lambda event: (event.time, not event.bad)),
-            "may_enqueue": seen and bool(permitted(request, [ENQUEUE_COPY], row.queue)),
+            "may_enqueue": seen and bool(permitted(request, [permissions.ENQUEUE_COPY], row.queue)),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
             "related": [
                 (_("Waits for"), *self._related(row, "parent", viewer(request))),
                 (_("Then runs"), *self._related(row, "child", viewer(request))),
             ],
             "steps": [
-                (step, step.get_kind_display(), stamp(step.create_time), self._step_note(step, seen=seen))
+                (step, step.get_kind_display(), cells.stamp(step.create_time), self._step_note(step, seen=seen))
                 for step in steps_of(row)
             ],
             "awaited": (wait := awaited(row)),
@@ -427,27 +404,29 @@ class TaskAdmin(TaskPageAdmin):
             "may_signal": permitted(request, [SEND_SIGNAL], row.queue),
         }
 
-    def _related(self, task: Any, there: str, actor: Actor) -> tuple[list[Any], int]:
+    def _related(self, task: Any, there: str, actor: permissions.Actor) -> tuple[list[Any], int]:
         """Return parents or children with the addresses of their pages, and how many more there are."""
         found, more = related(task, there, actor)
-        return [(one, self.task_url(one.location, one.id), status_badge(one.status or "?")) for one in found], more
+        return [
+            (one, self.task_url(one.location, one.id), cells.status_badge(one.status or "?")) for one in found
+        ], more
 
     def _step_note(self, step: Step, *, seen: bool) -> str:
         """Return until when a step lasts, or its result to users who may see results."""
         if step.kind in (SLEEP, WAIT):
-            return "" if step.until_time is None else _within(_("until %(time)s"), stamp(step.until_time))
-        return json_box(step.result) if seen and step.result is not None else ""
+            return "" if step.until_time is None else _within(_("until %(time)s"), cells.stamp(step.until_time))
+        return cells.json_box(step.result) if seen and step.result is not None else ""
 
-    def _actions(self, task: Any, actor: Actor) -> Iterator[Event]:
+    def _actions(self, task: Any, actor: permissions.Actor) -> Iterator[Event]:
         """Yield what operators did to the task, also in bulk operations; of a hidden audit entry without its reason."""
         for change in actions_on(task):
             entry = change.audit
             what = entry.details.get("action") or (str(VERBS[entry.verb].label) if entry.verb in VERBS else entry.verb)
             note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
-            seen = sees_entry(entry, actor)
+            seen = permissions.sees_entry(entry, actor)
             note += f": {entry.reason}" if entry.reason and seen else ""
             url = self.url(AuditEntry, "change", entry.pk) if seen else ""
-            yield Event(change.time, stamp(change.time), str(what), note, url=url, acted=True)
+            yield Event(change.time, cells.stamp(change.time), str(what), note, url=url, acted=True)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -495,9 +474,9 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
         (task.finish_time, _("finished"), task.status),
         (task.expire_time, _("expires"), ""),
     ]
-    events = [Event(time, stamp(time), what, note) for time, what, note in known if time is not None]
+    events = [Event(time, cells.stamp(time), what, note) for time, what, note in known if time is not None]
     if task.finish_time and task.start_time and not failed:
-        took = _("after %(time)s") % {"time": _span_text(_took(task))}
+        took = _("after %(time)s") % {"time": cells.age_text(_took(task))}
         events = [replace(one, took=took) if one.time == task.finish_time else one for one in events]
     return events + [_failure(row, traces=traces) for row in failed]
 
@@ -507,12 +486,12 @@ def _failure(row: Attempt, *, traces: bool) -> Event:
     message = message_of(short_error(error_of(row)), MAX_TIMELINE_MESSAGE)
     return Event(
         row.finish_time,
-        stamp(row.finish_time),
+        cells.stamp(row.finish_time),
         _("attempt %(n)s failed") % {"n": row.attempt},
         message,
         bad=True,
         took="" if took is None else _("after %(time)s") % {"time": format_duration(took, rough=True)},
-        trace=box(row.traceback) if traces and row.traceback else "",
+        trace=cells.box(row.traceback) if traces and row.traceback else "",
         key=row.total_attempt,
     )
 
@@ -541,10 +520,6 @@ def _took(task: Any) -> timedelta | None:
     """
     end = task.clock if task.status == Status.PROCESSING else task.finish_time
     return end - task.start_time if end and task.start_time else None
-
-
-def _span_text(value: timedelta | None) -> str:
-    return EMPTY_VALUE if value is None else format_duration(max(value, timedelta(0)), rough=True)
 
 
 def _within(words: str, time: str) -> str:

@@ -23,7 +23,7 @@ from django.utils import timezone
 
 from django_dbtaskqueue import models
 from django_dbtaskqueue.admin import TaskAdmin, list_pages
-from django_dbtaskqueue.admin.read_only import json_box, status_badge
+from django_dbtaskqueue.admin.cells import json_box, status_badge
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import Attempt, AuditEntry, BulkOperation, Poller, Queue, Task, TaskHistory
 from django_dbtaskqueue.operations import actions
