@@ -27,10 +27,11 @@ def main() -> int:
         with _load(options.load):
             faults = _run(seed, further)
         print(
-            f"run {number} of {options.runs}, load {options.load}: {len(faults)} failures, {monotonic() - began:.0f} s"
+            f"run {number} of {options.runs}, load {options.load}: {len(faults)} failures, {monotonic() - began:.0f} s",
+            flush=True,
         )
         for test, message in faults:
-            print(f"  {test}: {message}\n    pytest '{test}' -p randomly --randomly-seed={seed}")
+            print(f"  {test}: {message}\n    pytest '{test}' -p randomly --randomly-seed={seed}", flush=True)
         failed += bool(faults)
     print(f"{options.runs - failed} of {options.runs} runs without a failure beside {options.load} busy processes")
     return int(failed > 0)
