@@ -178,10 +178,7 @@ def upper(number: int) -> float:
 
 
 def quantile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return the duration that ``share`` of all stay within, in seconds; None when nothing was counted.
-
-    Within its class the durations are taken to be spread evenly.
-    """
+    """Return the seconds that ``share`` of all stay within, None of nothing. A class is taken to be spread evenly."""
     wanted = share * sum(counts.values())
     if not wanted:
         return None

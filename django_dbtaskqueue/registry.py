@@ -146,10 +146,7 @@ def register(
 
 
 def unregister(queue: str, payload: type | None = None) -> bool:
-    """Remove a processor; return whether there was one.
-
-    Its running tasks finish, and the others wait. The queue still takes new tasks.
-    """
+    """Remove a processor; return whether there was one. Its running tasks finish, and the others wait."""
     unwanted = None if payload is None else codecs.type_name(payload)
     with _lock:
         before = processors(queue)

@@ -38,7 +38,6 @@ class Row:
     values: dict[str, Any] | None
     base: conf.QueueSettings
     settings: conf.QueueSettings
-    known: bool  # without the row
 
 
 _rows: dict[Key, Row] = {}
@@ -55,19 +54,16 @@ def queue_settings(queue: str, alias: str, connection: BaseDatabaseWrapper | Non
     key = (alias, str((connection or connections[alias]).settings_dict["NAME"]), queue)
     row = _rows.get(key)
     base = conf.default_settings(queue)
+    is_fresh = row is not None and clock.monotonic() < row.until
     # Other settings, and other queues known, come with another ``base``.
-    if row is not None and row.base is base and clock.monotonic() < row.until and (row.known or row.values is not None):
+    if row is not None and is_fresh and row.base is base:
         return row.settings
-    if not conf.is_name(queue):
+    known, values = conf.is_known(queue), row.values if row is not None and is_fresh else None
+    if values is None and conf.is_name(queue):
+        values = _read(queue, alias, known=known)
+    if values is None and not known:
         raise UnknownQueue(queue, conf.known_queues())
-    known = conf.is_known(queue)
-    if row is None or clock.monotonic() >= row.until or not (known or row.values is not None):
-        row = _remember(key, _read(queue, alias, known=known))
-    if row.values is None and not known:
-        raise UnknownQueue(queue, conf.known_queues())
-    if row.base is not base or row.known != known:  # the settings changed under it
-        row = _remember(key, row.values)
-    return row.settings
+    return _remember(key, values).settings
 
 
 def applied(queue: str, alias: str) -> dict[str, Any]:
@@ -128,7 +124,7 @@ def _remember(key: Key, values: dict[str, Any] | None) -> Row:
     except ImproperlyConfigured as error:
         if old is None or old.values != values:
             logger.error("Overrides of queue %s are not applied: %s", queue, error)
-    row = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings, conf.is_known(queue))
+    row = Row(clock.monotonic() + ROW_CACHE_S, values, base, settings)
     if clock.monotonic() >= _quiet_until or not connections[alias].in_atomic_block:
         if len(_rows) >= MAX_CACHED_ROWS:
             _rows.clear()

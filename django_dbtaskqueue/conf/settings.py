@@ -267,10 +267,7 @@ def queue_settings(queue: str) -> QueueSettings:
 
 
 def policy(name: str, queue: str, declared: Any) -> Any:
-    """Return the "retry" or "reenqueue" policy of ``queue`` for a processor that declares ``declared`` (or None).
-
-    None: a reenqueue needs a delay.
-    """
+    """Return the "retry" or "reenqueue" policy of ``queue`` for a processor that declares ``declared``, or None."""
     conf = settings()
     given = conf.queues.get(queue, {})
     if name in given:

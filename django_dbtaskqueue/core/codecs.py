@@ -339,10 +339,7 @@ expected: dict[str, dict[str, type]] = {}  # by queue with processors in this pr
 
 
 def refuse_namesake(queue: str, name: str, cls: type) -> None:
-    """Refuse an object that the queue's processor would decode as another class of the same name.
-
-    An object of a class that no processor here has a namesake of may wait for its processor.
-    """
+    """Refuse an object that the queue's processor would decode as another class of the same name."""
     known = expected.get(queue)
     if not known or known.get(name) is cls:
         return

@@ -201,10 +201,7 @@ class Notifier:
             self._sent = None
 
     def _take(self, session: Session, idle: _IdleConnection | None) -> set[str]:
-        """Return the queues to wake, or the one that ``notify`` has sent on ``idle``.
-
-        Empty when the thread is to end, which it then has.
-        """
+        """Return the queues to wake, or that of the NOTIFY sent on ``idle``. Empty: the thread has ended."""
         with self._changed:
             self._idle = idle
             clock.wait_for(self._changed, lambda: self._pending or self._sent or not self._linger, self._linger)
@@ -267,10 +264,7 @@ _listeners: set[Callable[[str], None]] = set()
 
 
 def after_commit(connection: BaseDatabaseWrapper, queue: str, *, lost: bool = False) -> None:
-    """Wake the pollers of ``queue`` once the current transaction commits, or now when there is none.
-
-    ``lost``: leases of the queue were ended, so the pollers look at once whether they still hold their tasks.
-    """
+    """Wake the pollers of ``queue`` after the commit, or now; ``lost``: to look whether they still hold their tasks."""
     if lost:
         after_commit(connection, LEASES_LOST + queue)
     on_commit(connection, partial(notify, connection.alias, connection.vendor, queue))

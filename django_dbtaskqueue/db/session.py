@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -123,17 +123,12 @@ NO_DEADLINE = nullcontext()
 CURSOR_METHODS = ("cursor", "_cursor", "create_cursor", "make_cursor", "make_debug_cursor", "_prepare_cursor")
 
 
-class _Hooks(dict[type[BaseDatabaseWrapper], bool]):
+@cache
+def _is_hooked(backend: type[BaseDatabaseWrapper]) -> bool:
     """Whether a backend takes part when Django opens a cursor: it sets a tenant's schema, or counts statements."""
+    from django.db.backends.postgresql.base import DatabaseWrapper
 
-    def __missing__(self, backend: type[BaseDatabaseWrapper]) -> bool:
-        from django.db.backends.postgresql.base import DatabaseWrapper
-
-        hooked = any(getattr(backend, name) is not getattr(DatabaseWrapper, name) for name in CURSOR_METHODS)
-        return self.setdefault(backend, hooked)
-
-
-_hooks = _Hooks()
+    return any(getattr(backend, name) is not getattr(DatabaseWrapper, name) for name in CURSOR_METHODS)
 
 
 class Session:
@@ -151,7 +146,7 @@ class Session:
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.postgresql = connection.vendor == "postgresql"
         own = getattr(connection.cursor, "__func__", None)  # a tool may have put another one on the connection
-        self.hooked = self.postgresql and (_hooks[type(connection)] or own is not type(connection).cursor)
+        self.hooked = self.postgresql and (_is_hooked(type(connection)) or own is not type(connection).cursor)
         self.sql = statements_of(model, connection.vendor)
 
     @cached_property
@@ -168,10 +163,7 @@ class Session:
     def open(
         cls, using: str, model: type[AbstractTask] = Task, *, answer_timeout: float = liveness.ANSWER_TIMEOUT_S
     ) -> Session:
-        """Return a session over a connection of its own. It connects at its first statement; close it at the end.
-
-        A statement without an answer for ``answer_timeout`` seconds fails.
-        """
+        """Return a session over a connection of its own, made at its first statement. Close it at the end."""
         connection = connections.create_connection(using)
         # Kept as long as the poller runs, and set up in its own way: not one to be shared.
         liveness.bound_waits(connection, pool=False)
@@ -373,10 +365,7 @@ def _immediate(connection: BaseDatabaseWrapper) -> Iterator[None]:
 
 @contextmanager
 def migrated() -> Iterator[None]:
-    """Raise ``ImproperlyConfigured``, which says what to do, where a table or column is missing.
-
-    The same for a server that is too old for Django.
-    """
+    """Raise ``ImproperlyConfigured``, with what to do, where a table is missing or a server is too old for Django."""
     try:
         yield
     except NotSupportedError as error:

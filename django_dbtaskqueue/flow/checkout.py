@@ -129,10 +129,7 @@ class ScanCursor:
 
 
 def array(values: Iterable[int | str]) -> str:
-    """Return an array as PostgreSQL writes it.
-
-    For a list, psycopg takes many times as long, and prepares the statement anew when the numbers need a larger type.
-    """
+    """Return an array as PostgreSQL writes it. A list costs psycopg more, and a larger number a new preparation."""
     return f"{{{','.join(map(str, values))}}}"
 
 

@@ -19,7 +19,7 @@ from django_dbtaskqueue.core.outcomes import Lost, Outcome, Settlement, said
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)
+ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)  # of each task
 OF_POLLER = {
     "poller_started": signals.poller_started,
     "poller_executed": signals.poller_executed,
@@ -50,16 +50,8 @@ def send(signal: Signal, sender: Any, **facts: Any) -> None:
             logger.error("Signal receiver %r raised", receiver, exc_info=answer)
 
 
-def has_listeners() -> bool:
-    """Whether a listener or a receiver wants to know of each finished task."""
-    return bool(signals.registered) or any(signal.receivers for signal in ENDINGS)
-
-
 def checked_out(leases: Sequence[Lease], processors: Iterable[Declared | None]) -> None:
-    """Tasks were checked out; ``processors`` are those that will run them, so that payloads can be decoded.
-
-    All of one queue.
-    """
+    """Tasks of one queue were checked out; ``processors`` are those that will run them, to decode their payloads."""
     if leases and leases[0].port.log_level:
         taken(leases)
     if not signals.registered and not signals.task_checked_out.receivers:

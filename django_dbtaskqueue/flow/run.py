@@ -92,10 +92,7 @@ class Processor:
         return [None if one.name == "call" else getattr(self, one.name) for one in fields(self)]
 
     def with_middleware(self) -> Call:
-        """Return ``function`` with all middleware around it, and keep that as ``call``.
-
-        Raises ``ImproperlyConfigured`` for a middleware that cannot be used.
-        """
+        """Return ``function`` in all its middleware, and keep it; raise ``ImproperlyConfigured`` for a wrong one."""
         middleware = (*conf.settings().middleware, *self.middleware)
         call = surrounded(self.function, middleware, is_async=self.is_async)
         object.__setattr__(self, "call", call)
@@ -149,10 +146,7 @@ def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
 
 
 def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
-    """Return what becomes of a task that must not start here: expired, unreadable, or without a processor.
-
-    None: it can start.
-    """
+    """Return what becomes of a task that is expired, unreadable, or without a processor here; None: it can start."""
     try:
         if lease.expire_text is not None and (refused := expiry(lease, expired)) is not None:
             return refused

@@ -240,10 +240,7 @@ def _is_new(lease: Lease, patience: float) -> bool:
 
 
 def _raise_if_common(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> None:
-    """Raise an error that no outcome is the reason of: the database is away, or stores no outcome of these kinds.
-
-    To find out, settle a task that does not exist.
-    """
+    """Raise an error that is of no outcome. To find out, settle a task that does not exist."""
     code = sqlstate(error)
     if is_about_data(error) or code == groups.LOCK_TIMEOUT_SQLSTATE:
         return
@@ -262,10 +259,7 @@ def _like(outcome: Settlement) -> Settlement:
 
 
 def _parts(session: Session, pairs: Sequence[Decided], error: Exception, keep: str) -> list[Sequence[Decided]] | None:
-    """Return which parts of a batch that failed to try again, if any; None for a single outcome that is at fault.
-
-    Raises the error when no outcome is at fault.
-    """
+    """Return the parts of a batch to try again; None for one outcome at fault. Raise an error that is of no outcome."""
     code, middle = sqlstate(error), len(pairs) // 2
     halves = [pairs[:middle], pairs[middle:]]
     if code == groups.OUT_OF_MEMORY_SQLSTATE and len(pairs) > 1:  # fewer groups may find room for their locks

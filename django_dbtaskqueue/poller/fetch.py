@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from itertools import chain
 from operator import attrgetter
 
 from django_dbtaskqueue import registry
@@ -235,7 +236,11 @@ class Fetcher:
         finally:
             self.reserve(queues, -asked)
         pairs = list(zip(queues, shares, strict=True))
-        empty = {queue.name: queue.priorities() for queue, share in pairs if share.reached and not share.taken}
+        empty: dict[str, Iterable[int]] = {
+            queue.name: {*chain(queue.cursor.watermarks, *(one.watermarks for one in queue.cursors.values()))}
+            for queue, share in pairs
+            if share.reached and not share.taken
+        }
         next_dues = next_due(session, empty) if empty else {}
         with self._lock:
             for (queue, share), before in zip(pairs, wakes, strict=True):

@@ -289,10 +289,7 @@ class CrashIsolation:
         return 0 if busy and clock.monotonic() < self._quarantine_until else 1
 
     def sift(self, session: Session, leases: list[Lease], *, alone: bool) -> list[Lease]:
-        """Return the leases to run now; release the others without a charge, to be taken one by one.
-
-        ``alone`` is true if no other fetch is under way.
-        """
+        """Return the leases to run now; release the others uncharged. ``alone``: no other fetch is under way."""
         lost = [lease for lease in leases if lease.lost_leases]
         ids = {lease.id for lease in lost if not self._isolates(registry.find(lease.queue, lease.payload_type))}
         if not ids:

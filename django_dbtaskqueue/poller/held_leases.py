@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from django.db.utils import Error
 
-from django_dbtaskqueue import registry
+from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
@@ -158,7 +158,8 @@ class Settler:
                 queue.run_seconds = smoothed(queue.run_seconds, total / len(ran), share)
                 self.mean_run_seconds = smoothed(self.mean_run_seconds, total / len(ran))
                 self._counts.finished += len(ran)
-        observed, wakes = observe.has_listeners() or queue.port.log_level, False
+        observed = queue.port.log_level or signals.registered or any(signal.receivers for signal in observe.ENDINGS)
+        wakes = False
         for lease, result, seconds in ended:
             known = COMPLETE_FACTS if result is None else result.facts
             # It may be due again soon, or the next task of its group is ready.

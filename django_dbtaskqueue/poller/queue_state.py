@@ -149,9 +149,6 @@ class QueueState:
         cursor.max_wait, cursor.others = self.cursor.max_wait, self.cursor.others
         return cursor
 
-    def priorities(self) -> list[int]:
-        return sorted({priority for cursor in (self.cursor, *self.cursors.values()) for priority in cursor.watermarks})
-
     def wake(self) -> None:
         """Fetch soon: there may be a task."""
         self.wakes += 1
@@ -216,10 +213,7 @@ def prepare(session: Session, queue: QueueState, queues: Iterable[QueueState], i
 
 
 def _prepare_new(session: Session, queues: Iterable[QueueState]) -> None:
-    """Find out by one statement which queues of the session's table have something to prepare, in a poller that begins.
-
-    The others then share their first checkouts, too.
-    """
+    """Find out at once what all new queues of a table have to prepare: the others share their first checkouts."""
     new = {
         queue.name: queue
         for queue in queues
@@ -279,10 +273,7 @@ def release_unknown(session: Session, queue: QueueState, instance: str, held: It
 
 
 def leave_to_others(session: Session, queue: QueueState, refusals: list[Refusal], instance: str) -> list[Refusal]:
-    """Give tasks without a processor here to the pollers that have one; they are parked if there is no such poller.
-
-    In a rolling release, tasks of a new type so stay ready for the pollers of the new release.
-    """
+    """Give tasks without a processor here to pollers that have one, as of a new release, or park them."""
     types = {lease.payload_type or "" for lease, refused in refusals if is_without_handler(refused)}
     if not types:
         return refusals

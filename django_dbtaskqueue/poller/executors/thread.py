@@ -198,10 +198,7 @@ class ThreadExecutor(Executor):
             self._awake.wait(HAND_OVER_SECONDS)
 
     def nudge(self) -> None:
-        """Wake one more thread if jobs wait and all running threads are in slow jobs.
-
-        Two threads that run fast jobs compete for the interpreter and are no faster than one.
-        """
+        """Wake a thread if jobs wait and all that run are slow: two with fast jobs are no faster than one."""
         if not self.todo:
             return
         blocked = clock.monotonic() - BLOCKED_AFTER_SECONDS
