@@ -66,6 +66,8 @@ ambient: ContextVar[Mapping[str, object]] = ContextVar("dbtaskqueue_context", de
 # The aliases of standbys by the alias that each follows, while a page is read from them (``db.standby``).
 standbys: ContextVar[Mapping[str, str]] = ContextVar("dbtaskqueue_standbys", default=MappingProxyType({}))
 
+wake_listeners: set[Callable[[str], None]] = set()  # what this process tells of a queue that it wakes (``db.notify``)
+
 
 def current() -> Mapping[str, object]:
     """Return the context in force, read-only: that of the task being processed, and what ``bound`` added."""

@@ -27,6 +27,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.base.creation import TEST_DATABASE_PREFIX
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread, after_fork
 from django_dbtaskqueue.db import liveness
@@ -260,7 +261,6 @@ def is_for_tests(settings: Mapping[str, Any]) -> bool:
 
 
 _notifiers: dict[str, Notifier] = {}
-_listeners: set[Callable[[str], None]] = set()
 
 
 def after_commit(connection: BaseDatabaseWrapper, queue: str, *, lost: bool = False) -> None:
@@ -282,7 +282,7 @@ def on_commit(connection: BaseDatabaseWrapper, call: Callable[[], object]) -> No
 
 def notify(alias: str, vendor: str, queue: str) -> None:
     """Wake the pollers of ``queue``: those of this process at once, others through the database."""
-    for listener in tuple(_listeners):
+    for listener in tuple(wake_listeners):
         listener(queue)
     if vendor == "postgresql" and conf.settings().notify:
         notifier = _notifiers.get(alias)
@@ -293,12 +293,12 @@ def notify(alias: str, vendor: str, queue: str) -> None:
 
 def listen(listener: Callable[[str], None]) -> None:
     """Call ``listener(queue)`` for each wake-up in this process."""
-    _listeners.add(listener)
+    wake_listeners.add(listener)
 
 
 def unlisten(listener: Callable[[str], None]) -> None:
     """Take back ``listen``."""
-    _listeners.discard(listener)
+    wake_listeners.discard(listener)
 
 
 def flush() -> None:
@@ -362,7 +362,7 @@ class Wakeup:
 def _after_fork() -> None:
     # The thread and its connection stayed with the parent.
     _notifiers.clear()
-    _listeners.clear()
+    wake_listeners.clear()
 
 
 atexit.register(flush)

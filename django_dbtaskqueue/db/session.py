@@ -146,7 +146,8 @@ class Session:
         self.ends = False  # whether the one statement to be repeated is the last of the caller's transaction
         self.postgresql = connection.vendor == "postgresql"
         own = getattr(connection.cursor, "__func__", None)  # a tool may have put another one on the connection
-        self.hooked = self.postgresql and (_is_hooked(type(connection)) or own is not type(connection).cursor)
+        backend = type(connection)
+        self.hooked = self.postgresql and (_is_hooked(backend) or own is not backend.cursor)  # type: ignore[arg-type]
         self.sql = statements_of(model, connection.vendor)
 
     @cached_property

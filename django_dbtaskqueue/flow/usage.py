@@ -21,6 +21,7 @@ from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from django_dbtaskqueue import signals
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
@@ -48,7 +49,8 @@ def after_commit(
 ) -> None:
     """Once the current transaction commits, count calls and tell the signal's receivers.
 
-    ``wake(alias, vendor, queue)`` is called first. Without autocommit nothing happens, as in ``db.notify.on_commit``.
+    ``wake(alias, vendor, queue)`` is called first if there may be somebody to wake. Without autocommit nothing happens,
+    as in ``db.notify.on_commit``.
     """
     alias, vendor, database = connection.alias, connection.vendor, str(connection.settings_dict["NAME"])
 
@@ -57,7 +59,7 @@ def after_commit(
             if not ids:
                 continue
             try:
-                if wake is not None:
+                if wake is not None and (wake_listeners or vendor == "postgresql"):
                     wake(alias, vendor, queue)
             finally:
                 number, ids = (ids, ()) if isinstance(ids, int) else (len(ids), ids)
