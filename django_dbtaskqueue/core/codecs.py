@@ -20,7 +20,7 @@ from decimal import Decimal
 from enum import Enum
 from functools import lru_cache, partial
 from itertools import count, cycle
-from typing import NotRequired, Protocol, Required, TypeGuard, TypeVar
+from typing import NotRequired, Required, TypeGuard, TypeVar
 from uuid import UUID
 
 from django_dbtaskqueue.core import masking
@@ -35,15 +35,6 @@ ANY_JSON = typing.Any  # as an annotation: JSON that stays as it is
 MODEL_INPUT = re.compile(r"input_value=.*, (?=input_type=)")  # a value of which pydantic does not say the name beside
 Step = Callable[..., object]  # takes one value, and each step takes values of its own type only
 K = TypeVar("K")
-
-
-class _Model(Protocol):
-    """A pydantic model, as far as it is used here."""
-
-    def model_dump(self, **options: object) -> object: ...
-
-    @classmethod
-    def model_validate_json(cls, json_data: str, **options: object) -> object: ...
 
 
 class _Mismatch(Exception):
@@ -328,7 +319,7 @@ def _fields_of(cls: type) -> tuple[dict[str, object], Set[str]]:
     return {n: hint for n, hint in hints.items() if n in given or isinstance(hint, InitVar)}, optional
 
 
-def _is_model(cls: object) -> TypeGuard[type[_Model]]:
+def _is_model(cls: object) -> TypeGuard[typing.Any]:
     base = getattr(sys.modules.get("pydantic"), "BaseModel", ())  # a model exists only if pydantic is imported
     return isinstance(cls, type) and issubclass(cls, base)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import random
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -239,8 +238,8 @@ class Strategy(Protocol):
         """
 
 
-class _FromWatermarks:
-    """Takes what is after the watermarks, or scans from the start."""
+class SkipLocked:
+    """Take what is after the watermarks, or scan from the start: lock free rows, and lease them."""
 
     def take(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         def take_after(_: list[Scan]) -> list[Row]:
@@ -252,19 +251,11 @@ class _FromWatermarks:
         take_rows(session, [scan], scan.limit, take_after)
         return scan.rows
 
-    @abstractmethod
-    def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
-        """Take rows after the watermarks, which ``params`` hold, in any order."""
-
-
-class SkipLocked(_FromWatermarks):
-    """Lock due rows, passing over locked ones, and lease them in the same statement."""
-
     def _take_after(self, session: Session, cursor: ScanCursor, params: dict[str, Any]) -> list[Row]:
         return session.repeat(session.sql.checkout_skip_locked, params)
 
 
-class Optimistic(_FromWatermarks):
+class Optimistic(SkipLocked):
     """Read candidates without locks, then update those that have not changed meanwhile.
 
     After a lost race it picks at random among more candidates, or all pollers would fight for the same rows.

@@ -11,7 +11,7 @@ from django.dispatch import Signal
 
 from django_dbtaskqueue import signals
 from django_dbtaskqueue.core.context import trace_id
-from django_dbtaskqueue.core.durations import clock, format_duration
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.exceptions import LeaseLost
 from django_dbtaskqueue.core.failure_signature import masked_line
 from django_dbtaskqueue.core.lease import Declared, Lease
@@ -143,7 +143,7 @@ def taken(leases: Iterable[Lease]) -> None:
     """Log that tasks were checked out."""
     for lease in leases:
         extra = life_fields(lease, "taken")
-        waited = "" if extra["wait_seconds"] is None else f", {_time(extra['wait_seconds'])} after it was due"
+        waited = "" if extra["wait_seconds"] is None else f", {format_seconds(extra['wait_seconds'])} after it was due"
         _log(lease, f"taken{waited}", extra)
 
 
@@ -153,7 +153,7 @@ def _log_ending(lease: Lease, settlement: Settlement, seconds: float | None) -> 
     extra = _ending(lease, settlement, seconds)
     text: str = ENDING_TEXTS.get(extra["task_event"]) or extra["task_event"]
     if extra["run_seconds"] is not None:
-        text += f" after {_time(extra['run_seconds'])}"
+        text += f" after {format_seconds(extra['run_seconds'])}"
     if extra["due_time"] is not None:
         text += f", due again at {extra['due_time']}"
     if reason := settlement.facts.error or getattr(settlement, "reason", ""):
@@ -191,10 +191,6 @@ def _wait_seconds(lease: Lease) -> float | None:
         return round(max(0.0, (lease.start_time - lease.ready_time).total_seconds()), 6)
     except ValueError:  # a time that the database lets pass, but Python does not
         return None
-
-
-def _time(seconds: float) -> str:
-    return format_duration(timedelta(seconds=seconds), rough=True)
 
 
 def fields(lease: Lease) -> Fields:

@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -97,22 +98,17 @@ class Settler:
     def _batches(self) -> list[Batch]:
         """Take the outcomes by queue, and put queues together that are settled by the same rules."""
         by_queue: Batch = {}
-        grouped: set[str] = set()
-        for _ in range(min(len(self.done), MAX_BATCH_OUTCOMES)):
-            try:
+        with suppress(IndexError):  # the other fetch thread was faster
+            for _ in range(min(len(self.done), MAX_BATCH_OUTCOMES)):
                 done = self.done.popleft()
-            except IndexError:  # the other fetch thread was faster
-                break
-            lease = done.lease
-            by_queue.setdefault(lease.port.key, []).append(done)
-            if lease.group is not None:
-                grouped.add(lease.port.key)
+                by_queue.setdefault(done.lease.port.key, []).append(done)
         batches: dict[Hashable, Batch] = {}
         for key, ended in by_queue.items():
             # Groups are locked, and their next tasks made ready, by queue.
             port, settings = self._queues[key].port, self._queues[key].settings
             rules = (port.alias, port.model, settings.keep, settings.settle)
-            batches.setdefault(key if key in grouped else rules, {})[key] = ended
+            is_grouped = any(done.lease.group is not None for done in ended)
+            batches.setdefault(key if is_grouped else rules, {})[key] = ended
         return list(batches.values())
 
     def _settle_batch(self, connections: ConnectionSet, batch: Batch) -> None:

@@ -301,14 +301,16 @@ class Poller:
                     self.settler.finish(Done(lease, Release(), 0.0), idle=False)
 
     def _give_up_running(self) -> None:
-        for executor in self.executors.all:
-            for run in executor.running():
-                self._give_up(executor, run, Fail("Cancelled while the poller was stopping", delay=timedelta(0)))
+        for executor, run in self._runs():
+            self._give_up(executor, run, Fail("Cancelled while the poller was stopping", delay=timedelta(0)))
 
     # -- state and timeouts ------------------------------------------------------------------------------------------
 
     def running(self) -> list[Run]:
-        return [run for executor in self.executors.all for run in executor.running()]
+        return [run for _, run in self._runs()]
+
+    def _runs(self) -> list[tuple[Executor, Run]]:
+        return [(executor, run) for executor in self.executors.all for run in executor.running()]
 
     def threads(self) -> list[WatchedThread]:
         found = [*self._threads, self._renewer.thread, *(wakeup.thread for wakeup in self._wakeups if wakeup.thread)]
@@ -326,11 +328,11 @@ class Poller:
         now = clock.monotonic()
         for executor in self.executors.all:
             executor.look()
-            for run in executor.running():
-                limit = run.job.processor.timeout or self.queues[run.job.lease.port.key].settings.timeout
-                if limit is not None and now - run.started > limit.total_seconds():
-                    error = TimeoutError(f"The processor ran longer than its timeout of {limit}")
-                    self._give_up(executor, run, Fail(error))
+        for executor, run in self._runs():
+            limit = run.job.processor.timeout or self.queues[run.job.lease.port.key].settings.timeout
+            if limit is not None and now - run.started > limit.total_seconds():
+                error = TimeoutError(f"The processor ran longer than its timeout of {limit}")
+                self._give_up(executor, run, Fail(error))
 
     def _give_up(self, executor: Executor, run: Run, failure: Fail) -> None:
         if executor.overrun(run):
@@ -348,7 +350,6 @@ class Poller:
         gone = self.settler.held.intersection(leases)
         for lease in gone:
             lease.deadline, lease.cancelled = LOST, True
-        for executor in self.executors.all:
-            for run in executor.running():
-                if not gone.isdisjoint(run.job.leases):
-                    executor.stop(run)
+        for executor, run in self._runs():
+            if not gone.isdisjoint(run.job.leases):
+                executor.stop(run)
