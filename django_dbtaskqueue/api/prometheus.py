@@ -25,7 +25,7 @@ from django_dbtaskqueue.models.readable import Total
 from django_dbtaskqueue.operations.bounded_reads import LimitUse, limits_by_queue, statement_timeout
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import Actor, narrow, visible_queues
-from django_dbtaskqueue.operations.queue_stats import QueuesOverview, QueueStats, overview
+from django_dbtaskqueue.operations.queue_stats import QueuesOverview, overview
 from django_dbtaskqueue.operations.schedules import listed
 
 __all__ = ["metrics"]
@@ -101,7 +101,10 @@ def _add_queues(found: Exposition, stats: QueuesOverview) -> None:
         found.add("dbtaskqueue_expired_leases", row.stale, row.queue)
         found.add("dbtaskqueue_queue_paused", row.paused, row.queue)
         found.add("dbtaskqueue_queue_pollers", row.pollers, row.queue)
-        _add_percentiles(found, row)
+        for kind, measured in (("run", row.run), ("wait", row.wait)):
+            for label, seconds in (("50", measured.p50), ("95", measured.p95)):
+                if seconds is not None:
+                    found.add(f"dbtaskqueue_recent_{kind}_seconds", seconds, row.queue, label)
 
 
 def _add_limits(found: Exposition, limits: Mapping[str, Iterable[LimitUse]]) -> None:
@@ -116,13 +119,6 @@ def _add_limits(found: Exposition, limits: Mapping[str, Iterable[LimitUse]]) -> 
             if value is not None:
                 held_back = use.held_back.number if use.reached == limit else 0
                 found.add("dbtaskqueue_held_back_tasks", held_back, *place, limit)
-
-
-def _add_percentiles(found: Exposition, row: QueueStats) -> None:
-    for kind, measured in (("run", row.run), ("wait", row.wait)):
-        for label, seconds in (("50", measured.p50), ("95", measured.p95)):
-            if seconds is not None:
-                found.add(f"dbtaskqueue_recent_{kind}_seconds", seconds, row.queue, label)
 
 
 def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor: Actor) -> None:

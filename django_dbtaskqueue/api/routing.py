@@ -36,13 +36,7 @@ from django_dbtaskqueue.models import ApiToken
 from django_dbtaskqueue.models.control import OPERATE_SCOPE
 from django_dbtaskqueue.operations import serializers
 from django_dbtaskqueue.operations.permissions import REASON_MAX_LENGTH, Actor, Scope
-from django_dbtaskqueue.operations.serializers import (
-    BadInput,
-    DocumentEncoder,
-    RowDocument,
-    document_types,
-    is_storable,
-)
+from django_dbtaskqueue.operations.serializers import BadInput, RowDocument, document_types
 from django_dbtaskqueue.operations.verbs import PRIORITY, TaskVerb, VerbInput
 
 if TYPE_CHECKING:
@@ -95,7 +89,12 @@ REASON_KIND = FieldType(
 )
 WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": serializers.MAX_WHOLE_NUMBER}, serializers.whole)
 POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(serializers.whole, low=1))
-WHOLE_LIST_KIND = FieldType({"type": "array", "items": WHOLE_KIND.schema}, serializers.whole_list)
+WHOLE_LIST_KIND = FieldType(
+    {"type": "array", "items": WHOLE_KIND.schema}, partial(serializers.list_of, kind=int, name="whole numbers")
+)
+TEXTS_KIND = FieldType(
+    {"type": "array", "items": TEXT_KIND.schema}, partial(serializers.list_of, kind=str, name="texts")
+)
 ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
     {"type": "integer", "minimum": -32768, "maximum": 32767}, partial(serializers.whole, low=-32768, high=32767)
@@ -123,14 +122,7 @@ def _object(name: str, value: object) -> dict[str, object]:
     return value
 
 
-def _texts(name: str, value: object) -> list[str]:
-    if not isinstance(value, list):
-        raise BadInput(name, f"must be a list of texts, not {serializers.shown(value)}.")
-    return [serializers.text(name, one) for one in value]
-
-
 OBJECT_KIND = FieldType({"type": "object"}, _object)
-TEXTS_KIND = FieldType({"type": "array", "items": TEXT_KIND.schema}, _texts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,10 +278,15 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
     answer = schema_of(get_type_hints(route.view, include_extras=True)["return"], schemas)
     if route.key:
         answer = _closed({route.key: answer}, [route.key])
+    parts = [
+        (name, "path", "", True, SIMPLE[int if kind == "int" else str]) for kind, name in PATH_PART.findall(route.path)
+    ]
+    sent = [(one.name, "query", str(one.help), one.required, one.kind.schema) for one in route.query]
+    keys = ("name", "in", "description", "required", "schema")
     found: dict[str, Any] = {
         "operationId": route.name,
         "summary": _first_paragraph(route.view),
-        "parameters": [*_path_parameters(route), *(_parameter(one) for one in route.query)],
+        "parameters": [dict(zip(keys, one, strict=True)) for one in (*parts, *sent)],
         "responses": {
             str(route.status): _content("Done." if route.status == 200 else "It goes on in the background.", answer),
             **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
@@ -302,23 +299,6 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
         body = _closed({one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body}, required)
         found["requestBody"] = {"content": {"application/json": {"schema": body}}, "required": bool(required)}
     return found
-
-
-def _path_parameters(route: Route) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": SIMPLE[int if kind == "int" else str]}
-        for kind, name in PATH_PART.findall(route.path)
-    ]
-
-
-def _parameter(one: Field) -> dict[str, Any]:
-    return {
-        "name": one.name,
-        "in": "query",
-        "description": str(one.help),
-        "required": one.required,
-        "schema": dict(one.kind.schema),
-    }
 
 
 def _closed(properties: Mapping[str, JsonSchema], required: Sequence[str], **more: str) -> JsonSchema:
@@ -377,7 +357,7 @@ def entry_of(route: Route) -> Entry:
         if actor is None:
             return unknown_caller()
         for name, part in parts.items():
-            if isinstance(part, str) and not is_storable(part):
+            if isinstance(part, str) and not serializers.is_storable(part):
                 raise BadInput(name, "has a NUL character or half of a surrogate pair; leave it out.")
         call = ApiCall(request, actor, route.read(request))
 
@@ -430,7 +410,9 @@ def reply(document: object, status: int = 200, **headers: str) -> HttpResponse:
     """Return a document as an answer that is not cached."""
     headers["Cache-Control"] = "no-store"
     form = {"ensure_ascii": False}
-    return JsonResponse(document, DocumentEncoder, safe=False, json_dumps_params=form, status=status, headers=headers)
+    return JsonResponse(
+        document, serializers.DocumentEncoder, safe=False, json_dumps_params=form, status=status, headers=headers
+    )
 
 
 def error(status: int, message: str, **headers: str) -> HttpResponse:

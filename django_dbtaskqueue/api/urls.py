@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import timedelta
 from functools import wraps
 
@@ -135,7 +134,7 @@ def _view_of(route: Route) -> routing.Entry:
     @wraps(entry)
     def view(request: HttpRequest, **parts: str) -> HttpResponseBase:
         if request.method != route.method:
-            place = re.sub(r"<\w+:(\w+)>", lambda part: str(parts[part[1]]), route.path)
+            place = routing.PATH_PART.sub(lambda part: str(parts[part[2]]), route.path)
             for other in ROUTES:
                 found = path(other.path, routing.entry_of(other)).resolve(place)
                 if found and other.method == request.method:

@@ -16,6 +16,7 @@ from django.db.models.functions import Now
 from django.http import Http404
 from django.utils import timezone
 
+from django_dbtaskqueue import models
 from django_dbtaskqueue.api.routing import ApiCall, may_view
 from django_dbtaskqueue.core.columns import LISTED, LONG
 from django_dbtaskqueue.core.durations import clock
@@ -24,17 +25,6 @@ from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
-from django_dbtaskqueue.models import (
-    AbstractTask,
-    Attempt,
-    AuditEntry,
-    BulkOperation,
-    FailureGroup,
-    Poller,
-    Queue,
-    Schedule,
-    Task,
-)
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats, related_tasks, serializers
@@ -53,12 +43,14 @@ M = TypeVar("M", bound=Model)
 V = TypeVar("V", bound=permissions.Verb)
 MAX_ATTEMPTS = 50
 TASK = RowDocument(
-    "Task", "A task with its failed attempts. Payloads and results need the permission to see them.", Task, LISTED,
+    "Task", "A task with its failed attempts. Payloads and results need the permission to see them.",
+    models.Task, LISTED,
     {"message": str, "explanation": Explanation, "attempts": list[serializers.AttemptDocument]},
     (*LONG, "process_result"),
 )  # fmt: skip
 POLLER = RowDocument(
-    "Poller", "A poller as it last reported. Alive: it has not stopped, and has not missed three heartbeats.", Poller,
+    "Poller", "A poller as it last reported. Alive: it has not stopped, and has not missed three heartbeats.",
+    models.Poller,
     (
         "instance", "host", "pid", "version", "release", "state", "slots", "held", "finished", "failed", "start_time",
         "heartbeat_time", "requested_command",
@@ -67,23 +59,19 @@ POLLER = RowDocument(
 )  # fmt: skip
 FAILURE = RowDocument(
     "Failure", "A failure group: attempts that failed, by window, and tasks in ERROR or POISON because of it.",
-    FailureGroup,
+    models.FailureGroup,
     ("fingerprint", "queue", "error_type", "frame", "message", "newest", "release", "first_seen", "last_seen"),
     serializers.document_types(queue_stats.FailureStats),
 )  # fmt: skip
 AUDIT = RowDocument(
-    "AuditEntry", "One act of an operator.", AuditEntry,
+    "AuditEntry", "One act of an operator.", models.AuditEntry,
     (
         "id", "time", "actor", "source", "verb", "queue", "query", "reason", "changed", "skipped", "details",
         "operation_id",
     ),
 )  # fmt: skip
 CANCELLED = replace(OPERATION, name="CancelledOperation", more={**OPERATION.more, "cancelled": bool})
-TaskDocument = Annotated[Document, TASK]
-PollerDocument = Annotated[Document, POLLER]
 FailureDocument = Annotated[Document, FAILURE]
-AuditDocument = Annotated[Document, AUDIT]
-CancelledOperation = Annotated[Document, CANCELLED]
 
 
 class TaskPage(TypedDict):
@@ -117,7 +105,7 @@ class OperationPage(TypedDict):
 def tasks(call: ApiCall) -> TaskPage:
     """Search tasks."""
     task_filter, found = _searched(call)
-    rows: list[AbstractTask] = []
+    rows: list[models.AbstractTask] = []
     read, page = 0, Page(rows)
     deadline = clock.monotonic() + LOOK_ON_TIME.total_seconds()
     before = call.given["before"] or None
@@ -142,14 +130,14 @@ def count_tasks(call: ApiCall) -> TaskCount:
         return {"query": to_text(task_filter.search), "count": bounded_count(found)}
 
 
-def task(call: ApiCall, pk: int) -> TaskDocument:
+def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
-    found: AbstractTask | None = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
+    found: models.AbstractTask | None = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
     if found is None:
         raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
-    attempts = Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
+    attempts = models.Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = call.actor.may(permissions.VIEW_PAYLOAD, found.queue)
     return serializers.detail(found, payload=payload) | {
@@ -191,7 +179,7 @@ def act_on_search(call: ApiCall, verb: str) -> OperationDocument:
 
 def operations(call: ApiCall) -> OperationPage:
     """List bulk operations."""
-    rows = permissions.narrow(BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
+    rows = permissions.narrow(models.BulkOperation.objects.using(alias_for("", None)).all(), call.actor)
     if call.given["state"]:
         rows = rows.filter(state=call.given["state"])
     found, before = page(rows, call)
@@ -203,7 +191,7 @@ def operation(call: ApiCall, pk: int) -> OperationDocument:
     return OPERATION.of(_operation(call, pk))
 
 
-def cancel_operation(call: ApiCall, pk: int) -> CancelledOperation:
+def cancel_operation(call: ApiCall, pk: int) -> Annotated[Document, CANCELLED]:
     """Cancel a bulk operation. What is done stays done."""
     found = _operation(call, pk)
     done = bulk.cancel(pk, call.actor, call.given["reason"])
@@ -263,8 +251,8 @@ def _verb(name: str, verbs: Mapping[str, V]) -> V:
     return verbs[name]
 
 
-def _operation(call: ApiCall, pk: int) -> BulkOperation:
-    found = BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
+def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
+    found = models.BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
     if found is None or not permissions.sees_operation(found, call.actor):
         raise Http404(f"There is no bulk operation {pk}.")
     return found
@@ -304,7 +292,7 @@ class QueueDetail(QueuePause):
 class AuditPage(TypedDict):
     """Acts of operators, the newest first. ``before`` leads to the next page."""
 
-    entries: list[AuditDocument]
+    entries: list[Annotated[Document, AUDIT]]
     before: int | None
 
 
@@ -351,7 +339,7 @@ def queue(call: ApiCall, queue: str) -> QueueDetail:
     """Return one queue."""
     if not call.actor.sees(queue) or queue not in permissions.all_queues():
         raise Http404(f"There is no queue {queue}.")
-    row = Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
+    row = models.Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
     return {
         "queue": queue,
         "paused": _pauses(call).get(queue),
@@ -413,17 +401,14 @@ def change_schedule(call: ApiCall, schedule: str) -> ScheduleDocument:
 
 def act_on_schedule(call: ApiCall, schedule: str, action: str) -> ScheduleDocument:
     """Pause, resume, run, reset or delete a schedule; return it as it is then, or was."""
-    verb = schedule_control.SCHEDULE_VERBS.get(f"{action}_schedule")
-    if verb is None:
-        words = ", ".join(name.removesuffix("_schedule") for name in schedule_control.SCHEDULE_VERBS)
-        raise Http404(f"There is no action {action!r}; they are {words}.")
+    verb = _verb(action, {name.removesuffix("_schedule"): one for name, one in schedule_control.SCHEDULE_VERBS.items()})
     _schedule(call, schedule)
     row = schedule_control.act_on_schedule(verb, schedule, call.actor, reason=call.given["reason"])
     return schedule_document(row, call.actor)
 
 
-def _schedule(call: ApiCall, name: str) -> Schedule:
-    found: Schedule | None = schedule_control.find(name, call.actor)
+def _schedule(call: ApiCall, name: str) -> models.Schedule:
+    found: models.Schedule | None = schedule_control.find(name, call.actor)
     if found is None:
         raise Http404(f"There is no schedule {name}.")
     return found
@@ -436,9 +421,9 @@ def _fields(call: ApiCall) -> dict[str, object]:
 # -- pollers -----------------------------------------------------------------------------------------------------------
 
 
-def pollers(call: ApiCall) -> list[PollerDocument]:
+def pollers(call: ApiCall) -> list[Annotated[Document, POLLER]]:
     """Return the pollers as they last reported."""
-    rows = _visible(call, Poller)
+    rows = _visible(call, models.Poller)
     living = queue_stats.alive(rows.db)
     found = rows.order_by("-heartbeat_time", "pk")[:MAX_LISTED_ROWS]
     names = [permissions.visible_names(queue_names_in(row.queues), call.actor) for row in found]
@@ -447,8 +432,8 @@ def pollers(call: ApiCall) -> list[PollerDocument]:
 
 def command_poller(call: ApiCall, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
-    verb, alias = _verb(command, queue_control.POLLER_VERBS), alias_for("", None)
-    given = {"reason": call.given["reason"], "using": alias}
+    verb = _verb(command, queue_control.POLLER_VERBS)
+    given = {"reason": call.given["reason"], "using": alias_for("", None)}
     number = queue_control.command_pollers([poller], verb.name, call.actor, **given)
     if not number:
         raise Http404(f"There is no running poller {poller}.")
@@ -460,34 +445,33 @@ def command_poller(call: ApiCall, poller: str, command: str) -> int:
 
 def failures(call: ApiCall) -> list[FailureDocument]:
     """Return failure groups."""
-    rows = _visible(call, FailureGroup)
+    rows = _visible(call, models.FailureGroup)
     if call.given["queue"]:
         rows = rows.filter(queue=call.given["queue"])
     with statement_timeout(rows.db):
-        found = list(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
-        stats = queue_stats.stats_of_groups([row.fingerprint for row in found], rows.db)
-    return [_failure(row, one) for row, one in zip(found, stats, strict=True)]
+        return _with_stats(rows.order_by("-last_seen", "pk")[: call.given["limit"]])
 
 
 def failure(call: ApiCall, fingerprint: str) -> FailureDocument:
     """Return one failure group."""
-    rows = _visible(call, FailureGroup)
-    row = rows.filter(pk=fingerprint).first()
-    if row is None:
+    found = _with_stats(_visible(call, models.FailureGroup).filter(pk=fingerprint))
+    if not found:
         raise Http404(f"There is no failure group {fingerprint}.")
-    (stats,) = queue_stats.stats_of_groups([row.fingerprint], rows.db)
-    return _failure(row, stats)
+    return found[0]
 
 
-def _failure(row: FailureGroup, stats: queue_stats.FailureStats) -> FailureDocument:
-    return FAILURE.of(
-        row, message=masked_text(row.message), newest=masked_text(row.newest), **serializers.as_document(stats)
-    )
+def _with_stats(rows: QuerySet[models.FailureGroup]) -> list[FailureDocument]:
+    stats = queue_stats.stats_of_groups([row.fingerprint for row in rows], rows.db)
+    more = [serializers.as_document(one) for one in stats]
+    return [
+        FAILURE.of(row, message=masked_text(row.message), newest=masked_text(row.newest), **one)
+        for row, one in zip(rows, more, strict=True)
+    ]
 
 
 def audit(call: ApiCall) -> AuditPage:
     """Return who did what."""
-    rows = _visible(call, AuditEntry)
+    rows = _visible(call, models.AuditEntry)
     given = {name: call.given[name] for name in ("queue", "actor", "verb") if call.given[name]}
     found, before = page(rows.filter(**given), call)
     return {"entries": [AUDIT.of(row, details=masked(row.details)) for row in found], "before": before}
@@ -498,4 +482,4 @@ def _overview(call: ApiCall) -> queue_stats.QueuesOverview:
 
 
 def _pauses(call: ApiCall) -> dict[str, queue_stats.Pause]:
-    return queue_stats.pauses(_visible(call, Queue))
+    return queue_stats.pauses(_visible(call, models.Queue))

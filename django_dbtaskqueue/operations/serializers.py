@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Annotated, Any, get_type_hints
 
 from django.core.exceptions import ImproperlyConfigured
@@ -261,11 +262,12 @@ def whole(field: str, value: object, low: int = 0, high: int = MAX_WHOLE_NUMBER)
     return value
 
 
-def whole_list(field: str, value: object) -> list[int]:
-    """Return a list of whole numbers."""
-    if not isinstance(value, list) or not all(type(one) is int for one in value):
-        raise BadInput(field, f"must be a list of whole numbers, not {shown(value)}.")
-    return [whole(field, one) for one in value]
+def list_of(field: str, value: object, kind: type, name: str) -> list[Any]:
+    """Return a list of whole numbers or of texts."""
+    if not isinstance(value, list) or not all(type(one) is kind for one in value):
+        raise BadInput(field, f"must be a list of {name}, not {shown(value)}.")
+    read: Callable[[str, object], object] = whole if kind is int else text
+    return [read(field, one) for one in value]
 
 
 def choice(field: str, value: object, known: Sequence[str]) -> str:
@@ -323,11 +325,4 @@ def shown(value: object) -> str:
 
 def _depth(body: bytes) -> int:
     """Return how deep brackets are nested; those inside of texts count, too, which is never too few."""
-    deepest = depth = 0
-    for char in body:
-        if char in b"[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif char in b"]}":
-            depth -= 1
-    return deepest
+    return max(accumulate((char in b"[{") - (char in b"]}") for char in body), default=0)
