@@ -21,7 +21,7 @@ from django.utils.translation import gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError
-from django_dbtaskqueue.operations.search.values import VALUE_TYPES, Match, Piece, ValueType, meant
+from django_dbtaskqueue.operations.search.values import READERS, Match, Piece, Reader, meant, written
 from django_dbtaskqueue.operations.serializers import is_storable
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Qualifier:
     """A name before a colon."""
 
     name: str
-    kind: str  # a key of ``values.VALUE_TYPES``
+    kind: str  # a key of ``values.READERS``
     help: str | _StrPromise  # translated when it is shown
 
 
@@ -83,7 +83,7 @@ TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.D
 VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
 QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
 ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-BARE = re.compile(r"[\w./@+#=~$-]+")
+BARE, BARE_WORD = re.compile(r"[\w./@+#=~$:-]+"), re.compile(r"(?!-)[\w./@+#=~$-]+")  # what needs no quotes
 _OR = _("Values of one qualifier are joined by commas, as in status:ERROR,POISON; other searches are made one by one.")
 _AND, _NOT = _("Leave it out: all terms must match."), _("A minus negates a term, as in -queue:bulk.")
 LOGIC_WORDS = {"OR": _OR, "||": _OR, "|": _OR, "AND": _AND, "&&": _AND, "&": _AND, "NOT": _NOT, "!": _NOT}
@@ -100,9 +100,10 @@ class Term:
     @property
     def text(self) -> str:
         """The term as ``parse`` reads it."""
-        kind = kind_of(self.name, self.name)
-        values = ",".join(kind.write(match, _quoted) for match in self.matches)
-        return f"{'-' if self.negated else ''}{self.name}{':' if self.name else ''}{values}"
+        minus = "-" * self.negated
+        if not self.name:  # a plain word is a beginning without a star
+            return minus + ",".join(_quoted(match.value, BARE_WORD) for match in self.matches)
+        return f"{minus}{self.name}:{','.join(written(match, _quoted) for match in self.matches)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +172,9 @@ def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
     return _term("-" * negated, name, value, f"{name}:{value}")
 
 
-def kind_of(name: str, written: str) -> ValueType:
-    """Return how the values of a qualifier are read."""
+def _reader_of(name: str, written: str) -> Reader:
     if not name:
-        return VALUE_TYPES["word"]
+        return READERS["word"]
     column, dot, path = name.partition(".")
     if column in LONG:
         if path.count(".") >= MAX_KEYS_OF_PATH:
@@ -183,13 +183,13 @@ def kind_of(name: str, written: str) -> ValueType:
         if not dot or not all(path.split(".")):
             words = gettext("say which key: %(column)s.carrier:UA, or %(column)s.sender.name:Ada.")
             raise SearchError(written, words % {"column": column})
-        return VALUE_TYPES["json"]
+        return READERS["json"]
     if name not in QUALIFIERS:
         known = [*QUALIFIERS, *(f"{document}.…" for document in LONG)]
         unknown = gettext("%(name)s is not a qualifier.") % {"name": repr(name)} + meant(name, QUALIFIERS)
         others = gettext("Known are %(names)s. Put a reference with a colon in quotes.") % {"names": ", ".join(known)}
         raise SearchError(written, f"{unknown} {others}")
-    return VALUE_TYPES[QUALIFIERS[name].kind]
+    return READERS[QUALIFIERS[name].kind]
 
 
 def _terms(text: str) -> Iterator[Term]:
@@ -217,7 +217,7 @@ def _term(minus: str, name: str, value: str, written: str) -> Term:
         _refuse_logic(value, written)
     if not is_storable(name + value):
         raise SearchError(_shortened(written), gettext("no task contains a NUL character; leave it out."))
-    matches = tuple(islice(_matches(kind_of(name, written), value, written), MAX_ALTERNATIVES + 1))
+    matches = tuple(islice(_matches(_reader_of(name, written), value, written), MAX_ALTERNATIVES + 1))
     if len(matches) > MAX_ALTERNATIVES:
         words = gettext("a term has at most %(most)s values.")
         raise SearchError(_shortened(written), words % {"most": MAX_ALTERNATIVES})
@@ -238,13 +238,13 @@ def _refuse_logic(value: str, written: str) -> None:
         raise SearchError(written, str(words) % {"what": LOGIC_WORDS[value], "value": value})
 
 
-def _matches(kind: ValueType, value: str, written: str) -> Iterator[Match]:
+def _matches(read: Reader, value: str, written: str) -> Iterator[Match]:
     place = 0
     while True:
         found = VALUE.match(value, place)
         if found is None:
             raise SearchError(written, gettext("a comma separates two values; put a value with a comma in quotes."))
-        yield kind.read(_piece(found[0]), written)
+        yield read(_piece(found[0]), written)
         place = found.end() + 1
         if found.end() >= len(value):
             return
@@ -262,9 +262,9 @@ def _piece(text: str) -> Piece:
     return Piece(bare.removeprefix("*"), rest, star=star, star_first=bare.startswith("*"), quoted=bool(parts))
 
 
-def _quoted(text: str) -> str:
+def _quoted(text: str, bare: re.Pattern[str] = BARE) -> str:
     """Return a value as it stands in a search: bare when nothing in it could be read otherwise."""
-    if BARE.fullmatch(text) and ".." not in text and not text.startswith("-") and text not in LOGIC_WORDS:
+    if bare.fullmatch(text) and ".." not in text and text not in LOGIC_WORDS:
         return text
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

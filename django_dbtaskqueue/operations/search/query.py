@@ -188,7 +188,7 @@ def since(column: str, text: str, alias: str) -> Q:
 
     Raises ``SearchError``.
     """
-    match = value_types.VALUE_TYPES["time"].read(Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
+    match = value_types.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
     return _time(column, match, alias)
 
 

@@ -1,4 +1,4 @@
-"""Search values: how each type of value is read from a search and written to it."""
+"""Search values: how each kind of value is read from a search and written to it."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
+DAY = re.compile(r"\d{4}-\d\d-\d\d")
 MAX_SPAN = timedelta(days=36_500)
 SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
 TEXT_OPS = "=^$~"
 STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
-
-Quote = Callable[[str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +74,7 @@ class Piece:
         return "*" * self.star_first + self.text + "*" * self.star
 
 
-def _written(match: Match, quote: Quote) -> str:
-    if match.op == "..":
-        return f"{match.value}..{match.high}"
-    return f"{'' if match.op == '=' else match.op}{match.value}"
-
-
-@dataclass(frozen=True, slots=True)
-class ValueType:
-    """How a value is read and written, so that reading what was written gives the same.
-
-    ``read`` gets the term as it was written, too: a ``SearchError`` names it.
-    """
-
-    read: Callable[[Piece, str], Match]
-    write: Callable[[Match, Quote], str] = _written
+Reader = Callable[[Piece, str], Match]  # of a value, and of its term as it was written: a ``SearchError`` names it
 
 
 def _text(piece: Piece, _term: str) -> Match:
@@ -97,11 +82,7 @@ def _text(piece: Piece, _term: str) -> Match:
     return Match(TEXT_OPS[piece.star + 2 * piece.star_first], piece.text)
 
 
-def _text_written(match: Match, quote: Quote) -> str:
-    return "*" * (match.op in "$~") + quote(match.value) + "*" * (match.op in "^~")
-
-
-def _fragment(op: str, when_empty: str | _StrPromise) -> ValueType:
+def _fragment(op: str, when_empty: str | _StrPromise) -> Reader:
     """The beginning of a text (``^``), or any part of it, in any case (``=``). A star at the end changes nothing."""
 
     def read(piece: Piece, term: str) -> Match:
@@ -112,10 +93,10 @@ def _fragment(op: str, when_empty: str | _StrPromise) -> ValueType:
             raise SearchError(term, words % {"value": f"*{piece.text}*"})
         return Match(op, piece.text)
 
-    return ValueType(read, lambda match, quote: quote(match.value))
+    return read
 
 
-def _choice(*known: str) -> ValueType:
+def _choice(*known: str) -> Reader:
     """One of a few words, in any case."""
 
     def read(piece: Piece, term: str) -> Match:
@@ -127,13 +108,13 @@ def _choice(*known: str) -> ValueType:
         words = _("%(value)s is not one of %(words)s.")
         raise SearchError(term, words % {"value": repr(text), "words": ", ".join(known)} + near)
 
-    return ValueType(read)
+    return read
 
 
-def _ordered(value: Callable[[str, str], str], equal: Callable[[str, str], None] | None = None) -> ValueType:
+def _ordered(value: Callable[[str, str], str], unequal: str | _StrPromise = "") -> Reader:
     """A value that can be compared: ``3``, ``>=3``, ``1..5``.
 
-    ``value`` returns the one form of a text; ``equal`` refuses what nothing can be equal to.
+    ``value`` returns the one form of a text. ``unequal`` says what to write because nothing but a day can be equal.
     """
 
     def read(piece: Piece, term: str) -> Match:
@@ -142,11 +123,12 @@ def _ordered(value: Callable[[str, str], str], equal: Callable[[str, str], None]
         if dots and not op:
             return Match("..", value(low, term), value(high, term))
         match = Match(op or "=", value(text, term))
-        if equal is not None and match.op == "=":
-            equal(match.value, term)
+        if unequal and match.op == "=" and not DAY.fullmatch(match.value):
+            name = term.lstrip("-").partition(":")[0]
+            raise SearchError(term, str(unequal) % {"name": name, "value": match.value})
         return match
 
-    return ValueType(read)
+    return read
 
 
 def _number(text: str, term: str) -> str:
@@ -163,19 +145,12 @@ def _span(text: str, term: str) -> str:
     return text
 
 
-def _refuse_exact_age(text: str, term: str) -> None:
-    """Nothing is exactly ten minutes old."""
-    words = _("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")
-    raise SearchError(term, words % {"name": term.lstrip("-").partition(":")[0], "value": text})
-
-
 def _time(text: str, term: str) -> str:
     """Return a time in ISO 8601; a length of time, which says how long ago, as it is written."""
     if span_of(text) is not None or TIME_OF_DAY.fullmatch(text):
         return text
-    is_day = re.fullmatch(r"\d{4}-\d\d-\d\d", text)
     try:
-        found = date.fromisoformat(text) if is_day else datetime.fromisoformat(text)
+        found = date.fromisoformat(text) if DAY.fullmatch(text) else datetime.fromisoformat(text)
     except ValueError:
         words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=08:00.")
         raise SearchError(term, words % {"value": repr(text)}) from None
@@ -196,12 +171,6 @@ def dated(text: str, after: str = "") -> str:
     return (moment + timedelta(days=after > moment.isoformat())).isoformat()
 
 
-def _refuse_moment(text: str, term: str) -> None:
-    """A day is a range of time, a moment is not."""
-    if len(text) != len("2026-11-20"):
-        raise SearchError(term, _("say before or after: <%(value)s or >%(value)s.") % {"value": text})
-
-
 def _json(piece: Piece, term: str) -> Match:
     """A text, a number, true, false or null. Numbers and texts can be compared, numbers in ranges."""
     op, text = split(piece)
@@ -218,11 +187,12 @@ def _json(piece: Piece, term: str) -> Match:
     return Match("..", low, high)
 
 
-def _json_written(match: Match, quote: Quote) -> str:
-    if match.op in TEXT_OPS:
-        return _text_written(match, quote)
+def written(match: Match, quote: Callable[[str], str]) -> str:
+    """Return a value so that reading it gives the same match."""
     if match.op == "..":
-        return _written(match, quote)
+        return f"{match.value}..{match.high}"
+    if match.op in TEXT_OPS:
+        return "*" * (match.op in "$~") + quote(match.value) + "*" * (match.op in "^~")
     return match.op + (f'"{match.value}"' if _is_nearly_number(match.value) else quote(match.value))
 
 
@@ -251,16 +221,16 @@ def span_of(text: str) -> timedelta | None:
     return found if timedelta(0) <= found <= MAX_SPAN else None
 
 
-VALUE_TYPES = {
-    "text": ValueType(_text, _text_written),
+READERS: dict[str, Reader] = {
+    "text": _text,
     "word": _fragment("^", gettext_lazy("say how the reference begins.")),
     "part": _fragment("=", gettext_lazy("say which words to look for.")),
-    "json": ValueType(_json, _json_written),
+    "json": _json,
     "status": _choice(*map(str, Status)),
     "state": _choice(*STATE_NAMES),
     "number": _ordered(_number),
-    "span": _ordered(_span, _refuse_exact_age),
-    "time": _ordered(_time, _refuse_moment),
+    "span": _ordered(_span, gettext_lazy("say older, %(name)s:>%(value)s, or younger, %(name)s:<%(value)s.")),
+    "time": _ordered(_time, gettext_lazy("say before or after: <%(value)s or >%(value)s.")),
 }
 
 
