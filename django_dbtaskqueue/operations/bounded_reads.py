@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 Rows = QuerySet[Any]  # of any model
 Found = TypeVar("Found")
 MAX_COUNTED_ROWS = 10_000
-SET_TIMEOUT = """\
-WITH before AS MATERIALIZED (SELECT current_setting('statement_timeout') AS t)
-SELECT t, set_config('statement_timeout', %s, true) FROM before
-"""
 QUERY_CANCELED = "57014"  # SQLSTATE of a statement that ran out of time
 SQLITE_STEPS_PER_CHECK = 20_000  # of SQLite's virtual machine between two checks of the time
 # Statistics lag behind a queue: with them the planner would sometimes read all of a queue to count its first rows.
@@ -67,25 +63,37 @@ def statement_timeout(alias: str, within: timedelta | None = None) -> Iterator[N
         with time_limit(alias, limit), _sqlite_time_limit(alias, limit):
             yield
     except OperationalError as error:
-        if timed_out(error) or str(error) == "interrupted":
+        if sqlstate(error) == QUERY_CANCELED or str(error) == "interrupted":
             raise SearchTooSlow(format_duration(limit)) from error
         raise
 
 
-@contextmanager
-def time_limit(alias: str, within: timedelta) -> Iterator[None]:
-    """Cancel any statement in this block that runs longer, with an OperationalError that ``timed_out`` recognises.
+def time_limit(alias: str, within: timedelta) -> AbstractContextManager[None]:
+    """Cancel any statement in a block that runs longer, with an OperationalError of the SQLSTATE ``QUERY_CANCELED``.
 
     On PostgreSQL the block is a transaction (a savepoint inside the caller's); elsewhere nothing is limited.
     """
+    return _with_settings(alias, {"statement_timeout": f"{int(within.total_seconds() * 1000)}ms"})
+
+
+def prefer_indexes(session: Session) -> AbstractContextManager[None]:
+    """Return a transaction, or part of the caller's, whose statements use an index wherever there is one."""
+    return _with_settings(session.connection.alias, INDEX_SETTINGS)
+
+
+@contextmanager
+def _with_settings(alias: str, settings: Mapping[str, str]) -> Iterator[None]:
     if connections[alias].vendor != "postgresql":
         yield
         return
+    old = ", ".join(f"current_setting('{name}') AS {name}" for name in settings)
+    new = ", ".join(f"set_config('{name}', %s, true)" for name in settings)
     with transaction.atomic(using=alias), connections[alias].cursor() as cursor:
-        cursor.execute(SET_TIMEOUT, [f"{int(within.total_seconds() * 1000)}ms"])
-        before = cursor.fetchone()[0]
+        sql = f"WITH before AS MATERIALIZED (SELECT {old}) SELECT before.*, {new} FROM before"  # noqa: S608 -- our names
+        cursor.execute(sql, [*settings.values()])
+        before = cursor.fetchone()[: len(settings)]
         yield
-        cursor.execute("SELECT set_config('statement_timeout', %s, true)", [before])  # the setting outlives a savepoint
+        cursor.execute(f"SELECT {new}", before)  # the settings outlive a savepoint
 
 
 def in_time(alias: str, within: timedelta, read: Callable[[], Found]) -> Found | None:
@@ -94,14 +102,9 @@ def in_time(alias: str, within: timedelta, read: Callable[[], Found]) -> Found |
         with time_limit(alias, min(within, conf.settings().operations_timeout)):
             return read()
     except OperationalError as error:
-        if timed_out(error):
+        if sqlstate(error) == QUERY_CANCELED:
             return None
         raise
-
-
-def timed_out(error: OperationalError) -> bool:
-    """Whether a statement was cancelled because it took too long."""
-    return sqlstate(error) == QUERY_CANCELED
 
 
 @contextmanager
@@ -118,21 +121,6 @@ def _sqlite_time_limit(alias: str, limit: timedelta) -> Iterator[None]:
         yield
     finally:
         connection.connection.set_progress_handler(None, 0)
-
-
-@contextmanager
-def prefer_indexes(session: Session) -> Iterator[None]:
-    """A transaction, or part of the caller's, whose statements use an index wherever there is one."""
-    if not session.postgresql:
-        yield
-        return
-    with session.atomic():
-        asked = ", ".join(f"current_setting('{name}')" for name in INDEX_SETTINGS)
-        before = dict(zip(INDEX_SETTINGS, session.run(f"SELECT {asked}", {})[0], strict=True))
-        change = "SELECT " + ", ".join(f"set_config('{name}', %({name})s, true)" for name in INDEX_SETTINGS)
-        session.run(change, INDEX_SETTINGS)
-        yield
-        session.run(change, before)  # the settings outlive a savepoint
 
 
 # -- counts ------------------------------------------------------------------------------------------------------------
