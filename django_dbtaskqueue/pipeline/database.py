@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
 from django_dbtaskqueue.core.exceptions import PipelineError
@@ -148,8 +148,7 @@ class Database:
         )
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A connection for the statements of ``core.sql``, whose parameters are written ``%(name)s`` for both databases."""
 
     connection: Any

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TextIO, TypeVar
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError, near_match
@@ -349,8 +349,7 @@ COMMON = (
 )
 
 
-@dataclass(frozen=True)
-class Face:
+class Face(NamedTuple):
     """How a command line was started: its name, its streams, and how it names a database."""
 
     program: str

@@ -404,9 +404,6 @@ def _bar(stream: TextIO) -> Iterator[Progress]:
         yield draw
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
-
-
 def one_paragraph(error: BaseException) -> str:
     """Return the error as one paragraph with a remedy, masked and without stack traces."""
     if isinstance(error, TaskQueueError):

@@ -194,8 +194,6 @@ class Lake:
                 if delta.vacuum(full=True):
                     delta.vacuum(dry_run=False, full=True)
 
-    # -- reading a file ------------------------------------------------------------------------------------------------
-
     def path(self, file: DataFile) -> str:
         return self.store.place(file.name)
 

@@ -32,7 +32,6 @@ from django_dbtaskqueue.pipeline.source import TERMINAL_STATUSES
 
 __all__ = ["Erase"]
 
-LAKE_PLACES = {"attempts": "lake: attempts", "finished": "lake: finished", "tasks": "lake: tasks"}
 MAX_NAMED = 5  # tasks or references, in an error
 UNREFERENCED_FILE_MAX_AGE_H = 24  # a younger file that does not count may belong to a run under way
 
@@ -90,11 +89,8 @@ class Erase(Job):
         return proof
 
     def as_text(self, result: Result) -> str:
-        after = result.get("after", {})
-        lines = [
-            f"{place}: {number:,}{f' -> {after[place]:,}' if after else ''}"
-            for place, number in result["before"].items()
-        ]
+        after = {place: f" -> {number:,}" for place, number in result.get("after", {}).items()}
+        lines = [f"{place}: {number:,}{after.get(place, '')}" for place, number in result["before"].items()]
         facts = {name: value for name, value in result.items() if name not in ("before", "after")}
         return "\n".join([*lines, super().as_text(facts)])
 
@@ -167,8 +163,8 @@ class Erasure:
         found.counts["used references"] = len(used)
         if self.lake:
             found.files["attempts"] = [*self._files("attempts", found)]
-            for table, place in LAKE_PLACES.items():
-                found.counts[place] = sum(tasks.num_rows for _file, tasks in found.files[table])
+            for table in ("attempts", "finished", "tasks"):
+                found.counts[f"lake: {table}"] = sum(tasks.num_rows for _file, tasks in found.files[table])
         return found
 
     def _hot(self) -> list[tuple[str, int, str, bool]]:
@@ -238,7 +234,7 @@ class Erasure:
             **facts, "after": self.found(before.keys).counts, "files_rewritten": rewritten, "files_deleted": deleted,
             "files_not_deleted": unreferenced, "database_vacuumed": vacuumed, "audit_entry": audit,
         }  # fmt: skip
-        changed = before.counts["tasks"] + before.counts["history"] + before.counts.get(LAKE_PLACES["tasks"], 0)
+        changed = before.counts["tasks"] + before.counts["history"] + before.counts.get("lake: tasks", 0)
         self.link.run(self.sql.audited, {"id": audit, "changed": changed, "details": json.dumps(proof)})
         return proof
 

@@ -357,9 +357,6 @@ def _not_negative(time: Column) -> Column:
     return F.when(time > 0, time).when(time <= 0, 0)  # greatest() would make 0 of null
 
 
-# -- arrivals ----------------------------------------------------------------------------------------------------------
-
-
 def minute_parts(tasks: DataFrame, *by: str) -> DataFrame:
     """Return how many tasks arrived, by queue and minute since 1970, and by further columns."""
     minute = F.floor(F.unix_seconds("create_time") / MINUTE_S)

@@ -7,8 +7,8 @@ import math
 import re
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.errors import AnalysisException, ParseException
 from pyspark.sql import Column, DataFrame
@@ -259,8 +259,7 @@ def rejected(context: Context, rejects: Sequence[rows.Reject]) -> Result:
     return {**found, "rejects": file}
 
 
-@dataclass(frozen=True)
-class Load:
+class Load(NamedTuple):
     """The chunks of a load with a name. The first run decides their number; the ledger has the content of each."""
 
     prefix: str
