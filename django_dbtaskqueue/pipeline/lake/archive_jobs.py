@@ -16,6 +16,7 @@ published, abandons the batch, and archives its tasks again.
 from __future__ import annotations
 
 import uuid
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -128,7 +129,7 @@ class ArchiveRun:
     lake: Lake
     batches: Batches
     filters: TaskFilters
-    done: dict[str, Any] = field(default_factory=lambda: dict.fromkeys(RESULT_COUNTS, 0))
+    done: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(RESULT_COUNTS, 0)))
     broken: dict[str, list[int]] = field(default_factory=dict)
 
     def archive(self, source: str) -> None:
@@ -146,10 +147,8 @@ class ArchiveRun:
         self._step("export")
         files, horizon = self._export(export, batch)
         self._step("verify")
-        tasks, attempts = (
-            self.lake.rows("tasks", files, VERIFIED_COLUMNS),
-            self.lake.rows("attempts", files, ATTEMPT_KEYS),
-        )
+        tasks = self.lake.rows("tasks", files, VERIFIED_COLUMNS)
+        attempts = self.lake.rows("attempts", files, ATTEMPT_KEYS)
         good, bad = self._judged(tasks)
         if bad.num_rows:  # a task that stays keeps its attempts
             attempts = attempts.join(bad, ["location", "task_id"], ["location", "id"], "left anti")
@@ -164,10 +163,8 @@ class ArchiveRun:
                 if added and not self.lake.commit(table, added, once=(batch.token, 1)):
                     raise PipelineError(f"Batch {batch.token} was revoked by another process. Start again.")
             self._step("close")
-        counts = {"tasks": deleted.tasks, "attempts": deleted.attempts, "withdrawn": len(deleted.stayed),
-                  "quarantined": bad.num_rows, "batches": 1, "bytes": size}  # fmt: skip
-        for name, number in counts.items():
-            self.done[name] += number
+        self.done.update(tasks=deleted.tasks, attempts=deleted.attempts, withdrawn=len(deleted.stayed))
+        self.done.update(quarantined=bad.num_rows, batches=1, bytes=size)
 
     def _export(self, export: Export, batch: ExportedBatch) -> tuple[list[DataFile], int | None]:
         """Write the batch's files; return them and the horizon of the state they show."""
