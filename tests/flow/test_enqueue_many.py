@@ -3,6 +3,7 @@
 import asyncio
 import math
 import operator
+import os
 import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -82,12 +83,13 @@ def test_any_text_of_many_is_stored_as_it_is_in_the_order_given(alias: str, form
 
 
 def test_many_are_stored_under_row_level_security() -> None:
+    tenant = f"tenant_{os.getpid()}"  # roles belong to the server, which other runs use, too
     with transaction.atomic(), connections["default"].cursor() as cursor:
         for sql in (
-            "CREATE ROLE tenant", "GRANT ALL ON ALL TABLES IN SCHEMA public TO tenant",
-            "GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO tenant",
+            f"CREATE ROLE {tenant}", f"GRANT ALL ON ALL TABLES IN SCHEMA public TO {tenant}",
+            f"GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO {tenant}",
             "ALTER TABLE dbtaskqueue_task ENABLE ROW LEVEL SECURITY",
-            "CREATE POLICY own ON dbtaskqueue_task USING (queue_name = 'parcels')", "SET LOCAL ROLE tenant",
+            "CREATE POLICY own ON dbtaskqueue_task USING (queue_name = 'parcels')", f"SET LOCAL ROLE {tenant}",
         ):  # fmt: skip
             cursor.execute(sql)
         assert enqueue_many("parcels", [(f"r-{n}", n) for n in range(400)]) == EnqueueReport(enqueued=400)

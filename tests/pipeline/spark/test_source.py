@@ -1,5 +1,6 @@
 """The session, and reading and writing tasks with it: rows, columns, failing tasks, micro-batches, lost workers."""
 
+import os
 import re
 import sys
 from contextlib import nullcontext
@@ -67,20 +68,21 @@ CANARY = "canary-5f0c7d"
 
 def test_a_password_is_seen_nowhere(spark: SparkSession, pg: Database, capfd: pytest.CaptureFixture[str]) -> None:
     """Not in plans, logs, the event log or the list of processes; the option that would show it is refused."""
+    user = f"canary_{os.getpid()}"
     with connection.cursor() as cursor:
-        cursor.execute(f"CREATE ROLE canary LOGIN SUPERUSER PASSWORD '{CANARY}'")
+        cursor.execute(f"CREATE ROLE {user} LOGIN SUPERUSER PASSWORD '{CANARY}'")
     try:
-        secret = Database(pg.vendor, {**pg.conninfo, "user": "canary", "password": CANARY})
+        secret = Database(pg.vendor, {**pg.conninfo, "user": user, "password": CANARY})
         df = read_tasks(spark, secret, ["id"])
         df.explain(mode="extended")
         assert df.count() == 0
-        url = secret.url_without_password.replace("canary@", f"canary:{CANARY}@")
+        url = secret.url_without_password.replace(f"{user}@", f"{user}:{CANARY}@")
         with pytest.raises(Exception, match="holds a password") as refused:
             spark.read.format("dbtaskqueue").option("url", url).load().count()
     finally:
         with connection.cursor() as cursor:
-            cursor.execute("DROP ROLE canary")
-    assert "canary@" in repr(secret)
+            cursor.execute(f"DROP ROLE {user}")
+    assert f"{user}@" in repr(secret)
     seen = capfd.readouterr()
     assert CANARY not in f"{secret!r} {df.schema} {seen.out} {seen.err} {refused.value}"
     assert CANARY not in everything_written(spark)
