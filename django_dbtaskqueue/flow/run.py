@@ -59,6 +59,7 @@ from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
 logger = logging.getLogger("django_dbtaskqueue")
 DONE = Complete()  # what nearly every processor means
 NO_CONTEXT = nullcontext()
+MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 PROCESS = "process"  # as ``executor=``: child processes of the poller
 
 
@@ -163,6 +164,11 @@ def is_without_handler(refused: Settlement | None) -> bool:
 def no_handler(queue: str, payload_type: str | None) -> str:
     """Return the parking reason of a task no processor here can take."""
     return f"{NO_HANDLER} for payload type {payload_type or 'plain JSON'} on queue {queue}"
+
+
+def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
+    """Return a smoothed mean of run times, in which the latest value has at least ``share`` of the weight."""
+    return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
 
 
 def prepare(lease: Lease, processor: Processor) -> Fail | None:

@@ -37,7 +37,6 @@ logger = logging.getLogger("django_dbtaskqueue")
 FLUSH_INTERVAL_S = 5.0  # between two batches
 FLUSH_AT_EXIT_S = 2.0  # that a process waits at its end for its last batch
 ROLL_UP_INTERVAL_S = 600.0  # between two roll-ups of a process
-MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 STORE_WAIT_S = 1.0  # seconds that a reader waits for a batch that another thread is storing
 
 # The ids of tasks by (queue, call); only how many where their ids are not known.
@@ -110,11 +109,6 @@ class CountKey(NamedTuple):
     queue: str
     name: str
     database: str = ""  # any
-
-
-def smoothed(mean: float | None, latest: float, share: float = 0.0) -> float:
-    """Return an exponentially smoothed mean, in which the latest value has at least ``share`` of the weight."""
-    return latest if mean is None else mean + max(MEAN_SMOOTHING_SHARE, share) * (latest - mean)
 
 
 V = TypeVar("V")

@@ -22,8 +22,8 @@ from django_dbtaskqueue.core.outcomes import COMPLETE_FACTS, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
+from django_dbtaskqueue.flow.run import smoothed
 from django_dbtaskqueue.flow.settle import Decided, resolve
-from django_dbtaskqueue.flow.usage import smoothed
 from django_dbtaskqueue.metrics import Collector, Ended
 from django_dbtaskqueue.poller.executors import Done
 from django_dbtaskqueue.poller.queue_state import ConnectionSet, QueueState

@@ -36,9 +36,8 @@ from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.outcomes import Fail, Lost, Settlement, with_error, without_result
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow.run import run_all
+from django_dbtaskqueue.flow.run import run_all, smoothed
 from django_dbtaskqueue.flow.settle import Decided, find_out, resolve, settle_surely
-from django_dbtaskqueue.flow.usage import smoothed
 from django_dbtaskqueue.pipeline.spark import one_paragraph, spark_session
 from django_dbtaskqueue.poller.executors import Answer, Job
 from django_dbtaskqueue.poller.executors.pool import portable_outcome

@@ -19,8 +19,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
-from django_dbtaskqueue.flow.run import Processor, decide
-from django_dbtaskqueue.flow.usage import smoothed
+from django_dbtaskqueue.flow.run import Processor, decide, smoothed
 
 BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
 MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
