@@ -177,20 +177,6 @@ def upper(number: int) -> float:
     return float(MIN_SECONDS * 10 ** (number / CLASSES_PER_DECADE))
 
 
-def quantile(counts: Mapping[int, int], share: float) -> float | None:
-    """Return the seconds that ``share`` of all stay within, None of nothing. A class is taken to be spread evenly."""
-    wanted = share * sum(counts.values())
-    if not wanted:
-        return None
-    seen = 0.0
-    for number in sorted(counts):
-        seen += counts[number]
-        if seen >= wanted:
-            low = upper(number - 1) if number else 0.0
-            return low + (upper(number) - low) * (1 - (seen - wanted) / counts[number])
-    return upper(max(counts))
-
-
 # -- exposition --------------------------------------------------------------------------------------------------------
 
 # The metrics that Prometheus gets are defined where they are filled: ``api.prometheus``, ``poller.process.probe_port``.

@@ -40,7 +40,7 @@ OF_QUEUE = {"lease", "max_attempts", "unique"}  # declared by a processor, in fo
 # Of each queue its processors by each name that a row may have. The dict of one queue is replaced, never changed.
 found: dict[str, dict[str | None, Processor]] = {}
 _periodic: dict[str, Periodic] = {}
-_listeners: list[Callable[[str], None]] = []
+listeners: list[Callable[[str], None]] = []  # called on the registering thread with the queue of each new processor
 _lock = threading.Lock()
 
 
@@ -140,7 +140,7 @@ def register(
         of_queue = [*(one for one in processors(queue) if one.payload_type != made.payload_type), made]
         conf.declare(queue, **_declarations(of_queue))
         _replace(queue, of_queue)
-    for appeared in tuple(_listeners):
+    for appeared in tuple(listeners):
         appeared(queue)
     return made
 
@@ -153,16 +153,6 @@ def unregister(queue: str, payload: type | None = None) -> bool:
         left = [made for made in before if made.payload_type != unwanted]
         _replace(queue, left)
     return len(left) < len(before)
-
-
-def add_listener(appeared: Callable[[str], None]) -> None:
-    """Have ``appeared(queue)`` called, on the registering thread, for each processor registered from now on."""
-    _listeners.append(appeared)
-
-
-def remove_listener(appeared: Callable[[str], None]) -> None:
-    """Take back ``add_listener``."""
-    _listeners.remove(appeared)
 
 
 def find(queue: str, payload_type: str | None) -> Processor | None:

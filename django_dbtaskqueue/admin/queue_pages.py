@@ -23,7 +23,6 @@ from django_dbtaskqueue.admin.list_pages import ListAdmin, NameFilter, SmallList
 from django_dbtaskqueue.admin.overview_pages import chart_context
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import settings_in_force
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
@@ -185,7 +184,7 @@ class QueueAdmin(SmallListAdmin):
             "ended": [str(status) for status in TERMINAL],
             "settings": [
                 replace(one, value=setting_text(one.value), source=_source_text(one.source))
-                for one in settings_in_force(name, row.changes)
+                for one in queue_control.settings_in_force(name, row.changes)
             ],
             **chart_context(alias_for(name, None, write=False), viewer(request), name),
             "may_set": permissions.can_operate(user, permissions.CHANGE_SETTINGS, name),

@@ -6,7 +6,6 @@ The row is read at most once a second per queue and process; a change made in th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,6 @@ from django.db.models.signals import post_delete, post_save
 from django.db.utils import InterfaceError, OperationalError
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import UnknownQueue
 from django_dbtaskqueue.models import Queue
@@ -70,41 +68,6 @@ def applied(queue: str, alias: str) -> dict[str, Any]:
     """Return the runtime overrides that ``queue_settings`` has just laid over the settings of a queue."""
     row = _rows.get((alias, str(connections[alias].settings_dict["NAME"]), queue))
     return {} if row is None or row.settings is row.base else dict(row.values or {})
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A setting of a queue in force. ``source``: operator, settings, processor, defaults, or built in."""
-
-    name: str
-    value: object
-    source: str
-    changed: bool  # by an operator, or by the program that made the queue at runtime
-    changeable: bool  # by an operator
-
-
-def settings_in_force(queue: str, values: Mapping[str, object]) -> list[Setting]:
-    """Return every setting of a queue with ``values``, its row's overrides, laid over; invalid ones are not applied."""
-    base = conf.default_settings(queue)
-    try:
-        found = conf.overlay(base, values)
-    except ImproperlyConfigured:
-        found = base
-    return [
-        Setting(name, getattr(found, name), _source(queue, name, values), name in values, name not in FIXED_SETTINGS)
-        for name in QUEUE_KEYS
-    ]
-
-
-def _source(queue: str, name: str, values: Mapping[str, object]) -> str:
-    settings = conf.settings()
-    layers: tuple[tuple[str, Mapping[str, object]], ...] = (
-        ("operator", values),
-        ("settings", settings.queues.get(queue, {})),
-        ("processor", conf.declared().get(queue, {})),
-        ("defaults", settings.defaults),
-    )
-    return next((source for source, said in layers if name in said), "built in")
 
 
 def clear_cache(**_: Any) -> None:

@@ -201,12 +201,6 @@ class Pauses(Generic[K]):
             self.rest(key)
             note(error)
 
-    def attempt(self, key: K, act: Callable[[], object], note: Callable[[Exception], object]) -> None:
-        """Act on a row, unless it rests."""
-        if key not in self.resting():
-            with self.around(key, note):
-                act()
-
     def apart(
         self, keys: Sequence[K], act: Callable[[Sequence[K]], object], note: Callable[[K, Exception], object]
     ) -> None:

@@ -35,7 +35,6 @@ ENDING_TEXTS = {
     "suspend": "sleeps or waits for a signal",
     "released": "released uncharged",
 }
-RELEASED = {"release": "released"}  # the event of that verb
 BEFORE_THE_RUN = ("taken", "started")
 Fields = dict[str, Any]
 AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
@@ -177,8 +176,7 @@ def life_fields(lease: Lease, event: str, seconds: float | None = None, delay: t
 
 
 def _ending(lease: Lease, settlement: Settlement, seconds: float | None) -> Fields:
-    verb = settlement.facts.verb
-    event = settlement.facts.counts_as or RELEASED.get(verb, verb)
+    event = settlement.facts.counts_as or ("released" if settlement.facts.verb == "release" else settlement.facts.verb)
     return life_fields(lease, event, seconds, getattr(settlement, "delay", None))
 
 

@@ -18,7 +18,6 @@ from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from django_dbtaskqueue.conf.overrides import settings_in_force
 from django_dbtaskqueue.conf.queue import setting_text, typed
 from django_dbtaskqueue.core.masking import masked, masked_text
 from django_dbtaskqueue.core.states import Status
@@ -128,7 +127,7 @@ def _settings(
     output: Output, queue: str, values: Mapping[str, object], only: Sequence[str] = (), **more: object
 ) -> None:
     """Write the settings of a queue with ``values``, what operators set, laid over; with ``only`` those named."""
-    shown = [one for one in settings_in_force(queue, values) if not only or one.name in only]
+    shown = [one for one in queue_control.settings_in_force(queue, values) if not only or one.name in only]
     plain = [one.value if one.value is None or isinstance(one.value, int) else setting_text(one.value) for one in shown]
     facts = [asdict(replace(one, value=value)) for one, value in zip(shown, plain, strict=True)]
     output.data({**more, "queue": queue, "settings": facts})

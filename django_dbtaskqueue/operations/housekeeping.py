@@ -119,7 +119,9 @@ class Housekeeper:
                 report.failed.append(f"{part} on {alias}: {_line(error)}")
                 logger.warning("Housekeeping of %s, tried again later", report.failed[-1])
 
-            self._pauses.attempt((alias, part), partial(act, *given), note)
+            if (alias, part) not in self._pauses.resting():
+                with self._pauses.around((alias, part), note):
+                    act(*given)
 
         places = list(locations(using))
         for alias in sorted({alias for alias, _model in places}):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import combinations
 from typing import TypedDict
 
-from django.core.exceptions import PermissionDenied
+from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connections, transaction
 from django.db.models import Case, Count, F, When
 from django.db.models.functions import Now
@@ -22,7 +22,7 @@ from django.utils.translation import ngettext_lazy
 
 from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, check_name, stored
+from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS, check_name, stored
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.sql.dialects import MOVING
 from django_dbtaskqueue.core.states import Status
@@ -387,3 +387,37 @@ def _refuse_one_database(aliases: Sequence[str]) -> None:
     for one, other in combinations(aliases, 2):
         if place(one) == place(other):
             raise OperationRefused(_("%(one)s and %(other)s are the same database.") % {"one": one, "other": other})
+
+
+# -- the settings of a queue -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of a queue in force. ``source``: operator, settings, processor, defaults, or built in."""
+
+    name: str
+    value: object
+    source: str
+    changed: bool  # by an operator, or by the program that made the queue at runtime
+    changeable: bool  # by an operator
+
+
+def settings_in_force(queue: str, values: Mapping[str, object]) -> list[Setting]:
+    """Return every setting of a queue with ``values``, its row's overrides, laid over; invalid ones are not applied."""
+    base = conf.default_settings(queue)
+    try:
+        found = conf.overlay(base, values)
+    except ImproperlyConfigured:
+        found = base
+    return [
+        Setting(name, getattr(found, name), _source(queue, name, values), name in values, name not in FIXED_SETTINGS)
+        for name in QUEUE_KEYS
+    ]
+
+
+def _source(queue: str, name: str, values: Mapping[str, object]) -> str:
+    settings, declared = conf.settings(), conf.declared()
+    layers: dict[str, Mapping[str, object]] = {"operator": values, "settings": settings.queues.get(queue, {})}
+    layers |= {"processor": declared.get(queue, {}), "defaults": settings.defaults}
+    return next((source for source, said in layers.items() if name in said), "built in")

@@ -27,7 +27,7 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
-from django_dbtaskqueue.metrics import quantile
+from django_dbtaskqueue.metrics import upper
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue
 from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.models.readable import ReadableTime, Total
@@ -541,3 +541,17 @@ def _fill(session: Session, points: Mapping[int, Point], params: Mapping[str, ob
         for at, number, count in session.run(histogram.format(times=kind), params):
             if at in points:
                 getattr(points[at], kind)[int(number)] += int(count)
+
+
+def quantile(counts: Mapping[int, int], share: float) -> float | None:
+    """Return the seconds that ``share`` of all stay within, None of nothing. A class is taken to be spread evenly."""
+    wanted = share * sum(counts.values())
+    if not wanted:
+        return None
+    seen = 0.0
+    for number in sorted(counts):
+        seen += counts[number]
+        if seen >= wanted:
+            low = upper(number - 1) if number else 0.0
+            return low + (upper(number) - low) * (1 - (seen - wanted) / counts[number])
+    return upper(max(counts))

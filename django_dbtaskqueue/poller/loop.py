@@ -94,7 +94,7 @@ class Poller:
             for processor in registry.processors(queue):
                 processor.with_middleware()  # a wrong one is refused here, before a task is taken
         self.state = "ENDING" if self.stopping else "STARTUP"
-        registry.add_listener(self._registered)
+        registry.listeners.append(self._registered)
         observe.of_poller("poller_started", self)
         self._renewer.thread.start()
         listen(self._notified)
@@ -156,7 +156,7 @@ class Poller:
         for thread in self._threads:
             thread.join(timeout=5)
         if self._threads and not closed:
-            registry.remove_listener(self._registered)
+            registry.listeners.remove(self._registered)
             observe.of_poller("poller_finished", self)
         self.state = "STOPPED"
 

@@ -17,9 +17,9 @@ from django_dbtaskqueue.core.outcomes import Failed
 from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow.usage import CountKey
-from django_dbtaskqueue.metrics import Collector, class_of, quantile, upper
+from django_dbtaskqueue.metrics import Collector, class_of, upper
 from django_dbtaskqueue.models import Attempt, FailureGroup, Task
-from django_dbtaskqueue.operations.queue_stats import overview, series, stats_of_groups
+from django_dbtaskqueue.operations.queue_stats import overview, quantile, series, stats_of_groups
 from django_dbtaskqueue.poller.heartbeat import rescue_due
 from django_dbtaskqueue.poller.loop import Poller
 from tests.conformance.test_settle import Hostile

@@ -362,7 +362,7 @@ class AsyncExecutor(Executor):
         return given_up
 
     def stop(self, run: Run) -> None:
-        self._loop.call_soon_threadsafe(self._cancel, run)
+        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task, one in self._runs.items() if one == run])
 
     def look(self) -> None:
         """Ask the event loop for an answer. While a coroutine lets it give none, give back what it has not begun."""
@@ -413,11 +413,6 @@ class AsyncExecutor(Executor):
                 closed.result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(timeout=1)
-
-    def _cancel(self, run: Run) -> None:
-        for task, current in self._runs.items():
-            if current == run:
-                task.cancel()
 
     def _serve(self) -> None:
         self._loop.run_forever()
