@@ -62,13 +62,14 @@ class Sums:
         step = -(-len(ended) // SAMPLED_ATTEMPTS)
         for start in range(0, len(ended), step):
             (lease, _, seconds), weight = ended[start], min(step, len(ended) - start)
-            waited = _waited(lease)
+            times: tuple[str | datetime, ...] = lease.start_text, lease.ready_text  # SQLite's are read already
+            taken, due = [datetime.fromisoformat(one) if isinstance(one, str) else one for one in times]
+            waited = max(0.0, (taken - due).total_seconds())  # clocks of replicas may disagree
             self.runs[class_of(seconds)] += weight
             self.waits[class_of(waited)] += weight
             self.wait_seconds += waited * weight
 
     def update(self, other: Sums) -> Sums:
-        """Add what was counted elsewhere; return these sums."""
         self.count += other.count
         self.run_seconds += other.run_seconds
         self.wait_seconds += other.wait_seconds
@@ -77,7 +78,6 @@ class Sums:
         return self
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns of a row."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
@@ -145,7 +145,6 @@ class Collector:
             logger.exception("Attempts of %s were not counted", queue)
 
     def aliases(self) -> set[str]:
-        """Return the databases with something to store."""
         return self.outcomes.aliases() | self.failures.aliases()
 
     def store(self, alias: str) -> None:
@@ -153,13 +152,6 @@ class Collector:
         session = Session.on(alias)
         self.outcomes.store(session)
         self.failures.store(session)
-
-
-def _waited(lease: Lease) -> float:
-    """Return the seconds between due and taken, at least 0: clocks of replicas may disagree."""
-    times: tuple[str | datetime, ...] = lease.start_text, lease.ready_text  # SQLite's are read already
-    start, ready = [datetime.fromisoformat(one) if isinstance(one, str) else one for one in times]
-    return max(0.0, (start - ready).total_seconds())
 
 
 # -- histograms --------------------------------------------------------------------------------------------------------
@@ -224,7 +216,6 @@ class Exposition:
         self._families[name].add_metric(labels, buckets, seconds)  # type: ignore[arg-type]
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         yield from self._families.values()
 
 

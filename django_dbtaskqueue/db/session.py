@@ -183,7 +183,6 @@ class Session:
             self.connection.close()
 
     def run(self, sql: str, params: Params) -> list[Row]:
-        """Execute one statement; return its rows."""
         connection = self.connection
         logged = (self.hooked or connection.execute_wrappers or connection.queries_logged) and self.logged()
         if not self.postgresql or (logged and not self.owned):

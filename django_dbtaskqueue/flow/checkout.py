@@ -82,7 +82,6 @@ class ScanCursor:
         }
 
     def in_order(self, rows: list[Row]) -> list[Row]:
-        """Return rows in ready order: RETURNING has no order."""
         if not self.aged:
             return sorted(rows, key=READY_ORDER)
         last = len(self.aged)

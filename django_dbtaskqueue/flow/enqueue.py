@@ -24,7 +24,7 @@ from django_dbtaskqueue.conf import overrides
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context
 from django_dbtaskqueue.core import json as json_payload
-from django_dbtaskqueue.core.columns import COPIED, ENQUEUED, OWN_COLUMNS, EnqueueOptions, InsertOptions, TaskOptions
+from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, EnqueueOptions, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import DuplicateTask, EnqueueError, PayloadError
@@ -49,7 +49,7 @@ from django_dbtaskqueue.flow.placement import (
     rule_of,
     with_fail_over,
 )
-from django_dbtaskqueue.models import AbstractTask, Task
+from django_dbtaskqueue.models import Task
 
 NO_RULES = (None, None, None, None)  # of uniqueness, of other tasks, of the queue's capacity, of a group
 RARE_VALUES, NO_RARE_VALUES = itemgetter(*RARE_COLUMNS), (None,) * len(RARE_COLUMNS)
@@ -110,17 +110,6 @@ def enqueue(
     )  # fmt: skip
     how = InsertOptions(unique, on_duplicate, keep_due, after, on_parent_failure, timeout, using)
     return enqueue_task(queue, task, how)
-
-
-def enqueue_copy(task: AbstractTask) -> AbstractTask:
-    """Insert a new task with all that was enqueued with ``task`` but its reference, due now, with the same ``ttl``."""
-    given = {column.option: getattr(task, column.name) for column in COPIED if column.option}
-    given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
-    given["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
-    given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
-    # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
-    stored = {column.db: getattr(task, column.name) for column in COPIED if not column.option}
-    return enqueue_task(task.queue, TaskOptions(**given), InsertOptions(using=str(task._state.db)), stored)
 
 
 def enqueue_task(queue: str, task: TaskOptions, how: InsertOptions, stored: Mapping[str, object] | None = None) -> Task:

@@ -46,6 +46,7 @@ from django_dbtaskqueue.flow.placement import (
     with_own_values,
     without_spent,
 )
+from django_dbtaskqueue.signals import task_changed
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.flow.dependencies import Related
@@ -261,7 +262,7 @@ class Insert:
         if self.waits:
             grouped = set()  # they enter their groups later
         groups.lock(session, self.queue, grouped)
-        params = {"queue_name": self.queue, "ids": usage.has_receivers() or on_duplicate != "ignore"}
+        params = {"queue_name": self.queue, "ids": bool(task_changed.receivers) or on_duplicate != "ignore"}
         params |= {"max_wait": bound and bound.total_seconds()}
         time = session.time_text
         if alone:  # as parameters: to write and read JSON takes as long as the rest of the insert
@@ -279,7 +280,8 @@ class Insert:
 
     def _write_uniform(self, session: Session, batch: UniformRows) -> Written:
         referenced = any(batch.references)
-        ids = self.related is not None or usage.has_receivers() or (referenced and self.how.on_duplicate == "error")
+        refuses = referenced and self.how.on_duplicate == "error"
+        ids = self.related is not None or refuses or bool(task_changed.receivers)
         sql = session.sql.insert_uniform(referenced=referenced, ordered=referenced and batch.ordered, ids=ids)
         params = {**batch.columns(), "queue_name": self.queue, "ids": ids}
         if ids:
@@ -292,7 +294,7 @@ class Insert:
         alias, used = session.connection.alias, self.savepoints
         if len(batch) < MIN_ROWS_TO_COPY or used[alias] >= MAX_SAVEPOINTS or self.related is not None:
             return None
-        if session.logged() or usage.has_receivers():  # the signal names ids: COPY does not return any
+        if session.logged() or task_changed.receivers:  # the signal names ids: COPY does not return any
             return None
         referenced = any(batch.references)
         if referenced and self.how.on_duplicate == "ignore" and self._some_taken(session, batch.references):

@@ -2,8 +2,7 @@
 
 1. ``refusal``   is the task expired, or is there no processor for it here? Then it does not start.
 2. ``prepare``   decode the payload and the context; what cannot be decoded fails for good.
-3. ``perform``   call the processor, with the middleware around it; an exception means failure, everything else is
-                 an outcome it returns.
+3. ``perform``   call the processor in its middleware; an exception means failure, all else is an outcome it returns.
 4. ``run``       the three together, decided (``decide``): what is to be written.
 
 Nothing is written here, except in atomic mode: there the outcome and the processor's writes commit together.

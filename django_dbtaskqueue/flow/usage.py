@@ -88,11 +88,6 @@ def settled(connection: BaseDatabaseWrapper, pairs: Iterable[tuple[Lease, Settle
         after_commit(connection, calls)
 
 
-def has_receivers() -> bool:
-    """Whether a receiver wants to know of each call."""
-    return bool(signals.task_changed.receivers)
-
-
 def discard(alias: str, queue: str) -> None:
     """Forget the counts of a queue that is gone."""
     counter.discard(lambda key: key.alias == alias and key.queue == queue)

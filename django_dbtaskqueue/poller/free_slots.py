@@ -94,13 +94,9 @@ class Executors:
         return sum(executor.slots for executor in used or {self._threads})
 
     def waiting(self) -> bool:
-        for executor in self.all:  # noqa: SIM110 -- a generator costs a call for each executor, at each poll
-            if executor.todo:
-                return True
-        return False
+        return any([executor.todo for executor in self.all])  # noqa: C419 -- a generator costs a call for each executor
 
     def submit(self, jobs: list[Job], *, fast: bool) -> None:
-        """Run jobs of plain processors, in order."""
         executors = {processor: self.of(processor) for processor in set(map(PROCESSOR, jobs))}
         if len(executors) == 1:
             executors[jobs[0].processor].submit(jobs, fast=fast)

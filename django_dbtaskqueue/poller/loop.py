@@ -320,7 +320,6 @@ class Poller:
         return not all(thread.ended for thread in self._threads)
 
     def slots(self) -> int:
-        """Return how many jobs can run at a time, in the executors that the polled queues use."""
         return self.executors.slots(self._by_name)
 
     def overdue(self) -> None:

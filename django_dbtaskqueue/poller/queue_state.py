@@ -150,7 +150,6 @@ class QueueState:
         return cursor
 
     def wake(self) -> None:
-        """Fetch soon: there may be a task."""
         self.wakes += 1
         self.idle_pause, self.full_scan_awaited = 0.0, False
         self.next_poll = self._next_woken_look()
@@ -334,6 +333,5 @@ class ConnectionSet:
         return session
 
     def close(self) -> None:
-        """Close the connections; the next statement opens them again."""
         for session in self.sessions.values():
             session.close()

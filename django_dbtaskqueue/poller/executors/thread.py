@@ -355,7 +355,6 @@ class AsyncExecutor(Executor):
         return [] if self._thread is None else [self._thread]
 
     def overrun(self, run: Run) -> bool:
-        """Cancel a run; its slot frees when the coroutine has really ended."""
         given_up = super().overrun(run)
         if given_up:
             self.stop(run)
