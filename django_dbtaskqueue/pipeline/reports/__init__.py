@@ -428,10 +428,11 @@ class KeptDays:
             if not missing or self.context.dry_run or self.context.options.get("queue"):
                 return
             self.lake.prepare(lake_export.SUMMARY_TABLE)
-            chunks = [*lake_export.chunked(sorted(missing.items()), _size, MAX_CHUNK_BYTES)]
+            sizes = {day: sum(one.bytes for one in files) for day, files in missing.items()}
+            chunks = [*lake_export.chunked(sorted(missing), sizes.__getitem__, MAX_CHUNK_BYTES)]
             for done, days in enumerate(chunks):
                 self.context.progress("summing up days", done, len(chunks))
-                self._keep(dict(days), keys)
+                self._keep({day: missing[day] for day in days}, keys)
                 self.files = lake_export.summaries(self.lake, keys)
         except (LakeError, PythonException) as error:
             _before, is_in_task, reason = str(error).rpartition(f"{LakeError.__name__}: ")
@@ -491,10 +492,6 @@ class KeptDays:
             kept = kept.where(hour.isNull() | (hour >= int(self.period.since.timestamp()) // T.HOUR_S))
         columns = REPORT_PARTS[name].columns
         return REPORT_PARTS[name].merged(read.select(*columns).unionByName(kept.select(*columns)))
-
-
-def _size(day: tuple[str, Sequence[DataFile]]) -> int:
-    return sum(one.bytes for one in day[1])
 
 
 def _as_summary(part: DataFrame, name: str) -> DataFrame:
