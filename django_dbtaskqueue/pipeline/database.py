@@ -100,7 +100,7 @@ class Database:
         return value if self.postgresql else value.strftime("%Y-%m-%d %H:%M:%S.%f")
 
     def connect(self) -> Any:
-        """Return a new connection in autocommit: psycopg's, in UTC, or sqlite3's. Raises `PipelineError`."""
+        """Return psycopg's or sqlite3's connection, in autocommit and UTC. Raises `PipelineError` within 10 seconds."""
         if self.postgresql:
             import psycopg
 

@@ -54,7 +54,7 @@ class StagingStatements(Group):
 
     @renamed
     def insert(self, table: str, *, ignore: bool, timed: bool, grouped: bool) -> str:
-        """Insert the rows of ``attempts``, by reference because two writers could deadlock; ``ignore`` taken ones."""
+        """Insert the rows of ``attempts`` by reference, so that no writers deadlock. ``ignore``: not the taken ones."""
         due = self.dialect.now
         if timed:
             start = f"{self.dialect.greatest}({due}, coalesce(u.run_at, {due}))"

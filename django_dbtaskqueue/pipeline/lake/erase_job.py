@@ -96,7 +96,7 @@ class Erase(Job):
 
 
 def _references(context: Context) -> tuple[str, ...]:
-    """Return those of the options; in the file a line is one, spaces and all. Raises JobOptionError without any."""
+    """Return the references, each a line of the file, spaces and all. Raises JobOptionError if there is none."""
     references = [*context.options["reference"]]
     if file := context.options["reference_file"]:
         try:

@@ -307,7 +307,7 @@ def backlog(hours: DataFrame, *, step_s: int = HOUR_S) -> DataFrame:
 
 
 def error_budgets(levels: DataFrame, objectives: Sequence[Objective] = ()) -> DataFrame:
-    """Return, for the levels by queue, what each queue may get wrong, and the share ``spent`` (null: of nothing)."""
+    """Return what each queue may get wrong, by its level, and the share ``spent``: null if nothing may and some did."""
     known = by_queue(objectives)
     wanted = _by_queue({queue: one.share for queue, one in known.items()}, "double")
     bad = F.col("ended") - F.col("good")

@@ -440,7 +440,7 @@ def _join(connection: Connection, snapshot: str) -> None:
 
 
 class Snapshot(NamedTuple):
-    """One state of a database (without a name on SQLite), which ``link`` reads; all below ``horizon`` had ended."""
+    """One state of a database (SQLite's has no name), which ``link`` reads. All below ``horizon`` had ended."""
 
     name: str | None
     horizon: int | None = None
