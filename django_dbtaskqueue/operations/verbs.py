@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
@@ -36,10 +36,9 @@ from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS
 from django_dbtaskqueue.operations import permissions
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, VIEW_PAYLOAD, Actor, Verb, by_name, check_queue
 
-if TYPE_CHECKING:
-    from django_dbtaskqueue.operations.permissions import Text
-
 # -- what a verb asks for ----------------------------------------------------------------------------------------------
+
+TIMES = {"older_than", "delay"}  # the options that are stored as seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +56,14 @@ class VerbOptions:
 
     def to_json(self) -> dict[str, Any]:
         """Return what a bulk operation stores of them: all but the payload."""
-        values: dict[str, Any] = {name: getattr(self, name) for name in STORED_OPTIONS}
-        spans = {name: value.total_seconds() for name, value in values.items() if isinstance(value, timedelta)}
-        return values | spans
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "payload"}
+        return values | {name: values[name].total_seconds() for name in TIMES}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> VerbOptions:
         """Return the options that ``to_json`` stored, and defaults for those that it did not."""
-        known: dict[str, Any] = {name: stored[name] for name in STORED_OPTIONS if name in stored}
-        for name in {"older_than", "delay"} & known.keys():
-            known[name] = timedelta(seconds=known[name])
-        return cls(**known)
-
-
-STORED_OPTIONS = tuple(one.name for one in fields(VerbOptions) if one.name != "payload")
+        known = {one.name: stored[one.name] for one in fields(cls) if one.name in stored}
+        return cls(**known | {name: timedelta(seconds=known[name]) for name in TIMES & known.keys()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +72,11 @@ class VerbInput:
 
     name: str  # in the form and in the API; with dashes, the command line's option
     field: str  # of ``VerbOptions``
-    label: Text
-    help: Text
+    label: permissions.Text
+    help: permissions.Text
     read: Callable[[Any], Any]  # the value of what was given; ``ValueError`` says what is wrong
     initial: str | None = None  # None: it must be given
-    choices: tuple[tuple[str, Text], ...] = ()
+    choices: tuple[tuple[str, permissions.Text], ...] = ()
     is_json: bool = False  # the API sends the value itself, forms and commands its text
 
 
@@ -93,7 +86,8 @@ def _to(given: object) -> str:
     return str(given)
 
 
-def _delay(given: object) -> timedelta:
+def positive_length(given: object) -> timedelta:
+    """Return a duration of more than 0."""
     if not (found := parse_length(given)):
         raise ValueError(f"{given!r} must be more than 0")
     return found
@@ -128,7 +122,7 @@ TO = VerbInput(
     "to", "to", _("Where the tasks go"), "", _to, initial="history",
     choices=(("history", _("Into the history")), ("delete", _("Delete for good"))),
 )  # fmt: skip
-FOR = VerbInput("for", "delay", _("For how long"), EXAMPLES, _delay)
+FOR = VerbInput("for", "delay", _("For how long"), EXAMPLES, positive_length)
 PRIORITY = VerbInput("priority", "priority", _("New priority"), _("A whole number; lower runs first."), _priority)
 TO_QUEUE = VerbInput("to_queue", "queue", _("New queue"), _("Its tasks must be in the same table."), _name)
 PAYLOAD = VerbInput(
@@ -199,7 +193,7 @@ class TaskVerb(Verb):
     """A verb over a selection of tasks."""
 
     permission: str = ""  # if no other is named, NAME_task
-    hint: Text = ""  # one plain line beside its button
+    hint: permissions.Text = ""  # one plain line beside its button
     inputs: tuple[VerbInput, ...] = ()
     edge: str = ""  # its name in ``core.states.EDGES``, where that is another
     rare: bool = False  # offered under "More actions" where there are many
@@ -211,20 +205,14 @@ class TaskVerb(Verb):
 
     def __post_init__(self) -> None:
         edge = BY_VERB[self.edge or self.name]
-        derived = {
-            "permission": self.permission or f"{self.name}_task",
-            "edge": edge.verb,
-            "sources": (*edge.sources, *self.also),
-            "deletes": edge.target is None,
-            "ages": OLDER_THAN in self.inputs,
-        }
-        for name, value in derived.items():
+        for name, value in (
+            ("permission", self.permission or f"{self.name}_task"),
+            ("edge", edge.verb),
+            ("sources", (*edge.sources, *self.also)),
+            ("deletes", edge.target is None),
+            ("ages", OLDER_THAN in self.inputs),
+        ):
             object.__setattr__(self, name, value)
-
-    @property
-    def dangerous(self) -> bool:
-        """Whether what it does is lost for good."""
-        return self.needs_reason
 
     def options_of(self, given: Mapping[str, object]) -> VerbOptions:
         """Read its inputs from what was given by name. Raises ``OperationRefused`` in words."""
@@ -285,11 +273,9 @@ class TaskVerb(Verb):
 
     def refused(self, tasks: Sequence[AbstractTask]) -> dict[int, str]:
         """Return those of the locked tasks that cannot change together with the others, and why."""
-        first: dict[str, int] = {}
-        for task in tasks if self is MOVE else ():
-            first.setdefault(task.reference or str(task.pk), task.pk)
+        first = {task.reference or str(task.pk): task.pk for task in reversed(tasks)}
         words = gettext("another task with its reference moves there")
-        return {task.pk: words for task in tasks if first and task.pk not in first.values()}
+        return dict.fromkeys({task.pk for task in tasks} - {*first.values()}, words) if self is MOVE else {}
 
     def run(self, tasks: Sequence[AbstractTask], options: VerbOptions, actor: str = "") -> int:
         """Change tasks of one table that this transaction has locked; return how many really changed."""
@@ -340,177 +326,111 @@ class TaskVerb(Verb):
 
 
 REPROCESS = TaskVerb(
-    name="reprocess",
-    label=_("Retry"),
-    effect=_(
-        "The tasks become ready again (ERROR to CREATED), due now, with a new budget of attempts. Their processor runs "
-        "again, with all its effects."
-    ),
-    done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
+    "reprocess", _("Retry"),
+    _("The tasks become ready again (ERROR to CREATED), due now, with a new budget of attempts. Their processor runs "
+      "again, with all its effects."),
+    ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
     hint=_("runs failed tasks again"),
-)
+)  # fmt: skip
 MARK_POISON = TaskVerb(
-    name="mark_poison",
-    label=_("Discard"),
-    effect=_(
-        "The tasks are set aside (ERROR to POISON). Nothing processes them, and reprocess skips them, until an "
-        "operator takes them back to ERROR."
-    ),
-    done=ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
+    "mark_poison", _("Discard"),
+    _("The tasks are set aside (ERROR to POISON). Nothing processes them, and reprocess skips them, until an operator "
+      "takes them back to ERROR."),
+    ngettext_lazy("%(number)s task marked as poison", "%(number)s tasks marked as poison", "number"),
     hint=_("sets failed tasks aside, so that a retry of all skips them"),
-)
+)  # fmt: skip
 UNPOISON = TaskVerb(
-    name="unpoison",
-    label=_("Restore"),
-    effect=_("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
-    done=ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
+    "unpoison", _("Restore"), _("The tasks count as failed again (POISON to ERROR), so that they can be reprocessed."),
+    ngettext_lazy("%(number)s task taken back to ERROR", "%(number)s tasks taken back to ERROR", "number"),
     hint=_("counts poison tasks as failed again"),
-)
+)  # fmt: skip
 KICK = TaskVerb(
-    name="kick",
-    rare=True,
-    label=_("Requeue"),
-    effect=_(
-        "The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor "
-        "runs again, with all its effects."
-    ),
-    done=ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"),
+    "kick", _("Requeue"),
+    _("The tasks become ready again (POISON to CREATED), due now, with a new budget of attempts. Their processor runs "
+      "again, with all its effects."),
+    ngettext_lazy("%(number)s task reprocessed", "%(number)s tasks reprocessed", "number"), rare=True,
     hint=_("runs poison tasks again"),
-)
+)  # fmt: skip
 CANCEL = TaskVerb(
-    name="cancel",
-    rare=True,
-    label=_("Cancel"),
-    effect=_(
-        "The tasks are set aside (CREATED or PROCESSING to POISON). Nothing processes them any more. Those that run "
-        "are stopped, except on threads: there the code goes on until it checks. What it returns is discarded."
-    ),
-    done=ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"),
+    "cancel", _("Cancel"),
+    _("The tasks are set aside (CREATED or PROCESSING to POISON). Nothing processes them any more. Those that run are "
+      "stopped, except on threads: there the code goes on until it checks. What it returns is discarded."),
+    ngettext_lazy("%(number)s task cancelled", "%(number)s tasks cancelled", "number"), rare=True,
     hint=_("sets waiting tasks aside, and stops running ones"),
-)
+)  # fmt: skip
 RELEASE = TaskVerb(
-    name="release",
-    rare=True,
-    label=_("Release"),
-    effect=_(
-        "The pollers that hold the tasks lose their leases (PROCESSING to CREATED), and the tasks are due now. The "
-        "result of a running processor is discarded, but its effects elsewhere can happen twice."
-    ),
-    done=ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"),
-    hint=_("takes running tasks from their pollers and makes them due now"),
-    edge="release_all",
-    undoable=False,
-)
+    "release", _("Release"),
+    _("The pollers that hold the tasks lose their leases (PROCESSING to CREATED), and the tasks are due now. The "
+      "result of a running processor is discarded, but its effects elsewhere can happen twice."),
+    ngettext_lazy("%(number)s task released", "%(number)s tasks released", "number"), rare=True,
+    hint=_("takes running tasks from their pollers and makes them due now"), edge="release_all", undoable=False,
+)  # fmt: skip
 DELETE = TaskVerb(
-    name="delete",
-    label=_("Delete"),
-    effect=_(
-        "The tasks are deleted in any status, and counted as deleted. The result of a running processor is "
-        "discarded. This cannot be undone."
-    ),
-    done=ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"),
-    hint=_("deletes tasks for good"),
-    needs_reason=True,
-    undoable=False,
-)
+    "delete", _("Delete"),
+    _("The tasks are deleted in any status, and counted as deleted. The result of a running processor is discarded. "
+      "This cannot be undone."),
+    ngettext_lazy("%(number)s task deleted", "%(number)s tasks deleted", "number"), hint=_("deletes tasks for good"),
+    needs_reason=True, undoable=False,
+)  # fmt: skip
 PURGE = TaskVerb(
-    name="purge",
-    label=_("Purge"),
-    effect=_("Every task of the queue is deleted in any status, and counted as deleted. This cannot be undone."),
-    done=DELETE.done,
-    hint=_("deletes every task of the queue for good"),
-    permission="purge_queue",
-    edge="delete",
-    needs_reason=True,
-    undoable=False,
-)
+    "purge", _("Purge"),
+    _("Every task of the queue is deleted in any status, and counted as deleted. This cannot be undone."),
+    DELETE.done, hint=_("deletes every task of the queue for good"), permission="purge_queue", edge="delete",
+    needs_reason=True, undoable=False,
+)  # fmt: skip
 HOUSEKEEP = TaskVerb(
-    name="housekeep",
-    label=_("Archive"),
-    effect=_(
-        "Finished tasks (COMPLETED, ERROR, POISON) of the given age are moved to the history, or deleted and counted "
-        "as deleted."
-    ),
-    done=ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
-    hint=_("moves finished tasks of some age to the history, or deletes them"),
-    inputs=(OLDER_THAN, TO),
-    undoable=False,
-)
+    "housekeep", _("Archive"),
+    _("Finished tasks (COMPLETED, ERROR, POISON) of the given age are moved to the history, or deleted and counted as "
+      "deleted."),
+    ngettext_lazy("%(number)s task housekept", "%(number)s tasks housekept", "number"),
+    hint=_("moves finished tasks of some age to the history, or deletes them"), inputs=(OLDER_THAN, TO), undoable=False,
+)  # fmt: skip
 RUN_NOW = TaskVerb(
-    name="run_now",
-    rare=True,
-    label=_("Run now"),
+    "run_now", _("Run now"),
+    _("The waiting tasks become due now, also those that are scheduled for later or wait for their next attempt."),
+    ngettext_lazy("%(number)s task due now", "%(number)s tasks due now", "number"), rare=True,
     hint=_("makes waiting tasks due now"),
-    effect=_(
-        "The waiting tasks become due now, also those that are scheduled for later or wait for their next attempt."
-    ),
-    done=ngettext_lazy("%(number)s task due now", "%(number)s tasks due now", "number"),
-)
+)  # fmt: skip
 SNOOZE = TaskVerb(
-    name="snooze",
-    rare=True,
-    label=_("Snooze"),
-    hint=_("lets waiting tasks wait longer"),
-    effect=_("No poller takes the waiting tasks until the given time has passed, counted from now."),
-    done=ngettext_lazy("%(number)s task snoozed", "%(number)s tasks snoozed", "number"),
-    inputs=(FOR,),
-)
+    "snooze", _("Snooze"), _("No poller takes the waiting tasks until the given time has passed, counted from now."),
+    ngettext_lazy("%(number)s task snoozed", "%(number)s tasks snoozed", "number"), rare=True,
+    hint=_("lets waiting tasks wait longer"), inputs=(FOR,),
+)  # fmt: skip
 CHANGE_PRIORITY = TaskVerb(
-    name="change_priority",
-    rare=True,
-    label=_("Change priority"),
-    hint=_("lets waiting tasks run earlier or later than others"),
-    effect=_("The waiting tasks get another priority. In a queue, tasks of a lower number run first."),
-    done=ngettext_lazy("%(number)s task has the priority", "%(number)s tasks have the priority", "number"),
-    inputs=(PRIORITY,),
-)
+    "change_priority", _("Change priority"),
+    _("The waiting tasks get another priority. In a queue, tasks of a lower number run first."),
+    ngettext_lazy("%(number)s task has the priority", "%(number)s tasks have the priority", "number"), rare=True,
+    hint=_("lets waiting tasks run earlier or later than others"), inputs=(PRIORITY,),
+)  # fmt: skip
 MOVE = TaskVerb(
-    name="move",
-    rare=True,
-    label=_("Move to another queue"),
-    hint=_("gives waiting tasks to another queue's processors"),
-    effect=_("The waiting tasks go to another queue of the same table. That queue's processors run them."),
-    done=ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"),
-    inputs=(TO_QUEUE,),
-)
+    "move", _("Move to another queue"),
+    _("The waiting tasks go to another queue of the same table. That queue's processors run them."),
+    ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"), rare=True,
+    hint=_("gives waiting tasks to another queue's processors"), inputs=(TO_QUEUE,),
+)  # fmt: skip
 EDIT = TaskVerb(
-    name="edit",
-    label=_("Edit payload and retry"),
-    hint=_("repairs the payload of a failed task and runs it again"),
-    effect=_(
-        "The task gets the new payload and becomes ready again (ERROR or POISON to CREATED), due now, with a new "
-        "budget of attempts. The difference is kept in the audit."
-    ),
-    done=ngettext_lazy("%(number)s payload edited", "%(number)s payloads edited", "number"),
-    permission="edit_payload_task",
-    inputs=(PAYLOAD,),
+    "edit", _("Edit payload and retry"),
+    _("The task gets the new payload and becomes ready again (ERROR or POISON to CREATED), due now, with a new budget "
+      "of attempts. The difference is kept in the audit."),
+    ngettext_lazy("%(number)s payload edited", "%(number)s payloads edited", "number"),
+    hint=_("repairs the payload of a failed task and runs it again"), permission="edit_payload_task", inputs=(PAYLOAD,),
     undoable=False,
-)
+)  # fmt: skip
 PUT_BACK = TaskVerb(  # who may use it: who may use the verb that it puts back
-    name="put_back",
-    label=_("Put back as it was"),
-    hint=_("gives the tasks the status, times, priority and queue back that they had before"),
-    effect=_(
-        "The tasks that the bulk operation changed become what they were before it. A task that changed since, for "
-        "example because a poller took it, stays as it is."
-    ),
-    done=ngettext_lazy("%(number)s task put back", "%(number)s tasks put back", "number"),
-    undoable=False,
-)
+    "put_back", _("Put back as it was"),
+    _("The tasks that the bulk operation changed become what they were before it. A task that changed since, for "
+      "example because a poller took it, stays as it is."),
+    ngettext_lazy("%(number)s task put back", "%(number)s tasks put back", "number"),
+    hint=_("gives the tasks the status, times, priority and queue back that they had before"), undoable=False,
+)  # fmt: skip
 SEND_SIGNAL = TaskVerb(
-    name="signal",
-    rare=True,
-    label=_("Send a signal"),
-    hint=_("lets tasks go on that wait for it"),
-    effect=_(
-        "The tasks get a signal. A task that waits for a signal of this name goes on now; another gets it when it "
-        "waits for it."
-    ),
-    done=ngettext_lazy("%(number)s task got the signal", "%(number)s tasks got the signal", "number"),
-    inputs=(SIGNAL_NAME, SIGNAL_DATA),
-    also=(Status.PROCESSING,),
+    "signal", _("Send a signal"),
+    _("The tasks get a signal. A task that waits for a signal of this name goes on now; another gets it when it waits "
+      "for it."),
+    ngettext_lazy("%(number)s task got the signal", "%(number)s tasks got the signal", "number"), rare=True,
+    hint=_("lets tasks go on that wait for it"), inputs=(SIGNAL_NAME, SIGNAL_DATA), also=(Status.PROCESSING,),
     undoable=False,
-)
+)  # fmt: skip
 # On ticked tasks, and on all that match a search.
 TASK_VERBS = by_name(
     REPROCESS, MARK_POISON, UNPOISON, HOUSEKEEP, KICK, CANCEL, RUN_NOW, SNOOZE, CHANGE_PRIORITY, MOVE, SEND_SIGNAL,
