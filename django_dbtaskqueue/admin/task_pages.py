@@ -423,7 +423,7 @@ class TaskAdmin(TaskPageAdmin):
             entry = change.audit
             what = entry.details.get("action") or (str(VERBS[entry.verb].label) if entry.verb in VERBS else entry.verb)
             note = _("by %(who)s via %(source)s") % {"who": entry.actor, "source": entry.source}
-            seen = permissions.sees_entry(entry, actor)
+            seen = permissions.sees_record(entry, actor)
             note += f": {entry.reason}" if entry.reason and seen else ""
             url = self.url(AuditEntry, "change", entry.pk) if seen else ""
             yield Event(change.time, cells.stamp(change.time), str(what), note, url=url, acted=True)

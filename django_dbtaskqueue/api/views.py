@@ -253,7 +253,7 @@ def _verb(name: str, verbs: Mapping[str, V]) -> V:
 
 def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
     found = models.BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
-    if found is None or not permissions.sees_operation(found, call.actor):
+    if found is None or not permissions.sees_record(found, call.actor):
         raise Http404(f"There is no bulk operation {pk}.")
     return found
 

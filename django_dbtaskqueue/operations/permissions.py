@@ -12,6 +12,7 @@ import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -45,14 +46,9 @@ class User(Protocol):
     """What is asked of the site's user model."""
 
     @property
-    def pk(self) -> object:
-        """The primary key."""
-
-    def get_username(self) -> str:
-        """Return the name."""
-
-    def has_perm(self, perm: str) -> bool:
-        """Whether the user is active and has the permission."""
+    def pk(self) -> object: ...
+    def get_username(self) -> str: ...
+    def has_perm(self, perm: str) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,53 +69,38 @@ def by_name(*verbs: V) -> Mapping[str, V]:
 
 
 VIEW_PAYLOAD = Verb(
-    name="view_payload",
-    label=gettext_lazy("See payloads"),
-    effect=gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
-    done=ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"),
-    permission="view_payload",
-)
+    "view_payload", gettext_lazy("See payloads"),
+    gettext_lazy("Payloads, results and tracebacks are shown, with secrets masked."),
+    ngettext_lazy("%(number)s payload shown", "%(number)s payloads shown", "number"), "view_payload",
+)  # fmt: skip
 PAUSE = Verb(
-    name="pause",
-    label=gettext_lazy("Pause"),
-    effect=gettext_lazy(
-        "From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be enqueued."
-    ),
-    done=ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"),
-    permission="pause_queue",
-)
+    "pause", gettext_lazy("Pause"),
+    gettext_lazy("From now on no poller takes a task of the queue. Running tasks go on, and tasks can still be "
+                 "enqueued."),
+    ngettext_lazy("%(number)s queue paused", "%(number)s queues paused", "number"), "pause_queue",
+)  # fmt: skip
 RESUME = Verb(
-    name="resume",
-    label=gettext_lazy("Resume"),
-    effect=gettext_lazy("Pollers take tasks of the queue again, at once."),
-    done=ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"),
-    permission="pause_queue",
-)
+    "resume", gettext_lazy("Resume"), gettext_lazy("Pollers take tasks of the queue again, at once."),
+    ngettext_lazy("%(number)s queue resumed", "%(number)s queues resumed", "number"), "pause_queue",
+)  # fmt: skip
 CHANGE_SETTINGS = Verb(
-    name="change_settings",
-    label=gettext_lazy("Change settings"),
-    effect=gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
-    done=ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
-    permission="change_queue_settings",
-)
+    "change_settings", gettext_lazy("Change settings"),
+    gettext_lazy("Every poller applies the new settings of the queue within a heartbeat."),
+    ngettext_lazy("Settings of %(number)s queue changed", "Settings of %(number)s queues changed", "number"),
+    "change_queue_settings",
+)  # fmt: skip
 CONTROL_POLLERS = Verb(
-    name="control_pollers",
-    label=gettext_lazy("Control pollers"),
-    effect=gettext_lazy("The pollers drain, stop, pause or start again."),
-    done=ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
-    permission="control_poller",
-)
+    "control_pollers", gettext_lazy("Control pollers"), gettext_lazy("The pollers drain, stop, pause or start again."),
+    ngettext_lazy("Command sent to %(number)s poller", "Command sent to %(number)s pollers", "number"),
+    "control_poller",
+)  # fmt: skip
 ENQUEUE_COPY = Verb(
-    name="enqueue_again",
-    label=gettext_lazy("Enqueue again as new"),
-    effect=gettext_lazy(
-        "A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and budget of "
-        "attempts, and without a reference. The old task stays as it is. The processor runs again, with all its "
-        "effects."
-    ),
-    done=ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"),
-    permission="add_task",
-)
+    "enqueue_again", gettext_lazy("Enqueue again as new"),
+    gettext_lazy("A new task is enqueued with the same queue, payload, priority, group, tag, lease, time to live and "
+                 "budget of attempts, and without a reference. The old task stays as it is. The processor runs again, "
+                 "with all its effects."),
+    ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"), "add_task",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +118,7 @@ class Actor:
     user: User | None = None
     source: str = "command"
     scope: Scope = Scope()
-    memo: dict[str, object] = field(default_factory=dict, compare=False, repr=False)  # for one request or chunk
+    seen: list[str] = field(default_factory=list, compare=False, repr=False)  # queues, for one request or chunk
 
     @property
     def name(self) -> str:
@@ -152,9 +133,7 @@ class Actor:
     @property
     def columns(self) -> dict[str, str]:
         """What a record of an action says of who did it."""
-        if "columns" not in self.memo:
-            self.memo["columns"] = {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
-        return cast("dict[str, str]", self.memo["columns"])
+        return {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
 
     def may(self, verb: Verb, queue: str | None = None) -> bool:
         """Whether the actor may use the verb, on a queue or at all."""
@@ -166,7 +145,6 @@ class Actor:
         return in_scope and can_operate(self.user, verb, queue)
 
     def sees(self, queue: str) -> bool:
-        """Whether the actor may view the queue."""
         in_scope = not self.scope.queues or queue in self.scope.queues
         return self.user is None or (in_scope and can_view(self.user, queue))
 
@@ -264,11 +242,12 @@ def _rule(key: str, path: str) -> Rule:
     except ImportError as error:
         raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} cannot be imported: {error}') from None
     if not callable(rule):
-        form = "(user, verb, queue) -> bool" if key == "CAN_OPERATE" else "(user, queue) -> bool"
-        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {form}.')
+        given = "(user, verb, queue)" if key == "CAN_OPERATE" else "(user, queue)"
+        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {given} -> bool.')
     return cast(Rule, rule)
 
 
+@cache
 def _system_user() -> str:
     """Return the name of the process's account. ``LOGNAME`` and ``USER`` could be anybody's."""
     try:
@@ -279,21 +258,20 @@ def _system_user() -> str:
 
 # -- what an actor may view --------------------------------------------------------------------------------------------
 
-# What an actor may view: rows of hidden queues are left out of every list, count, chart and answer.
-#
-# Without ``DBTASKQUEUE["CAN_VIEW"]``, and without a token for some queues, nothing is hidden and no query is made.
+# Rows of hidden queues are left out of every list, count, chart and answer. Without ``DBTASKQUEUE["CAN_VIEW"]``, and
+# without a token for some queues, nothing is hidden and no query is made.
 
 Rows = TypeVar("Rows", bound=QuerySet[Any])
-VISIBLE = "visible queues"
 MAX_ROWS_JUDGED_ONE_BY_ONE = 2000  # pollers, saved searches
 
 
 def visible_queues(actor: Actor) -> list[str] | None:
     """Return the queues that the actor may view; None: all of them, without a question to the database."""
-    if VISIBLE not in actor.memo:
-        every = actor.sees_all
-        actor.memo[VISIBLE] = None if every else [*filter(actor.sees, actor.scope.queues or all_queues())]
-    return cast("list[str] | None", actor.memo[VISIBLE])
+    if actor.sees_all:
+        return None
+    if not actor.seen:
+        actor.seen.extend(filter(actor.sees, actor.scope.queues or all_queues()))
+    return actor.seen
 
 
 def narrow(rows: Rows, actor: Actor) -> Rows:
@@ -337,35 +315,30 @@ def sees_search(text: str, actor: Actor) -> bool:
     return actor.sees_all or (bool(queues) and all(map(actor.sees, queues)))
 
 
-def sees_operation(operation: BulkOperation, actor: Actor) -> bool:
-    """Whether the actor may view a bulk operation: its search names queues they may view, or they ordered it."""
-    return sees_search(operation.query, actor) or owns(operation, actor)
-
-
-def sees_entry(entry: AuditEntry, actor: Actor) -> bool:
-    """Whether the actor may view an entry of the audit: it is about one queue they may view, or they did it."""
-    seen = actor.sees_all or (bool(entry.queue) and actor.sees(entry.queue))
-    return seen or (entry.actor_id == actor.key and not actor.scope.queues)
+def sees_record(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
+    """Whether the actor may view a record: it is about queues that they may view, or they did it."""
+    if isinstance(record, BulkOperation):
+        return sees_search(record.query, actor) or owns(record, actor)
+    return actor.sees_all or (bool(record.queue) and actor.sees(record.queue)) or owns(record, actor)
 
 
 def _condition(rows: QuerySet[Any], names: list[str], actor: Actor) -> Q:
-    model = rows.model
-    if issubclass(model, Queue):
-        return Q(name__in=names)
-    if issubclass(model, Poller):
-        seen = set(names)
-        pollers = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
-        return Q(pk__in=[pk for pk, queues in pollers if seen & {*queue_names_in(queues)}])
-    if issubclass(model, Batch):  # its counts are about all of its queues
-        batches = rows.values_list("pk", "queues")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
-        return Q(pk__in=[pk for pk, queues in batches if queues and {*queues} <= {*names}])
-    if issubclass(model, SavedSearch):
-        searches = rows.values_list("pk", "owner", "query")[:MAX_ROWS_JUDGED_ONE_BY_ONE]
-        return Q(pk__in=[pk for pk, owner, text in searches if owner == actor.name or sees_search(text, actor)])
-    if issubclass(model, BulkOperation):
+    model, seen = rows.model, set(names)
+    judged: Mapping[type, tuple[tuple[str, ...], Callable[..., object]]] = {
+        Poller: (("queues",), lambda queues: seen & {*queue_names_in(queues)}),
+        Batch: (("queues",), lambda queues: queues and {*queues} <= seen),  # its counts are about all of its queues
+        SavedSearch: (("owner", "query"), lambda owner, text: owner == actor.name or sees_search(text, actor)),
+    }
+    if model in judged:
+        columns, is_seen = judged[model]
+        found = rows.values_list("pk", *columns)[:MAX_ROWS_JUDGED_ONE_BY_ONE]
+        return Q(pk__in=[pk for pk, *values in found if is_seen(*values)])
+    if model is BulkOperation:
         entries = AuditEntry.objects.using(rows.db).filter(operation=OuterRef("pk"), queue__in=names)
         return Q(Exists(entries)) | _own(actor)
-    if issubclass(model, AuditEntry):
+    if issubclass(model, Queue):
+        return Q(name__in=names)
+    if model is AuditEntry:
         return Q(queue__in=names) | _own(actor)
     if any(field.name == "queue" for field in model._meta.concrete_fields):
         return Q(queue__in=names)
@@ -377,9 +350,9 @@ def _own(actor: Actor) -> Q:
     return Q(pk__in=[]) if actor.scope.queues else Q(actor_id=actor.key)
 
 
-def owns(operation: BulkOperation, actor: Actor) -> bool:
-    """Whether the actor ordered it. A token of some queues is not its user."""
-    return bool(operation.actor_id) and operation.actor_id == actor.key and not actor.scope.queues
+def owns(record: BulkOperation | AuditEntry, actor: Actor) -> bool:
+    """Whether the actor did it. A token of some queues is not its user."""
+    return bool(record.actor_id) and record.actor_id == actor.key and not actor.scope.queues
 
 
 def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
@@ -389,7 +362,7 @@ def check_cancel(operation: BulkOperation, verb: Verb, actor: Actor) -> None:
     if actor.user is None or (not queues and owns(operation, actor)):
         return
     for queue in queues or all_queues():
-        check(verb, "cancelled", actor, queue)
+        check_may(verb, actor, queue)
 
 
 def visible_names(names: Iterable[str], actor: Actor) -> list[str]:
