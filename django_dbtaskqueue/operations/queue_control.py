@@ -10,11 +10,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import combinations
-from typing import TypedDict
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Case, Count, F, When
 from django.db.models.functions import Now
 from django.utils.translation import gettext_lazy as _
@@ -37,6 +35,7 @@ from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, CONTROL_P
 from django_dbtaskqueue.operations.queue_stats import alive
 from django_dbtaskqueue.operations.search import of_queue
 from django_dbtaskqueue.operations.search.query import select
+from django_dbtaskqueue.operations.serializers import Document
 
 STOPPED_STATE = "STOPPED"
 LAST_PAUSE_YEAR = 2200
@@ -67,9 +66,9 @@ def apply_to_queues(
         alias = alias_for(queue, using)
         with recorded(alias):
             if verb is PAUSE:
-                done = pause([queue], by=actor.name, reason=reason, until=until, using=alias)
+                done = pause(queue, alias, by=actor.name, reason=reason, until=until)
             else:
-                done = resume([queue], using=alias)
+                done = resume(queue, alias)
             if done:
                 details = {"until": until.isoformat()} if until else {}
                 record(alias, actor, verb, queue=queue, reason=reason, changed=1, details=details)
@@ -95,7 +94,7 @@ def change_settings(
     check(CHANGE_SETTINGS, reason, actor, queue)
     alias = alias_for(queue, using)
     with recorded(alias):
-        ensure_rows([queue], alias)
+        ensure_row(queue, alias)
         row = Queue.objects.using(alias).select_for_update().get(pk=queue)
         before = row.changes
         row.overrides = new_overrides(queue, before, values, reset)
@@ -123,58 +122,39 @@ def new_overrides(
     return after
 
 
-def pause(
-    queues: Iterable[str], *, by: str, reason: str = "", until: datetime | None = None, using: str | None = None
-) -> int:
-    """Pause queues until ``until``, or until an operator resumes them; return the number of queues paused by this call.
+def pause(queue: str, alias: str, *, by: str, reason: str = "", until: datetime | None = None) -> int:
+    """Pause a queue until ``until``, or until an operator resumes it; return 1.
 
     Holds for every checkout that starts after the commit, anywhere. A queue that is paused already stays paused since
-    when it was, with the new reason and end. Atomic per database. Raises ``UnknownQueue``, and ``TaskQueueError`` for
-    an end that is not in the future by the database's clock.
+    when it was, with the new reason and end. Raises ``UnknownQueue``, and ``TaskQueueError`` for an end that is not in
+    the future by the database's clock.
     """
-    changed = 0
-    for alias, names in _by_alias(queues, using).items():
-        with transaction.atomic(using=alias):
-            ensure_rows(names, alias)
-            end = None if until is None else _stored(until, alias)
-            changed += (
-                Queue.objects.using(alias)
-                .filter(name__in=names)
-                .update(
-                    paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()),
-                    paused_until=end,
-                    paused_by=by[:200],
-                    paused_reason=reason[: permissions.REASON_MAX_LENGTH],
-                )
-            )
+    ensure_row(queue, alias)
+    end = None if until is None else _stored(until, alias)
+    return Queue.objects.using(alias).filter(pk=queue).update(
+        paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()), paused_until=end,
+        paused_by=by[:200], paused_reason=reason,
+    )  # fmt: skip
+
+
+def resume(queue: str, alias: str) -> int:
+    """Resume a queue and wake its pollers; return 1 if it really was paused, or 0."""
+    paused = Queue.objects.using(alias).filter(IN_EFFECT, pk=queue)
+    changed = paused.update(paused_time=None, paused_until=None, paused_by="", paused_reason="")
+    notify.after_commit(connections[alias], queue)
     return changed
 
 
-def resume(queues: Iterable[str], *, using: str | None = None) -> int:
-    """Resume queues and wake their pollers; return the number that really were paused. Atomic per database."""
-    changed = 0
-    for alias, names in _by_alias(queues, using).items():
-        with transaction.atomic(using=alias):
-            paused = Queue.objects.using(alias).filter(IN_EFFECT, name__in=names)
-            changed += paused.update(paused_time=None, paused_until=None, paused_by="", paused_reason="")
-            for name in names:
-                notify.after_commit(connections[alias], name)
-    return changed
-
-
-def ensure_rows(names: Iterable[str], alias: str) -> None:
-    """Make the ``Queue`` rows of queues that have none yet; raise ``UnknownQueue`` for an unknown queue.
+def ensure_row(queue: str, alias: str) -> None:
+    """Make the ``Queue`` row of a queue that has none yet; raise ``UnknownQueue`` for an unknown queue.
 
     A queue that this process has no processor for is known, too, if a living poller serves it or it has a task.
     """
-    wanted = set(names)
     rows = Queue.objects.using(alias)
-    missing = wanted - set(rows.filter(name__in=wanted).values_list("name", flat=True))
-    known = set(conf.known_queues())
-    for name in sorted(missing - known):
-        if not is_in_use(name, alias):
-            raise UnknownQueue(name, known)
-    rows.bulk_create([Queue(name=name) for name in sorted(missing)], ignore_conflicts=True)
+    if not rows.filter(pk=queue).exists():
+        if not conf.is_known(queue) and not is_in_use(queue, alias):
+            raise UnknownQueue(queue, conf.known_queues())
+        rows.bulk_create([Queue(name=queue)], ignore_conflicts=True)
 
 
 def is_in_use(name: str, alias: str) -> bool:
@@ -182,13 +162,6 @@ def is_in_use(name: str, alias: str) -> bool:
     if any(name in served for served in alive(alias).values()):
         return True
     return select(of_queue(name), model_for(name)._default_manager.using(alias).all()).exists()
-
-
-def _by_alias(queues: Iterable[str], using: str | None) -> dict[str, list[str]]:
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for name in sorted(set(queues)):
-        found[alias_for(name, using)].append(name)
-    return found
 
 
 def _stored(until: datetime, alias: str) -> datetime:
@@ -205,7 +178,6 @@ def _stored(until: datetime, alias: str) -> datetime:
 
 
 # -- pollers -----------------------------------------------------------------------------------------------------------
-
 
 POLLER_VERBS: Mapping[str, Verb] = {
     name: replace(CONTROL_POLLERS, name=name, label=label, effect=effect)
@@ -260,34 +232,23 @@ def _check_poller(poller: Poller, actor: Actor) -> None:
 
 # -- shards ------------------------------------------------------------------------------------------------------------
 
-# How the tasks of a queue lie on its databases, and the move of its waiting tasks between them. Each batch of a move is
-# recorded in the audits of both databases, in its transactions.
+# Each batch of a move is recorded in the audits of both databases, in its transactions.
 
 MOVE_SHARD = Verb(
-    name="move_shard",
-    label=_("Move to another database"),
-    effect=_(
-        "The waiting tasks of the queue go to the database where an enqueue would put them now, or to one that is "
-        "named. Running and finished tasks stay."
-    ),
-    done=ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"),
-    permission="move_task",
-)
+    "move_shard", _("Move to another database"),
+    _("The waiting tasks of the queue go to the database where an enqueue would put them now, or to one that is named. "
+      "Running and finished tasks stay."),
+    ngettext_lazy("%(number)s task moved", "%(number)s tasks moved", "number"), "move_task",
+)  # fmt: skip
 
 
-class ShardDocument(TypedDict):
-    """The tasks of a queue on one database, as data."""
+def shard_documents(queue: str, actor: Actor, also: Iterable[str] = ()) -> list[Document]:
+    """Return how many tasks a queue has on each of its databases, and on others that are named. It counts them all.
 
-    database: str
-    is_shard: bool  # pollers of the queue look there
-    statuses: dict[str, int]
-    moving: int  # marked by a move: one runs, or was killed and is finished by the next
-
-
-def shard_documents(queue: str, actor: Actor, also: Iterable[str] = ()) -> list[ShardDocument]:
-    """Return how many tasks a queue has on each of its databases, and on others that are named. It counts them all."""
+    ``is_shard``: pollers of the queue look there. ``moving``: marked by a move, which runs or was killed.
+    """
     homes = _checked(queue, actor, also)
-    found: list[ShardDocument] = []
+    found: list[Document] = []
     for alias in dict.fromkeys([*homes, *also]):
         tasks = ShardMove(queue).tasks(alias)
         counts = dict(tasks.order_by().values_list("status").annotate(number=Count("pk")))
@@ -311,9 +272,12 @@ def move_shards(
         words = _("No poller of %(queue)s looks at database %(alias)s. Its databases are %(homes)s.")
         raise OperationRefused(words % {"queue": move.queue, "alias": move.target, "homes": ", ".join(homes)})
     places = list(dict.fromkeys([*(sources or homes), *homes]))
-    _refuse_one_database(places)
+    alias_of: dict[tuple[str, ...], str] = {}
     for alias in places:
         connections[alias].ensure_connection()  # one that is down must not be found out after tasks are marked
+        place = tuple(str(connections[alias].settings_dict[name]) for name in ("ENGINE", "HOST", "PORT", "NAME"))
+        if (one := alias_of.setdefault(place, alias)) != alias:
+            raise OperationRefused(_("%(one)s and %(other)s are the same database.") % {"one": one, "other": alias})
     run = _Run(move, actor, reason, Moved())
     for source in places:
         for mark in move.unfinished(source):
@@ -378,15 +342,6 @@ def _checked(queue: str, actor: Actor, named: Iterable[str]) -> tuple[str, ...]:
             words = _("DATABASES has no alias %(alias)s. It has %(known)s.")
             raise OperationRefused(words % {"alias": repr(alias), "known": ", ".join(connections.settings)})
     return homes
-
-
-def _refuse_one_database(aliases: Sequence[str]) -> None:
-    def place(alias: str) -> tuple[str, ...]:
-        return tuple(str(connections[alias].settings_dict[name]) for name in ("ENGINE", "HOST", "PORT", "NAME"))
-
-    for one, other in combinations(aliases, 2):
-        if place(one) == place(other):
-            raise OperationRefused(_("%(one)s and %(other)s are the same database.") % {"one": one, "other": other})
 
 
 # -- the settings of a queue -------------------------------------------------------------------------------------------

@@ -255,7 +255,6 @@ MAY_STOP = {
     "flow.port": "an operator's act: the error is the answer",
     "operations.doctor": "its own checks, each of which says its error",
     "operations.housekeeping": "partitions, whose names the package makes",
-    "operations.queue_control": "an operator's act: the error is the answer",
     "pull.handle": "a caller's act: the error is the answer",
     "testing.running": "the blocks of one task",
 }

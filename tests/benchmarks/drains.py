@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from django.conf import settings
+from django.db import transaction
 from django.test import override_settings
 
 from tests.benchmarks.children import Worker, drained, family, manage, memory, python, tree_cpu
@@ -67,7 +68,8 @@ class Drain:
         from django_dbtaskqueue import enqueue_many
         from django_dbtaskqueue.operations import queue_control
 
-        queue_control.pause(self.queues, by="benchmarks")
+        for queue in self.queues:
+            queue_control.pause(queue, "default", by="benchmarks")
         numbers = range(self.first, self.first + self.tasks // len(self.queues))
         with override_settings(DBTASKQUEUE={**settings.DBTASKQUEUE, **self.settings}):
             for queue in self.queues:
@@ -90,7 +92,9 @@ class Drain:
     def resume(self) -> None:
         from django_dbtaskqueue.operations import queue_control
 
-        queue_control.resume(self.queues)
+        with transaction.atomic():  # all at one moment
+            for queue in self.queues:
+                queue_control.resume(queue, "default")
         with self.server.connect() as connection:
             left = [list(self.queues), self.priorities]
             until(lambda: not connection.execute(LEFT, left).fetchall(), timeout=120 + self.tasks / 2000)

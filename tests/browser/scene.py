@@ -118,7 +118,7 @@ def _schedules() -> None:
 
 
 def _acts() -> None:
-    pause(["night-batch"], by="ada", reason="database maintenance", until=clock() + 6 * HOUR)
+    pause("night-batch", "default", by="ada", reason="database maintenance", until=clock() + 6 * HOUR)
     act = {"verb": "reprocess", "query": "queue:mail error:Timeout", "actor": "ada", "reason": "the mail host is back"}
     counts, times = {"changed": 1236, "skipped": 4}, dict.fromkeys(("start_time", "finish_time"), Now() - HOUR)
     operations, acts = models.BulkOperation.objects, models.AuditEntry.objects

@@ -111,9 +111,9 @@ def test_a_task_that_a_consumer_gives_back_and_a_queue_that_is_resumed_wake(alia
     parcels.put()
     parcels.release(parcels.take())
     assert heard == ["parcels"] * 2
-    queue_control.pause(["parcels"], by="ada", using=alias)
+    queue_control.pause("parcels", alias, by="ada")
     assert heard == ["parcels"] * 2
-    queue_control.resume(["parcels"], using=alias)
+    queue_control.resume("parcels", alias)
     assert heard == ["parcels"] * 3
 
 

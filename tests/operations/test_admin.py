@@ -379,7 +379,7 @@ def test_a_pause_ends_in_the_future_and_is_offered_to_those_who_may(op: Client) 
     yesterday = f"{timezone.now() - timedelta(days=1):%Y-%m-%dT%H:%M}"
     shown = text_of(confirm(op, "pause", [Queue(name=QUEUE)], url=QUEUES, until=yesterday))
     assert "Give a time in the future, or none." in shown and not Queue.objects.exists()
-    pause([QUEUE], by="ada", until=timezone.now() + timedelta(hours=1))
+    pause(QUEUE, "default", by="ada", until=timezone.now() + timedelta(hours=1))
     assert ">paused<" in text_of(op.get(QUEUES))
     age(timedelta(hours=2), model=Queue, name=QUEUE)
     assert ">paused<" not in text_of(op.get(QUEUES))

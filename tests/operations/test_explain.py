@@ -51,7 +51,7 @@ def is_told(task: Any, code: str, *words: str) -> str:
 
 def test_the_queue_is_paused(alias: str) -> None:
     task = enqueue(QUEUE, using=alias)
-    pause([QUEUE], by="ada", reason="the insurer is down", until=timezone.now() + HOUR, using=alias)
+    pause(QUEUE, alias, by="ada", reason="the insurer is down", until=timezone.now() + HOUR)
     is_told(task, "paused", "by ada: the insurer is down, until 20")
     assert explain(task).facts["by"] == "ada"
     Queue.objects.using(alias).update(paused_until=timezone.now() - HOUR)
@@ -147,7 +147,7 @@ def test_it_is_not_due_or_its_time_or_its_attempts_are_over(alias: str) -> None:
     is_told(make_task(ready_time=HOUR + MINUTE, attempt=2, using=alias), "not_due", "Attempt 3 of 5 is due in 1h")
     task = enqueue(QUEUE, ttl=MINUTE, using=alias)
     age(HOUR, using=alias)
-    pause([QUEUE], by="ada", using=alias)
+    pause(QUEUE, alias, by="ada")
     is_told(task, "expired", "Its time to live ended 59m")
     is_told(make_task(attempt=5, max_attempts=5, using=alias), "attempts_used")
 

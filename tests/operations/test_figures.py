@@ -83,7 +83,7 @@ def test_one_glance_tells_of_failures_and_of_the_pause(alias: str) -> None:
     make_task(Status.POISON, using=alias)
     taken = {"kind": "outcome", "name": "failed", "runs": {"0": 3, "40": 1}, "waits": {"10": 4}}
     MinuteCount.objects.using(alias).create(queue="parcels", minute=Now(), count=4, **taken)
-    pause(["letters"], by="ada", reason="no stamps", until=timezone.now() + HOUR, using=alias)
+    pause("letters", alias, by="ada", reason="no stamps", until=timezone.now() + HOUR)
     judged = overview(alias).health
     wanted = "All queues are on time; 1 ERROR, 1 POISON; 4 attempts failed in the last hour; 1 queue paused."
     assert (judged.level, judged.sentence) == ("warned", wanted)

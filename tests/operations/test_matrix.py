@@ -130,7 +130,9 @@ def by_queryset(user: Any, verb: str, tasks: list[Task]) -> int:
 
 
 def by_act(user: Any, verb: str, tasks: list[Task]) -> int:
-    return actions.act(rows(tasks), ActionRequest(ID_VERBS[verb], WHY, NOW), Actor(user, "code")).changed
+    return actions.act_on_ids(
+        rows(tasks), ids(tasks), ActionRequest(ID_VERBS[verb], WHY, NOW), Actor(user, "code")
+    ).changed
 
 
 def by_bulk(user: Any, verb: str, tasks: list[Task]) -> None:
@@ -434,7 +436,7 @@ def test_a_verb_is_done_for_those_who_may_and_for_nobody_else(verb: str, setting
     tasks = [make_one(next(iter(TARGETS[verb])))] if verb in TARGETS else []
     Poller.objects.create(instance="p1", state="RUNNING", queues=[QUEUE])
     if verb == "resume":
-        queue_control.pause([QUEUE], by="somebody")
+        queue_control.pause(QUEUE, "default", by="somebody")
     before, wrong = state(), []
     for name, road in [*ROADS.items(), *OTHER_ROADS.items()]:
         if verb not in road.verbs or road.users == "none":

@@ -71,7 +71,7 @@ def parts() -> dict[str, Any]:
     failure_group(FINGERPRINT, message="password=hunter2")
     for kind, name in (("failure", FINGERPRINT), ("outcome", "completed")):
         MinuteCount.objects.create(kind=kind, queue=QUEUE, minute=task.create_time, name=name, count=3, runs={"5": 3})
-    pause([QUEUE], by="ada", reason="why")
+    pause(QUEUE, "default", by="ada", reason="why")
     operation = bulk.start("reprocess", "status:ERROR", None)
     add_schedule("nightly", {"queue": QUEUE, "cron": "0 3 * * *"}, Actor())
     make_task(Status.ERROR, reference="undone")

@@ -158,7 +158,7 @@ def test_what_did_not_change_is_not_sent_again_and_what_is_is_the_part_of_the_pa
     again = live(op, url, first.headers["ETag"])
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["X-As-Of"] >= first.headers["X-As-Of"]
-    pause([QUEUE], by="ada")
+    pause(QUEUE, "default", by="ada")
     Task.objects.filter(pk=task.pk).reprocess()
     Poller.objects.update(held=7)
     AuditEntry.objects.create(actor="ada", verb="resume")

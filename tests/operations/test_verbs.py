@@ -18,9 +18,9 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AuditEntry, Queue, Task
 from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.operations import queue_control
-from django_dbtaskqueue.operations.actions import ActionRequest, act, preview
+from django_dbtaskqueue.operations.actions import ActionRequest, act_on_ids, preview
 from django_dbtaskqueue.operations.permissions import PAUSE, RESUME, Actor
-from django_dbtaskqueue.operations.queue_control import ensure_rows, pause, resume
+from django_dbtaskqueue.operations.queue_control import ensure_row, pause, resume
 from django_dbtaskqueue.operations.verbs import DELETE, QUEUE_VERBS, REPROCESS, TASK_VERBS, VerbOptions
 from tests.factories import QUEUE, age, make_task
 from tests.operations.site import ONLY_PARCELS, QUEUES, command, page, post, refused
@@ -65,37 +65,36 @@ def test_a_verb_says_why_it_skips_and_speaks_of_one_and_of_many() -> None:
 
 def test_a_pause_holds_at_the_next_checkout_and_resume_ends_it() -> None:
     make_task()
-    assert (pause([QUEUE], by="ada", reason="maintenance"), taken()) == (1, 0)
-    assert (resume([QUEUE]), taken()) == (1, 1)
+    assert (pause(QUEUE, "default", by="ada", reason="maintenance"), taken()) == (1, 0)
+    assert (resume(QUEUE, "default"), taken()) == (1, 1)
 
 
 def test_a_pause_ends_by_itself() -> None:
     make_task()
-    pause([QUEUE], by="ada", until=timezone.now() + HOUR)
+    pause(QUEUE, "default", by="ada", until=timezone.now() + HOUR)
     assert taken() == 0
     age(2 * HOUR, model=Queue, name=QUEUE)
     assert taken() == 1
-    assert resume([QUEUE]) == 0, "it was over already"
-    pause([QUEUE], by="ada", reason="first", until=timezone.now() + 2 * HOUR)
+    assert resume(QUEUE, "default") == 0, "it was over already"
+    pause(QUEUE, "default", by="ada", reason="first", until=timezone.now() + 2 * HOUR)
     age(HOUR, model=Queue, name=QUEUE)
     since = Queue.objects.get().paused_time
-    pause([QUEUE], by="bob", reason="second", until=timezone.now() + HOUR)
+    pause(QUEUE, "default", by="bob", reason="second", until=timezone.now() + HOUR)
     row = Queue.objects.get()
     assert (row.paused_time, row.paused_by, row.paused_reason) == (since, "bob", "second")
     age(2 * HOUR, model=Queue, name=QUEUE)
-    pause([QUEUE], by="ada")
+    pause(QUEUE, "default", by="ada")
     again = Queue.objects.filter(IN_EFFECT).get().paused_time
     assert again is not None and since is not None and again > since
 
 
 def test_which_queues_can_be_paused() -> None:
-    assert pause([], by="ada") == resume([]) == 0
-    refused("Did you mean 'parcels'", pause, [QUEUE, "parcles"], by="ada", error=UnknownQueue)
+    refused("Did you mean 'parcels'", pause, "parcles", "default", by="ada", error=UnknownQueue)
     assert not Queue.objects.exists(), "pausing makes no queue known"
     Queue.objects.create(name="by-hand")
-    assert pause(["by-hand"], by="ada") == 1, "it stands in the table only"
-    ensure_rows([QUEUE], "default")
-    ensure_rows([QUEUE], "default")
+    assert pause("by-hand", "default", by="ada") == 1, "it stands in the table only"
+    ensure_row(QUEUE, "default")
+    ensure_row(QUEUE, "default")
     assert Queue.objects.count() == 2
 
 
@@ -104,14 +103,14 @@ def test_a_pause_ends_on_time_without_use_tz(settings: Any, alias: str, zone: st
     settings.USE_TZ, settings.TIME_ZONE = False, zone
     end = timezone.now() + timedelta(minutes=10)  # the site's local time, without a zone
     rows = Queue.objects.using(alias).filter(IN_EFFECT, name=QUEUE)
-    assert pause([QUEUE], by="ada", until=end, using=alias) == 1
+    assert pause(QUEUE, alias, by="ada", until=end) == 1
     for minutes, paused in ((0, True), (9, True), (2, False)):
         age(timedelta(minutes=minutes), model=Queue, using=alias, name=QUEUE)
         assert rows.exists() is paused
-    assert pause([QUEUE], by="ada", using=alias) == resume([QUEUE], using=alias) == 1
+    assert pause(QUEUE, alias, by="ada") == resume(QUEUE, alias) == 1
     before = Queue.objects.using(alias).values().get()
     over = timezone.now() - timedelta(minutes=1)
-    refused("would end before it begins", pause, [QUEUE], by="ada", until=over, using=alias)
+    refused("would end before it begins", pause, QUEUE, alias, by="ada", until=over)
     assert Queue.objects.using(alias).values().get() == before
 
 
@@ -123,7 +122,8 @@ def ada() -> Actor:
 def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     failed, done = make_task(Status.ERROR, reference="A"), make_task(Status.COMPLETED)
     why = "in COMPLETED, not in ERROR"
-    report = act(Task.objects.all(), ActionRequest(REPROCESS, "fixed", query="status:ERROR"), ada)
+    request = ActionRequest(REPROCESS, "fixed", query="status:ERROR")
+    report = act_on_ids(Task.objects.all(), [failed.pk, done.pk], request, ada)
     assert (report.changed, report.skips) == (1, {why: [done.pk]})
     entry = AuditEntry.objects.get()
     assert (entry.actor, entry.source, entry.verb, entry.queue) == ("ada", "admin", "reprocess", QUEUE)
@@ -133,8 +133,8 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
     logged = LogEntry.objects.get()
     assert (logged.user, logged.object_id, logged.action_flag) == (ada.user, str(failed.pk), CHANGE)
     assert (logged.object_repr, logged.change_message) == (f"{QUEUE}/A", "Retry (fixed)")
-    make_task(queue="letters")
-    act(Task.objects.all(), ActionRequest(DELETE, "test data"), ada)
+    letter = make_task(queue="letters")
+    act_on_ids(Task.objects.all(), [failed.pk, letter.pk], ActionRequest(DELETE, "test data"), ada)
     assert AuditEntry.objects.latest("pk").queue == "", "it was of two queues"
 
 
@@ -142,7 +142,9 @@ def test_an_act_is_recorded_with_who_what_how_many_and_why(ada: Actor) -> None:
 def test_without_the_record_there_is_no_act() -> None:
     task = make_task(Status.ERROR)
     nobody = User(pk=987654, username="nobody", is_superuser=True)  # Django's log knows no such user
-    refused(None, act, Task.objects.all(), ActionRequest(REPROCESS), Actor(nobody), error=IntegrityError)
+    refused(
+        None, act_on_ids, Task.objects.all(), [task.pk], ActionRequest(REPROCESS), Actor(nobody), error=IntegrityError
+    )
     assert Task.objects.get(pk=task.pk).status == Status.ERROR
     assert not AuditEntry.objects.exists() and not LogEntry.objects.exists()
 
@@ -160,7 +162,7 @@ def test_a_verb_of_queues_has_its_command_its_route_and_its_button(op: Client, m
     form = {"action": "wake", "_selected_action": QUEUE, "confirm": "yes", "reason": "why"}
     by_page, by_api = partial(op.post, QUEUES, form), partial(post, op, f"queues/{QUEUE}/wake")
     for use in (partial(command, "wake", QUEUE), by_page, by_api):
-        pause([QUEUE], by="ada")
+        pause(QUEUE, "default", by="ada")
         assert "Wake up" in page(op, QUEUES)
         use()
         assert not Queue.objects.filter(IN_EFFECT).exists()
@@ -171,6 +173,6 @@ def test_a_pause_ends_later_and_at_a_time_that_can_be_read_again() -> None:
     late = "too long: it ends in the year 2200"
     ends = {"9999-12-31T23:59:59-12:00": late, "2201-01-01T00:00+00:00": late, "1999-01-01T00:00+00:00": "before it"}
     for end, words in ends.items():
-        refused(words, pause, [QUEUE], by="ada", until=datetime.fromisoformat(end))
+        refused(words, pause, QUEUE, "default", by="ada", until=datetime.fromisoformat(end))
     with pytest.raises(DatabaseError), transaction.atomic():
         Queue.objects.create(name="by-hand", paused_until=datetime(9999, 12, 31, tzinfo=UTC))

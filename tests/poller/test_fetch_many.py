@@ -37,9 +37,11 @@ def polled(*pollers: Poller) -> None:
 @contextmanager
 def at_once(queues: list[str]) -> Iterator[None]:
     """What is enqueued meanwhile can be taken at its end."""
-    queue_control.pause(queues, by="test")
+    for queue in queues:
+        queue_control.pause(queue, "default", by="test")
     yield
-    queue_control.resume(queues)
+    for queue in queues:
+        queue_control.resume(queue, "default")
 
 
 def test_tasks_of_many_queues_share_checkouts_and_settles() -> None:

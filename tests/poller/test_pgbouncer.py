@@ -67,10 +67,10 @@ def test_every_way_to_process_works_through_the_pooler() -> None:
         until(lambda: completed() == 2151)
         assert Task.objects.get(reference="r-1999").result == {"twice": 3998}
         assert list(Task.objects.values_list("attempt").annotate(number=Count("pk"))) == [(1, 2151)]
-        queue_control.pause(["pooled"], by="night shift")
+        queue_control.pause("pooled", "default", by="night shift")
         enqueue("pooled", "waiting", {"number": 1})
         assert completed() == 2151
-        queue_control.resume(["pooled"])
+        queue_control.resume("pooled", "default")
         until(lambda: completed() == 2152)
 
 
