@@ -240,7 +240,8 @@ def _q_definition(row: Row) -> tuple[Definition, list[str]]:
 
     zone = str(Conf.TIME_ZONE or default_zone())  # without USE_TZ it has none
     if row.schedule_type == "C":
-        made = Definition("", _seconds_first(row.cron or ""), zone)
+        parts = (row.cron or "").split()
+        made = Definition("", " ".join(parts[5:] + parts[:5]), zone)  # croniter has the second at the end
     elif row.schedule_type in ("I", "H"):
         made = _every(timedelta(minutes=(row.minutes or 1) if row.schedule_type == "I" else 60), row.next_run)
     else:
@@ -252,12 +253,6 @@ def _q_definition(row: Row) -> tuple[Definition, list[str]]:
     if row.intended_date_kwarg:
         notes.append(f"{row.intended_date_kwarg} is left out: the reference of the task names the tick")
     return replace(made, payload=_payload(args, kwargs), missed="all" if Conf.CATCH_UP else "one"), notes
-
-
-def _seconds_first(cron: str) -> str:
-    """Return a cron text of croniter with the second where we have it: in front."""
-    parts = cron.split()
-    return " ".join([parts[-1], *parts[:-1]] if len(parts) == 6 else parts)
 
 
 def _q_calendar(kind: str, next_run: datetime, zone: str) -> Definition:

@@ -6,11 +6,11 @@ Which values of a schedule win: the code's, field by field, except where a perso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 from zoneinfo import ZoneInfo
 
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -117,14 +117,12 @@ def in_words(cron: str, zone: str) -> str:
         return fault
     parts = cron.split()
     parts = parts[1:] if len(parts) == 6 and parts[0] == "0" else parts
-    return f"{(_common_words(*parts) if len(parts) == 5 else '') or _explained(cron)} {zone}"
-
-
-def _explained(cron: str) -> str:
+    if len(parts) == 5 and (words := _common_words(*parts)):
+        return f"{words} {zone}"
     from cronsim import CronSim
 
     text = CronSim(cron, datetime(2024, 1, 1)).explain()
-    return text[:1].lower() + text[1:]
+    return f"{text[:1].lower()}{text[1:]} {zone}"
 
 
 def _common_words(minute: str, hour: str, day: str, month: str, weekday: str) -> str:
@@ -250,12 +248,12 @@ def act_on_schedule(verb: Verb, name: str, actor: Actor, *, reason: str = "", us
     with recorded(alias):
         row = _locked(name, alias)
         try:
-            _ACTS[verb.name](row, alias)
+            _change(row, verb.name, alias)
         except ValueError as error:
             raise OperationRefused(str(error)) from None
-        log(actor, [row], DELETION if verb.name == "delete_schedule" else CHANGE, f"{verb.label} {reason}".strip())
         details = {"schedule": name, **({"task_id": row.last_task} if verb.name == "run_schedule" else {})}
         record(alias, actor, verb, queue=row.queue, reason=reason, changed=1, details=details)
+        log(actor, [row], DELETION if verb.name == "delete_schedule" else CHANGE, f"{verb.label} {reason}".strip())
     return row
 
 
@@ -274,50 +272,40 @@ def _locked(name: str, alias: str) -> Schedule:
     return row
 
 
-def _pause(row: Schedule, alias: str) -> None:
-    if row.paused:
-        raise OperationRefused(_("%(name)s is paused already.") % {"name": row.name})
-    row.paused = True
-    row.save(using=alias, update_fields=["paused"])
+def _refuse(words: str, row: Schedule) -> NoReturn:
+    raise OperationRefused(words % {"name": row.name})
 
 
-def _resume(row: Schedule, alias: str) -> None:
-    if not row.paused:
-        raise OperationRefused(_("%(name)s is not paused.") % {"name": row.name})
-    row.paused = False
-    schedule.reschedule(row, alias)
-    row.save(using=alias, update_fields=["paused", "next_time"])
+def _change(row: Schedule, verb: str, alias: str) -> None:
+    """Do to a locked schedule what a verb says, or refuse it."""
+    if verb == "delete_schedule":
+        if row.source == CODE and row.name in registry.periodics():
+            _refuse(_("The code declares %(name)s, and would make it again. Pause it, or remove its @periodic."), row)
+        rows_on(alias).filter(pk=row.pk).delete()
+        return
+    if verb == "pause_schedule":
+        if row.paused:
+            _refuse(_("%(name)s is paused already."), row)
+        row.paused = True
+    elif verb == "resume_schedule":
+        if not row.paused:
+            _refuse(_("%(name)s is not paused."), row)
+        row.paused = False
+        schedule.reschedule(row, alias)
+    elif verb == "run_schedule":
+        if row.overlap == "skip" and schedule.is_unfinished(row, alias):
+            _refuse(_("The task before is not finished, and %(name)s does not overlap."), row)
+        now = aware(row.clock, alias)
+        row.last_task = schedule.enqueue_scheduled(row, f"{row.name}@run {now.isoformat()}", alias).pk
+    else:
+        if not row.code or not row.edited:
+            _refuse(_("Nothing of %(name)s was changed by hand."), row)
+        _set(row, Definition.of(row.code), alias)
+    row.save(using=alias)
 
 
-def _run(row: Schedule, alias: str) -> None:
-    if row.overlap == "skip" and schedule.is_unfinished(row, alias):
-        words = _("The task before is not finished, and %(name)s does not overlap.")
-        raise OperationRefused(words % {"name": row.name})
-    now = aware(row.clock, alias)
-    row.last_task = schedule.enqueue_scheduled(row, f"{row.name}@run {now.isoformat()}", alias).pk
-    row.save(using=alias, update_fields=["last_task"])
-
-
-def _reset(row: Schedule, alias: str) -> None:
-    if not row.code or not row.edited:
-        raise OperationRefused(_("Nothing of %(name)s was changed by hand.") % {"name": row.name})
-    _write(row, Definition.of(row.code), alias)
-
-
-def _delete(row: Schedule, alias: str) -> None:
-    if row.source == CODE and row.name in registry.periodics():
-        words = _("The code declares %(name)s, and would make it again. Pause it, or remove its @periodic.")
-        raise OperationRefused(words % {"name": row.name})
-    rows_on(alias).filter(pk=row.pk).delete()
-
-
-_ACTS: Mapping[str, Callable[[Schedule, str], None]] = dict(
-    zip(SCHEDULE_VERBS, (_pause, _resume, _run, _reset, _delete), strict=True)
-)
-
-
-def _write(row: Schedule, new: Definition, alias: str) -> None:
-    """Write a definition to a row, note what differs from the code, and set the next tick if its times changed."""
+def _set(row: Schedule, new: Definition, alias: str) -> None:
+    """Set a definition in a row, note what differs from the code, and set the next tick if its times changed."""
     old = schedule.definition_of(row)
     for name in SCHEDULE_FIELDS:
         setattr(row, name, getattr(new, name))
@@ -325,7 +313,6 @@ def _write(row: Schedule, new: Definition, alias: str) -> None:
     row.edited = [name for name in SCHEDULE_FIELDS if getattr(new, name) != getattr(said, name)]
     if row.next_time is None or (old.cron, old.timezone) != (new.cron, new.timezone):
         schedule.reschedule(row, alias)
-    row.save(using=alias)
 
 
 def add_schedule(
@@ -337,12 +324,13 @@ def add_schedule(
     _check_new(name, new, actor, ADD_SCHEDULE, reason)
     alias = home_of(new.queue)
     with recorded(alias):
-        record(alias, actor, ADD_SCHEDULE, queue=new.queue, reason=reason, changed=1, details={"schedule": name})
         row, made = rows_on(alias).get_or_create(name=name, defaults={"queue": new.queue, "cron": new.cron})
         if taken or not made:
             raise OperationRefused(_("There is a schedule %(name)s already.") % {"name": repr(name)})
         row = _locked(name, alias)
-        _write(row, new, alias)
+        _set(row, new, alias)
+        row.save(using=alias)
+        record(alias, actor, ADD_SCHEDULE, queue=new.queue, reason=reason, changed=1, details={"schedule": name})
         log(actor, [row], ADDITION, str(ADD_SCHEDULE.label))
     return row
 
@@ -366,7 +354,8 @@ def edit_schedule(
         _check_new(name, new, actor, EDIT_SCHEDULE, reason)
         if home_of(new.queue) != alias:
             raise OperationRefused(_("Queue %(queue)s is in another database.") % {"queue": new.queue})
-        _write(row, new, alias)
+        _set(row, new, alias)
+        row.save(using=alias)
         before, after = asdict(old), asdict(new)
         changes = {key: [before[key], after[key]] for key in SCHEDULE_FIELDS if before[key] != after[key]}
         if "payload" in changes:
