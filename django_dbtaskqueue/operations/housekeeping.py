@@ -7,10 +7,11 @@ each batch skips rows that another process has locked.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from math import inf
 
 from django.db import DatabaseError, OperationalError, connections, transaction
 
@@ -51,15 +52,8 @@ class RetentionPolicy:
 
     @classmethod
     def of_settings(cls) -> RetentionPolicy:
-        """Return what the settings say."""
         found = conf.settings()
         return cls(**{age.name: getattr(found, f"keep_{age.name}") for age in fields(cls)})
-
-    def by_status(self) -> Iterator[tuple[str, timedelta]]:
-        """Yield the statuses that age, and at which age they leave."""
-        for status, age in ((COMPLETED, self.completed), (ERROR, self.error), (POISON, self.poison)):
-            if age is not None:
-                yield str(status), age
 
 
 @dataclass
@@ -74,19 +68,32 @@ class RetentionReport:
     partitions: list[str] = field(default_factory=list)  # made
     dropped: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)  # what raised, and its error; the rest was done
+    end: float = inf  # by clock.monotonic()
     over: bool = True  # False: the time was up before all was done
 
     def __str__(self) -> str:
-        months_of = f"; made {', '.join(self.partitions)}" if self.partitions else ""
-        months_of += f"; dropped {', '.join(self.dropped)}" if self.dropped else ""
-        expired = f"; ended {self.expired} tasks past their time to live" if self.expired else ""
-        rest = "".join(f"; failed for {one}" for one in self.failed)
-        rest += "" if self.over else "; more is left for the next turn"
-        return (
+        parts = (
             f"moved {self.moved} tasks to the history, deleted {self.deleted} tasks, {self.attempts} attempts"
-            f" and {self.audit} records of operators' actions{expired}"
-            f"{months_of}{rest}"
+            f" and {self.audit} records of operators' actions",
+            f"ended {self.expired} tasks past their time to live" if self.expired else "",
+            f"made {', '.join(self.partitions)}" if self.partitions else "",
+            f"dropped {', '.join(self.dropped)}" if self.dropped else "",
+            *(f"failed for {one}" for one in self.failed),
+            "" if self.over else "more is left for the next turn",
         )
+        return "; ".join(filter(None, parts))
+
+    def has_time(self) -> bool:
+        """Whether there is time for another batch."""
+        self.over = self.over and clock.monotonic() <= self.end
+        return self.over
+
+    def repeat(self, batch: Callable[[], int]) -> int:
+        """Do batches until one finds nothing, or the time is up; return the sum of their numbers."""
+        total = 0
+        while self.has_time() and (number := batch()):
+            total += number
+        return total
 
 
 class Housekeeper:
@@ -111,8 +118,7 @@ class Housekeeper:
 
         A queue, or another part, that raises for another reason rests, and the others go on.
         """
-        clock = _TurnTime(within)
-        report = RetentionReport()
+        report = RetentionReport(end=inf if within is None else clock.monotonic() + within.total_seconds())
 
         def attempt(alias: str, part: str, act: Callable[..., object], *given: object) -> None:
             def note(error: Exception) -> None:
@@ -128,36 +134,31 @@ class Housekeeper:
             report.partitions += _months_ahead(alias)
         for alias, model in places:
             for queue in queue_names((alias, model)) if queues is None else queues:
-                attempt(alias, f"queue {queue}", self._tasks, (alias, model), queue, policy, report, clock, to)
-            attempt(alias, f"steps and signals of {model._meta.label}", self._steps, (alias, model), clock)
+                attempt(alias, f"queue {queue}", self._tasks, (alias, model), queue, policy, report, to)
+            attempt(alias, f"steps and signals of {model._meta.label}", self._steps, (alias, model), report)
         for alias in sorted({alias for alias, _model in places}):
-            attempt(alias, "history and audit", _delete_old, alias, policy, report, clock)
-        report.over = not clock.late
+            attempt(alias, "history and audit", _delete_old, alias, policy, report)
         return report
 
-    def _steps(self, place: Location, clock: _TurnTime) -> None:
+    def _steps(self, place: Location, report: RetentionReport) -> None:
         """Delete steps and signals of tasks that have left the table. The next turn goes on behind the rows read."""
         for _window in range(MAX_STEP_WINDOWS):
-            if not clock.is_left():
+            if not report.has_time():
                 return
             after = self._steps_read.get(place, 0)
             self._steps_read[place] = retention.delete_left_steps(Session.on(*place), after)
             if not self._steps_read[place]:
                 return
 
-    def _tasks(
-        self, place: Location, queue: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime, to: str
-    ) -> None:
+    def _tasks(self, place: Location, queue: str, policy: RetentionPolicy, report: RetentionReport, to: str) -> None:
         session = Session.on(*place)
-        report.expired += _repeat(clock, partial(_end_expired, session, queue))
-        for status, age in policy.by_status():
+        report.expired += report.repeat(partial(_end_expired, session, queue))
+        for status, age in ((COMPLETED, policy.completed), (ERROR, policy.error), (POISON, policy.poison)):
             cursor = self._cursors.setdefault((place, queue, status), RetentionCursor(queue, status))
-            while clock.is_left():
+            while age is not None and report.has_time():
                 number = retention.housekeep_batch(session, cursor, older_than=age, to=to)
-                if to == "history":
-                    report.moved += number
-                else:
-                    report.deleted += number
+                report.moved += number if to == "history" else 0
+                report.deleted += number if to != "history" else 0
                 if cursor.at_end:
                     break
 
@@ -173,38 +174,22 @@ def known(queues: Iterable[str] | None, using: str | None = None) -> list[str] |
     return wanted
 
 
-class _TurnTime:
-    """The time of one turn, and whether it was up."""
-
-    def __init__(self, within: timedelta | None) -> None:
-        self._end = float("inf") if within is None else clock.monotonic() + within.total_seconds()
-        self.late = False
-
-    def is_left(self) -> bool:
-        """Whether there is time for another batch."""
-        self.late = self.late or clock.monotonic() > self._end
-        return not self.late
-
-
 def _end_expired(session: Session, queue: str) -> int:
     """End tasks that wait and are past their time to live, as a poller does that takes one; return how many."""
     alias, ids = session.connection.alias, retention.expired(session, queue)
     if not ids:
         return 0
-    settings, port = _settings(queue, alias), SettlePort(alias, session.model, key=queue)
+    try:
+        settings = queue_settings(queue, alias)
+    except UnknownQueue:  # it has tasks all the same
+        settings = conf.default_settings(queue)
+    port = SettlePort(alias, session.model, key=queue)
     port.follow(settings)
     ended = end_expired(session, queue, port, ids, expired=settings.expired, keep=settings.keep)
     metrics = Collector()
     metrics.add(alias, queue, ended)
     metrics.store(alias)
     return len(ended)
-
-
-def _settings(queue: str, alias: str) -> conf.QueueSettings:
-    try:
-        return queue_settings(queue, alias)
-    except UnknownQueue:  # it has tasks all the same
-        return conf.default_settings(queue)
 
 
 def _months_ahead(alias: str) -> list[str]:
@@ -222,30 +207,29 @@ def _months_ahead(alias: str) -> list[str]:
     return made
 
 
-def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport, clock: _TurnTime) -> None:
-    session = Session.on(alias)
-    _repeat(clock, partial(retention.delete_past_periods, alias))
+def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport) -> None:
+    session, repeat = Session.on(alias), report.repeat
+    repeat(partial(retention.delete_past_periods, alias))
     if session.postgresql:
-        _repeat(clock, partial(retention.delete_unread_events, session))
+        repeat(partial(retention.delete_unread_events, session))
     if policy.history is not None:
         tables = [model for place, model in locations(alias) if place == alias]
-        _repeat(clock, partial(retention.delete_empty_batches, alias, tables, older_than=policy.history))
-        table = _drop_months(session, policy.history, report, clock)
-        delete = partial(retention.delete_history, session, older_than=policy.history, table=table)
-        report.deleted += _repeat(clock, delete)
+        repeat(partial(retention.delete_empty_batches, alias, tables, older_than=policy.history))
+        table = _drop_months(session, policy.history, report)
+        report.deleted += repeat(partial(retention.delete_history, session, older_than=policy.history, table=table))
     if policy.attempts is not None:
-        report.attempts += _repeat(clock, partial(retention.delete_attempts, session, older_than=policy.attempts))
+        report.attempts += repeat(partial(retention.delete_attempts, session, older_than=policy.attempts))
     if policy.audit is not None:
-        report.audit += _repeat(clock, partial(retention.delete_audit, alias, older_than=policy.audit))
+        report.audit += repeat(partial(retention.delete_audit, alias, older_than=policy.audit))
 
 
-def _drop_months(session: Session, age: timedelta, report: RetentionReport, clock: _TurnTime) -> str:
+def _drop_months(session: Session, age: timedelta, report: RetentionReport) -> str:
     """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
     now = _now(session)
     for partition in months(session.connection, HISTORY_TABLE):
-        if partition.end <= now - age and clock.is_left():
+        if partition.end <= now - age and report.has_time():
             try:
                 report.deleted += retention.delete_month(session, partition.name)
                 report.dropped.append(partition.name)
@@ -257,13 +241,6 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport, cloc
 def _now(session: Session) -> datetime:
     found = session.run("SELECT statement_timestamp()", {})[0][0]
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
-
-
-def _repeat(clock: _TurnTime, batch: Callable[[], int]) -> int:
-    total = 0
-    while clock.is_left() and (number := batch()):
-        total += number
-    return total
 
 
 def _line(error: Exception) -> str:
