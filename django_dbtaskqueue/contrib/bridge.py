@@ -14,8 +14,8 @@ import logging
 import re
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from hashlib import sha256
@@ -35,19 +35,12 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import Peer
+from django_dbtaskqueue.core import exceptions
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import TRACEPARENT, restored
 from django_dbtaskqueue.core.durations import clock, jittered
-from django_dbtaskqueue.core.exceptions import (
-    DuplicateTask,
-    EnqueueError,
-    PayloadError,
-    QueueFull,
-    TaskQueueError,
-    UnknownQueue,
-)
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Fail, Outcome, Reenqueue
 from django_dbtaskqueue.db.session import aliases_of
@@ -58,39 +51,35 @@ from django_dbtaskqueue.operations.bounded_reads import time_limit
 
 # -- a checked request -------------------------------------------------------------------------------------------------
 
-# One HTTPS request to a peer, at an address that was checked: by name, by network, by size and by time.
-
 MAX_ANSWER_BYTES = 65_536
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
-class AddressRefused(TaskQueueError):
+class AddressRefused(exceptions.TaskQueueError):
     """The name of a peer leads to an address that may not be opened."""
 
 
-class BridgeAnswer(NamedTuple):
-    """What a peer answered; the names of headers are in lower case."""
+def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> tuple[int, Mapping[str, str], bytes]:
+    """Send a message; return the status, the headers (in lower case) and the body of the answer.
 
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
-def post(peer: Peer, body: bytes, headers: Mapping[str, str]) -> BridgeAnswer:
-    """Send a message and return the answer. No redirect is followed, and no proxy of the environment is used."""
+    No redirect is followed, and no proxy of the environment is used.
+    """
     connection = _CheckedConnection(peer)
     more = {"Content-Type": "application/octet-stream", "Connection": "close"}
+    timer = Timer(peer.timeout.total_seconds(), connection.cut)  # because a peer can keep each single read short
+    timer.daemon = True
     try:
         connection.connect()
-        with connection.for_at_most(peer.timeout.total_seconds()):
-            connection.request("POST", peer.place[2], body, {**headers, **more})
-            with connection.getresponse() as answer:
-                found = answer.read(MAX_ANSWER_BYTES + 1)
+        timer.start()
+        connection.request("POST", peer.place[2], body, {**headers, **more})
+        with connection.getresponse() as answer:
+            found = answer.read(MAX_ANSWER_BYTES + 1)
         if len(found) > MAX_ANSWER_BYTES:
             raise HTTPException(f"The answer has more than {MAX_ANSWER_BYTES:,} bytes.")
-        return BridgeAnswer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, found)
+        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, found
     finally:
+        timer.cancel()
         connection.close()
 
 
@@ -111,18 +100,7 @@ class _CheckedConnection(HTTPSConnection):
             raw.close()
             raise
 
-    @contextmanager
-    def for_at_most(self, seconds: float) -> Iterator[None]:
-        """Break the connection after a time, because a peer can keep each single read short."""
-        timer = Timer(seconds, self._cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _cut(self) -> None:
+    def cut(self) -> None:
         with suppress(OSError, TypeError):  # TypeError: it is closed already
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
@@ -184,6 +162,10 @@ CONTENT_LENGTH = re.compile(r"[0-9]{1,10}")
 ONE_SIGNATURE = r"v1,[A-Za-z0-9+/]{42}[AEIMQUYcgkosw048]="
 SIGNATURES = re.compile(rf"{ONE_SIGNATURE}( {ONE_SIGNATURE}){{0,3}}")
 ENVELOPE_KEYS = ("version", "queue", "reference", "transfer", "payload_type", "priority", "traceparent")
+
+
+class _Replayed(Exception):
+    """The same message, with the same id, was received before."""
 
 
 class Refused(Exception):
@@ -253,20 +235,20 @@ def _send(task: Lease, name: str) -> Outcome:
             return Fail(f"The payload has {len(payload):,} bytes; at most {_max_bytes(peer):,} are sent.", retry=False)
         body += b"\n" + payload
     try:
-        answer = post(peer, body, _signed(peer, message_id, f"POST {path}", body))
+        status, headers, answer = post(peer, body, _signed(peer, message_id, f"POST {path}", body))
     except (OSError, HTTPException, AddressRefused) as error:
         return Fail(error)
-    same = answer.headers.get("webhook-id") == message_id
-    if not same or not _is_genuine(peer, answer.headers, f"ANSWER {answer.status} {path}", answer.body):
-        return Fail(f"Peer {name!r} answered {answer.status} without a valid signature, which acknowledges nothing.")
-    document = json.loads(answer.body)
-    if answer.status == 200:
+    same = headers.get("webhook-id") == message_id
+    if not same or not _is_genuine(peer, headers, f"ANSWER {status} {path}", answer):
+        return Fail(f"Peer {name!r} answered {status} without a valid signature, which acknowledges nothing.")
+    document = json.loads(answer)
+    if status == 200:
         return Complete({"peer": name, **document})
-    if answer.status == TOO_MANY:
+    if status == TOO_MANY:
         wait_s = min(document["retry_after"], MAX_PEER_WAIT_S)
         return Reenqueue(timedelta(seconds=jittered(2 * wait_s)))  # not all at once
-    final = answer.status in FINAL_REFUSALS
-    return Fail(f"Peer {name!r} refused the task ({answer.status}): {document.get('error')}", retry=not final)
+    text = f"Peer {name!r} refused the task ({status}): {document.get('error')}"
+    return Fail(text, retry=status not in FINAL_REFUSALS)
 
 
 def _envelope_of(task: Lease, peer: Peer) -> dict[str, object]:
@@ -343,7 +325,7 @@ def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> Htt
     except Refused as refusal:
         status, document = refusal.status, {"error": refusal.reason}
         logger.warning("The bridge refused a task of %s (%s): %s", source, status, refusal.reason)
-    except (Error, QueueFull, UnknownQueue, ImproperlyConfigured) as error:
+    except (Error, exceptions.QueueFull, exceptions.UnknownQueue, ImproperlyConfigured) as error:
         logger.warning("The bridge could not store a task of %s: %s", source, error)
         return HttpResponse(status=503, headers={"Retry-After": "10"})
     answer = json.dumps(document).encode()
@@ -369,10 +351,6 @@ def _seconds_over_rate(peer: Peer, source: str) -> int:
     return 0
 
 
-class _Replayed(Exception):
-    """The same message, with the same id, was received before."""
-
-
 class _Transfer(NamedTuple):
     """One task on its way, checked."""
 
@@ -394,7 +372,7 @@ def _receive(peer: Peer, source: str, message_id: str, body: bytes) -> dict[str,
     """Store the task of a genuine message, unless it is stored; raise ``Refused`` if it can never be."""
     try:
         sent = _transfer_of(body, _max_bytes(peer))
-    except (serializers.BadInput, PayloadError, UnicodeDecodeError) as error:
+    except (serializers.BadInput, exceptions.PayloadError, UnicodeDecodeError) as error:
         raise Refused(422, str(error)) from None
     types = peer.queues.get(sent.queue, ())
     if types is not None and (sent.payload_type or "") not in types:
@@ -428,13 +406,13 @@ def _store(peer: Peer, source: str, sent: _Transfer, alias: str) -> dict[str, ob
             with transaction.atomic(using=alias):
                 transfers.create(**identity, digest=sent.digest, expire_time=expires)
                 return {"task": _enqueue(peer, sent, alias), "duplicate": False}
-        except DuplicateTask:
+        except exceptions.DuplicateTask:
             raise Refused(409, "The reference is taken in the queue by a task that this peer did not send.") from None
         except IntegrityError:  # the same transfer was stored at the same moment
             before = transfers.get(**identity)
-        except (QueueFull, UnknownQueue):
+        except (exceptions.QueueFull, exceptions.UnknownQueue):
             raise
-        except (EnqueueError, DataError) as error:  # DataError: a number that the database cannot store
+        except (exceptions.EnqueueError, DataError) as error:  # DataError: a number that the database cannot store
             raise Refused(422, str(error)) from None
     if before.digest != sent.digest:
         raise Refused(409, "This reference was received before with another payload or payload type.")
@@ -468,7 +446,7 @@ def _transfer_of(body: bytes, max_bytes: int) -> _Transfer:
     if text is not None:
         fault = json_payload.find_fault(json_payload.loads(text), conf.payload_limits())
         if fault is not None:
-            raise PayloadError(fault[1], path=fault[0])
+            raise exceptions.PayloadError(fault[1], path=fault[0])
     return _Transfer(
         queue=serializers.text("queue", given["queue"], MAX_KEY_LENGTH),
         reference=reference,
