@@ -5,41 +5,69 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, OutputWrapper
 from django.core.management.color import Style
 
 from django_dbtaskqueue.core.durations import format_duration, parse_length
+from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.db.session import migrated
 from django_dbtaskqueue.operations.serializers import DocumentEncoder
+from django_dbtaskqueue.operations.verbs import positive_length
+
+FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
+CODES_OF_SETTINGS: Mapping[type[BaseException], int] = {ImproperlyConfigured: 3, TaskQueueError: 3}
 
 Options = dict[str, Any]  # of argparse
+AddArgument = Callable[..., object]  # of argparse
+Names = Sequence[str]
+Row = Sequence[object]
+T = TypeVar("T")
 
 
+def argument(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a reader that says what is wrong with an argument: argparse leaves the words of a ``ValueError`` out."""
+
+    def reading(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise ArgumentTypeError(str(error)) from None
+
+    return reading
+
+
+@argument
 def positive(text: str) -> int:
     """Return a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise ValueError(f"{text!r} is not a whole number of at least 1")
     return int(text)
 
 
-def duration(text: str) -> timedelta:
-    """Return a duration of 0 or more."""
+duration, positive_duration = argument(parse_length), argument(positive_length)
+
+
+def wrong_usage(words: str) -> CommandError:
+    """Return the error of a command that was not written as it must be."""
+    return CommandError(words, returncode=USAGE_CODE)
+
+
+@contextmanager
+def exit_codes(codes: Mapping[type[BaseException], int] = CODES_OF_SETTINGS) -> Iterator[None]:
+    """End a command with the code of what is raised inside: that of the first class that fits."""
     try:
-        return parse_length(text)
-    except ValueError as error:
-        raise ArgumentTypeError(str(error)) from None
-
-
-def positive_duration(text: str) -> timedelta:
-    """Return a duration of more than 0."""
-    found = duration(text)
-    if not found:
-        raise ArgumentTypeError(f"{text!r} must be more than 0")
-    return found
+        with migrated():
+            yield
+    except tuple(codes) as error:
+        code = next(code for kind, code in codes.items() if isinstance(error, kind))
+        raise CommandError(str(error) or "Stopped.", returncode=code) from error
 
 
 # -- output ------------------------------------------------------------------------------------------------------------
@@ -47,12 +75,8 @@ def positive_duration(text: str) -> timedelta:
 EMPTY_CELL = "-"
 NO_BREAK_SPACES = "\u00a0\u202f"  # in numbers and estimates
 STYLE_OF_WORD = {
-    "ERROR": "ERROR",
-    "POISON": "WARNING",
-    "COMPLETED": "SUCCESS",
-    "PROCESSING": "NOTICE",
-    "paused": "WARNING",
-}
+    "ERROR": "ERROR", "POISON": "WARNING", "COMPLETED": "SUCCESS", "PROCESSING": "NOTICE", "paused": "WARNING",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +89,14 @@ class Output:
     as_json: bool = False
     yes: bool = False  # the operator has confirmed by an option
 
-    def ask(self, question: str) -> bool:
-        """Ask the operator, on a terminal. Elsewhere ``--yes`` is required."""
+    def ask(self, question: str) -> None:
+        """Ask the operator on a terminal, and raise ``CommandError`` unless they agree. Elsewhere ``--yes`` does."""
         if self.yes:
-            return True
+            return
         if not sys.stdin.isatty():
             raise CommandError("There is no terminal to ask on: add --yes, or try --dry-run first.")
-        return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        if input(f"{question} [y/N] ").strip().lower() not in ("y", "yes"):
+            raise CommandError("Nothing was changed.", returncode=FAILED_CODE)
 
     def write(self, text: str = "") -> None:
         """Write a line of text; with ``as_json`` nothing."""
@@ -87,14 +112,18 @@ class Output:
         if self.as_json:
             self.out.write(json.dumps(value, cls=DocumentEncoder, ensure_ascii=False))
 
-    def answer(self, document: object, text: str, code: int = 0) -> int:
+    def answer(self, document: object, text: str = "", code: int = 0) -> int:
         """Write an answer as JSON or as text; return the exit code."""
         self.data(document)
-        self.write(text)
+        if text:
+            self.write(text)
         return code
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = ()) -> None:
-        """Write a table, each column as wide as its longest cell; ``right`` names the columns of numbers."""
+    def table(self, documents: object, head: Names, rows: Sequence[Row], none: str = "", right: Names = ()) -> int:
+        """Write documents as JSON, or rows as a table, or ``none``; ``right`` names the columns of numbers."""
+        if not rows:
+            return self.answer(documents, none)
+        self.data(documents)
         columns = []
         for name, cells in zip(head, zip(*rows, strict=True), strict=True):
             column = [name, *map(_cell, cells)]
@@ -104,6 +133,7 @@ class Output:
         self.write(self.style.MIGRATE_HEADING("  ".join(first).rstrip()))
         for line in lines:
             self.write("  ".join(map(self._coloured, line)).rstrip())
+        return 0
 
     def facts(self, pairs: Mapping[str, object]) -> None:
         """Write names and values, one pair per line, without the empty ones."""

@@ -54,7 +54,6 @@ def status(output: Output, options: Options) -> int:
     found = replace(view, queues=rows)
     if not rows:
         return output.answer(found, "No queue is known: neither in DBTASKQUEUE nor by a processor.")
-    output.data(found)
     output.write(_summary(view))
     durations = ("run p50", "run p95", "wait p50", "wait p95", "time to drain")
     rates = ("in/min", "out/min", "failed, 1 h")
@@ -63,13 +62,11 @@ def status(output: Output, options: Options) -> int:
     for row in rows:
         state = "paused" if row.paused else "running" if row.pollers else "no poller"
         flow = f"{60 * row.rate_in:,.1f}", f"{60 * row.rate_out:,.1f}", row.failed
-        times = [
-            None if one is None else format_seconds(one)
-            for one in (row.run.p50, row.run.p95, row.wait.p50, row.wait.p95)
-        ]
+        measured = (row.run.p50, row.run.p95, row.wait.p50, row.wait.p95)
+        times = [None if one is None else format_seconds(one) for one in measured]
         counts = [str(one).replace("\u202f", " ") for one in (*row.statuses.values(), row.total)]
         table.append((row.queue, state, _age(row.oldest), *flow, *times, _age(row.drain), *counts))
-    output.table(head, table, right=head[2:])
+    output.table(found, head, table, right=head[2:])
     for row in rows:
         if row.limits:
             output.write(f"{row.queue}: {limits_text(row.limits)}")
@@ -101,14 +98,11 @@ def list_tasks(output: Output, options: Options) -> int:
                 output.progress(f"Read {read:,} tasks, {page.progress:.0%}, back to {page.back_to:%Y-%m-%d %H:%M}.")
     except KeyboardInterrupt:
         output.progress(f"Stopped. To go on: --before {before}")
-    output.data([serializers.summary(task) for task in shown])
-    if not shown:
-        if not page.window:
-            output.write(f"No task matches {to_text(task_filter.search) or 'anything'}.")
-        return 0
+    documents, rows = [serializers.summary(task) for task in shown], [_row(task) for task in shown]
     head = ("id", "status", "queue", "reference", "attempt", "enqueued", "result or error")
-    output.table(head, [_row(task) for task in shown], right=("id", "attempt", "enqueued"))
-    if page.older is not None:
+    none = "" if page.window else f"No task matches {to_text(task_filter.search) or 'anything'}."
+    output.table(documents, head, rows, none=none, right=("id", "attempt", "enqueued"))
+    if shown and page.older is not None:
         output.write(f"More follow: --before {shown[-1].pk}")
     return 0
 

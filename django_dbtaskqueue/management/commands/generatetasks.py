@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from django_dbtaskqueue.core.durations import clock, format_seconds
-from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.db.session import Session, alias_for, migrated
-from django_dbtaskqueue.management import positive
+from django_dbtaskqueue.db.session import Session, alias_for
+from django_dbtaskqueue.management import exit_codes, positive
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.testing.loadgen import PREFIX, build
 
@@ -31,14 +29,11 @@ class Command(BaseCommand):
         parser.add_argument("--database", metavar="ALIAS", help="Database to fill. Default: that of new tasks.")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        try:
-            with migrated():
-                self._generate(alias_for("", options["database"]), options)
-        except (ImproperlyConfigured, TaskQueueError) as error:
-            raise CommandError(str(error), returncode=3) from error
+        with exit_codes():
+            self._generate(Session.on(alias_for("", options["database"])), options)
 
-    def _generate(self, alias: str, options: dict[str, Any]) -> None:
-        session = Session.on(alias)
+    def _generate(self, session: Session, options: dict[str, Any]) -> None:
+        alias = session.connection.alias
         if not session.postgresql:
             raise CommandError(f"generatetasks needs PostgreSQL for COPY; {alias} is {session.connection.vendor}.")
         if Task.objects.using(alias).filter(queue__startswith=PREFIX).exists():
@@ -46,14 +41,14 @@ class Command(BaseCommand):
         if options["queues"] > MAX_GENERATED_QUEUES:
             raise CommandError(f"--queues {options['queues']} is too many: at most {MAX_GENERATED_QUEUES}.")
         began = clock.monotonic()
-        progress = self._progress if options["verbosity"] > 1 else lambda done: None
+
+        def progress(done: int) -> None:
+            if options["verbosity"] > 1 and done % 1_000_000 == 0:
+                self.stdout.write(f"{done:,}")
+
         build(session, options["tasks"], options["queues"], progress)
         copied = clock.monotonic() - began
         with session.connection.cursor() as cursor:
             cursor.execute(f"VACUUM (ANALYZE) {session.connection.ops.quote_name(Task._meta.db_table)}")
         total = format_seconds(clock.monotonic() - began)
         self.stdout.write(f"{options['tasks']:,} tasks in {format_seconds(copied)}, analysed after {total} in all.")
-
-    def _progress(self, done: int) -> None:
-        if done % 1_000_000 == 0:
-            self.stdout.write(f"{done:,}")

@@ -7,14 +7,11 @@ from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError
 
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import positive_duration
+from django_dbtaskqueue.management import exit_codes, positive_duration
 from django_dbtaskqueue.operations.housekeeping import Housekeeper, RetentionPolicy, known
 
 NEVER_TEXT = "never"
@@ -50,15 +47,13 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         given = {name: options[name] for name in AGE_OPTIONS if name in options}
         try:
-            ages = replace(RetentionPolicy.of_settings(), **given)
-            with migrated():
+            with exit_codes():
+                ages = replace(RetentionPolicy.of_settings(), **given)
                 queues = known(options["queue"], options["database"])
                 to = "delete" if options["delete"] else "history"
                 report = Housekeeper().turn(
                     ages, using=options["database"], queues=queues, to=to, within=options["within"]
                 )
-        except (ImproperlyConfigured, TaskQueueError) as error:
-            raise CommandError(str(error), returncode=3) from error
         except DatabaseError as error:
             raise CommandError(f"The database did not answer: {error}".strip(), returncode=4) from error
         if options["verbosity"]:

@@ -50,7 +50,6 @@ class Command(BaseCommand):
         parser.add_argument("arguments", nargs=REMAINDER, help="options of the job")
 
     def run_from_argv(self, argv: list[str]) -> None:
-        """Remember that this process runs only the job."""
         self._own_process = True
         super().run_from_argv(argv)
 
