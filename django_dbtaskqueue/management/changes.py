@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from django.contrib.auth import get_user_model
 from django.contrib.postgres.indexes import GinIndex
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandError
 from django.db import connections
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
@@ -24,19 +24,12 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.flow.shard_move import ShardMove
-from django_dbtaskqueue.management import Options, Output, ago, printable
+from django_dbtaskqueue.management import FAILED_CODE, Options, Output, ago, printable, wrong_usage
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, Schedule, TaskHistory
-from django_dbtaskqueue.models.control import FAILED, MISSED_POLICIES, OVERLAP_POLICIES, UNFINISHED
+from django_dbtaskqueue.models.control import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations
 from django_dbtaskqueue.operations import queue_control, related_tasks, schedules
-from django_dbtaskqueue.operations.actions import (
-    MAX_TASKS_PER_ACTION,
-    ActionRequest,
-    ActReport,
-    act,
-    act_on_ids,
-    preview,
-)
+from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, ActReport, act_on_ids, preview
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
@@ -45,17 +38,28 @@ from django_dbtaskqueue.operations.search.query import MAY_HAVE_ERROR, select, t
 from django_dbtaskqueue.operations.serializers import OPERATION, as_document
 from django_dbtaskqueue.operations.verbs import ID_VERBS, PUT_BACK, QUEUE_VERBS, VerbOptions, json_of
 
-FAILED_CODE, USAGE_CODE = 1, 2  # exit codes
 DEFAULT_BULK_ROWS = 20
 MAX_ROWS_MASKED_AT_ONCE = 500
 M = TypeVar("M", bound=Model)
 
 
+def _named(options: Options, kind: str, word: str, find: Callable[[Any], M | None]) -> M:
+    """Return what ``find`` returns for the name that was given, or raise ``CommandError``."""
+    command, name = options["command"], options["name"]
+    if name is None:
+        raise wrong_usage(f"Give its {word}: taskqueue {command} {options['what']} {word.upper()}.")
+    if (row := find(name)) is None:
+        raise CommandError(f"There is no {kind} {name!r}. taskqueue {command} lists them.")
+    return row
+
+
+# -- actions on tasks --------------------------------------------------------------------------------------------------
+
+
 def verb(output: Output, options: Options) -> int:
     """Apply a verb to ids or to a search: preview, question, action, report."""
     if bool(options["filter"]) == bool(options["id"]):
-        words = "Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N."
-        raise CommandError(words, returncode=USAGE_CODE)
+        raise wrong_usage("Name the tasks: --filter SEARCH (such as 'status:ERROR queue:claims'), or --id N.")
     return _on_ids(output, options) if options["id"] else _on_search(output, options)
 
 
@@ -63,6 +67,84 @@ def purge(output: Output, options: Options) -> int:
     """Delete every task of a queue, in any status."""
     check_there([options["queue"]], Actor())
     return _on_search(output, {**options, "filter": [to_text(of_queue(options["queue"]))]})
+
+
+def _on_ids(output: Output, options: Options) -> int:
+    ids, chosen = sorted(set(options["id"])), ID_VERBS[options["verb"]]
+    tasks = tasks_for(parse(""), options["database"], write=True)
+    request = ActionRequest(chosen, options["reason"], _given(options))
+    seen = preview(tasks.filter(pk__in=ids), request)
+    there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
+    running = f" {seen.running} of them run now." if seen.running else ""
+    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
+    if options["dry_run"]:
+        return output.answer({"dry_run": True, **as_document(seen)})
+    output.ask(f"{chosen.label} {seen.eligible} tasks?")
+    return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
+
+
+def _on_search(output: Output, options: Options) -> int:
+    words, given = " ".join(options["filter"]), _given(options)
+    seen = bulk_operations.preview(options["verb"], words, options["database"], options=given)
+    output.write("\n".join(seen.sentences))
+    if options["dry_run"]:
+        return output.answer({"dry_run": True, **as_document(seen)})
+    chosen = seen.request.verb
+    output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?")
+    at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
+    if at_once and not options["background"] and not options["limit"]:
+        tasks = tasks_for(parse(words), options["database"], write=True)
+        # Not ordered by the database: with a limit, it could read the whole table in that order.
+        ids = [*select(words, tasks).order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1]]
+        request = ActionRequest(chosen, options["reason"], given, seen.request.query)
+        return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
+    operation = bulk_operations.start(
+        chosen, words, None, options["reason"], options["database"],
+        source="command", options=given, max_tasks=options["limit"],
+    )  # fmt: skip
+    output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
+    return _ordered(output, operation) if options["background"] else _followed(output, operation)
+
+
+def _ordered(output: Output, operation: BulkOperation) -> int:
+    return output.answer(OPERATION.of(operation), "Pollers carry it out; or taskqueue bulk run.")
+
+
+def _followed(output: Output, operation: BulkOperation) -> int:
+    """Carry the operation out in this process, beside the pollers, to its end."""
+    alias, written = str(operation._state.db), 0
+    while operation.state in UNFINISHED:
+        worked = bulk_operations.turn(alias)
+        operation.refresh_from_db()
+        if int(operation.progress * 10) > written:
+            written = int(operation.progress * 10)
+            output.write(f"{operation.progress:4.0%}  {operation.changed:,} changed, {operation.skipped:,} skipped")
+        if not worked and operation.state in UNFINISHED:
+            return _ordered(output, operation)  # a poller carries it out
+    output.data(OPERATION.of(operation))
+    _skips(output, operation.skips)
+    verb = PUT_BACK if operation.verb == PUT_BACK.name else ID_VERBS[operation.verb]
+    output.write(f"{verb.done % {'number': operation.changed}}. {operation.note}".strip())
+    return FAILED_CODE if operation.state == FAILED else 0
+
+
+def _reported(output: Output, chosen: Any, report: ActReport) -> int:
+    _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
+    return output.answer(report, f"{chosen.done % {'number': report.changed}}.")
+
+
+def _skips(output: Output, skips: dict[str, int]) -> None:
+    for reason, count in skips.items():
+        output.write(f"skipped {count:,}: {printable(reason)}")
+
+
+def _given(options: Options) -> VerbOptions:
+    """Return the options of the verb; ``argparse`` has read and checked each."""
+    verb = ID_VERBS[options["verb"]]
+    return replace(VerbOptions(), **{one.field: options[one.field] for one in verb.inputs})
+
+
+# -- queues ------------------------------------------------------------------------------------------------------------
 
 
 def queue_verb(output: Output, options: Options) -> int:
@@ -95,11 +177,11 @@ def set_settings(output: Output, options: Options) -> int:
         name, _equals, value = (part.strip() for part in text.partition("="))
         if not name or not value:
             words = f"{text}: write NAME=VALUE, such as max_running=5. To take a setting back: --reset NAME."
-            raise CommandError(words, returncode=USAGE_CODE)
+            raise wrong_usage(words)
         values[name.lower()] = typed(name.lower(), value)
     if not values and not reset:
         words = f"Say what to set: taskqueue set {queue} NAME=VALUE. taskqueue settings {queue} shows all settings."
-        raise CommandError(words, returncode=USAGE_CODE)
+        raise wrong_usage(words)
     after, dry, reason = _overrides(options), options["dry_run"], options["reason"]
     try:
         if dry:
@@ -109,7 +191,7 @@ def set_settings(output: Output, options: Options) -> int:
                 queue, values, Actor(), reset=reset, reason=reason, using=options["database"]
             )
     except ImproperlyConfigured as error:  # of what was typed, so not the site's fault
-        raise CommandError(str(error), returncode=USAGE_CODE) from None
+        raise wrong_usage(str(error)) from None
     output.write("Nothing was changed: --dry-run. It would be:" if dry else str(CHANGE_SETTINGS.effect))
     _settings(output, queue, after, [*values, *reset], **({"dry_run": True} if dry else {}))
     return 0
@@ -130,8 +212,8 @@ def _settings(
     shown = [one for one in queue_control.settings_in_force(queue, values) if not only or one.name in only]
     plain = [one.value if one.value is None or isinstance(one.value, int) else setting_text(one.value) for one in shown]
     facts = [asdict(replace(one, value=value)) for one, value in zip(shown, plain, strict=True)]
-    output.data({**more, "queue": queue, "settings": facts})
-    output.table(("setting", "value", "source"), [(one["name"], str(one["value"]), one["source"]) for one in facts])
+    rows = [(one["name"], str(one["value"]), one["source"]) for one in facts]
+    output.table({**more, "queue": queue, "settings": facts}, ("setting", "value", "source"), rows)
 
 
 # -- bulk operations ---------------------------------------------------------------------------------------------------
@@ -139,27 +221,26 @@ def _settings(
 
 def bulk(output: Output, options: Options) -> int:
     """List, show, cancel, undo bulk operations, or carry out those that are waiting."""
-    alias = alias_for("", options["database"])
-    what, number = options["what"], options["number"]
-    if what not in ("list", "run") and number is None:
-        words = f"Give its number: taskqueue bulk {what} N, with a number from taskqueue bulk list."
-        raise CommandError(words, returncode=USAGE_CODE)
+    alias, what = alias_for("", options["database"]), options["what"]
+    rows: QuerySet[Any] = BulkOperation.objects.using(alias)
     if what == "list":
-        return _listed(output, alias, options["limit"] or DEFAULT_BULK_ROWS)
+        newest = list(rows.annotate(clock=Now()).order_by("-pk")[: options["limit"] or DEFAULT_BULK_ROWS])
+        head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
+        right = ("id", "done", "changed", "skipped", "ordered")
+        documents, table = [OPERATION.of(row) for row in newest], [_bulk_line(row) for row in newest]
+        return output.table(documents, head, table, none="There is no bulk operation.", right=right)
     if what == "run":
         chunks = sum(1 for _ in iter(partial(bulk_operations.turn, alias), False))
-        left = BulkOperation.objects.using(alias).filter(state__in=UNFINISHED).count()
+        left = rows.filter(state__in=UNFINISHED).count()
         counts = {"chunks": chunks, "unfinished": left}
         return output.answer(counts, f"{chunks} chunks done, {left} operations unfinished.")
-    operation = BulkOperation.objects.using(alias).filter(pk=number).first()
-    if operation is None:
-        raise CommandError(f"There is no bulk operation {number}. See taskqueue bulk list.")
+    operation = _named(options, "bulk operation", "number", lambda pk: rows.filter(pk=pk).first())
     if what == "put-back":
         back = bulk_operations.put_back(operation.pk, None, options["reason"], alias, source="command")
         output.write(f"{PUT_BACK.effect}\nBulk operation {back.pk} ordered.")
         return _followed(output, back)
     if what == "cancel" and not bulk_operations.cancel(operation.pk, None, options["reason"], alias, source="command"):
-        ended = f"Bulk operation {number} has ended already: {operation.state}."
+        ended = f"Bulk operation {operation.pk} has ended already: {operation.state}."
         return output.answer(OPERATION.of(operation), ended, FAILED_CODE)
     operation.refresh_from_db()
     document = OPERATION.of(operation)
@@ -169,18 +250,9 @@ def bulk(output: Output, options: Options) -> int:
     return 0
 
 
-def _listed(output: Output, alias: str, limit: int) -> int:
-    rows: list[Any] = list(BulkOperation.objects.using(alias).annotate(clock=Now()).order_by("-pk")[:limit])
-    if not rows:
-        return output.answer([], "There is no bulk operation.")
-    output.data([OPERATION.of(row) for row in rows])
-    head = ("id", "state", "done", "changed", "skipped", "ordered", "verb", "search")
-    table = [
-        (r.pk, r.state, f"{r.progress:.0%}", r.changed, r.skipped, ago(r.create_time, r.clock), r.verb, r.query)
-        for r in rows
-    ]
-    output.table(head, table, right=("id", "done", "changed", "skipped", "ordered"))
-    return 0
+def _bulk_line(row: Any) -> tuple[object, ...]:
+    ordered = ago(row.create_time, row.clock)
+    return (row.pk, row.state, f"{row.progress:.0%}", row.changed, row.skipped, ordered, row.verb, row.query)
 
 
 def index(output: Output, options: Options) -> int:
@@ -205,8 +277,8 @@ def index(output: Output, options: Options) -> int:
 def mask(output: Output, options: Options) -> int:
     """Mask secrets in stored texts of failures: written by SQL, or before MASK had the keys."""
     dry_run = options["dry_run"]
-    if not dry_run and not output.ask("Replace the secrets in all stored texts of failures, for good?"):
-        return output.answer({"masked": 0}, "Nothing was changed.", FAILED_CODE)
+    if not dry_run:
+        output.ask("Replace the secrets in all stored texts of failures, for good?")
     changed = 0
     for alias, model in (places := locations_on(options["database"])):
         tasks = model._base_manager.using(alias).filter(MAY_HAVE_ERROR, process_result__isnull=False)
@@ -237,116 +309,24 @@ def _mask_stored(rows: QuerySet[M], *columns: str, dry_run: bool) -> int:
     return changed
 
 
-# -- actions on tasks --------------------------------------------------------------------------------------------------
-
-
-def _on_ids(output: Output, options: Options) -> int:
-    ids, chosen = sorted(set(options["id"])), ID_VERBS[options["verb"]]
-    tasks = tasks_for(parse(""), options["database"], write=True)
-    request = ActionRequest(chosen, options["reason"], _given(options))
-    seen = preview(tasks.filter(pk__in=ids), request)
-    there = f"{seen.selected} of {len(ids)} {'task is' if len(ids) == 1 else 'tasks are'} there"
-    running = f" {seen.running} of them run now." if seen.running else ""
-    output.write(f"{chosen.effect}\n{there}, {seen.eligible} would change.{running}")
-    if options["dry_run"]:
-        output.data({"dry_run": True, **as_document(seen)})
-        return 0
-    if not output.ask(f"{chosen.label} {seen.eligible} tasks?"):
-        return output.answer({"changed": 0}, "Nothing was changed.", FAILED_CODE)
-    return _reported(output, chosen, act_on_ids(tasks, ids, request, Actor()))
-
-
-def _on_search(output: Output, options: Options) -> int:
-    words, given = " ".join(options["filter"]), _given(options)
-    seen = bulk_operations.preview(options["verb"], words, options["database"], options=given)
-    output.write("\n".join(seen.sentences))
-    if options["dry_run"]:
-        output.data({"dry_run": True, **as_document(seen)})
-        return 0
-    chosen = seen.request.verb
-    if not output.ask(f"{chosen.label} {'all that match' if seen.eligible is None else f'{seen.eligible} tasks'}?"):
-        return output.answer({"changed": 0}, "Nothing was changed.", FAILED_CODE)
-    at_once = seen.selected is not None and not seen.selected.more and seen.selected.number <= MAX_TASKS_PER_ACTION
-    if at_once and not options["background"] and not options["limit"]:
-        search = parse(words)
-        tasks = select(search, tasks_for(search, options["database"], write=True))
-        request = ActionRequest(chosen, options["reason"], given, seen.request.query)
-        return _reported(output, chosen, act(tasks, request, Actor()))
-    operation = bulk_operations.start(
-        chosen, words, None, options["reason"], options["database"],
-        source="command", options=given, max_tasks=options["limit"],
-    )  # fmt: skip
-    output.write(f"Bulk operation {operation.pk} ordered; to stop it: taskqueue bulk cancel {operation.pk}")
-    return _ordered(output, operation) if options["background"] else _followed(output, operation)
-
-
-def _ordered(output: Output, operation: BulkOperation) -> int:
-    return output.answer(OPERATION.of(operation), "Pollers carry it out; or taskqueue bulk run.")
-
-
-def _followed(output: Output, operation: BulkOperation) -> int:
-    """Carry the operation out in this process, beside the pollers, to its end."""
-    alias, written = str(operation._state.db), 0
-    while operation.state in UNFINISHED:
-        worked = bulk_operations.turn(alias)
-        operation.refresh_from_db()
-        if int(operation.progress * 10) > written:
-            written = int(operation.progress * 10)
-            output.write(f"{operation.progress:4.0%}  {operation.changed:,} changed, {operation.skipped:,} skipped")
-        if not worked and operation.state in UNFINISHED:
-            return _ordered(output, operation)  # a poller carries it out
-    output.data(OPERATION.of(operation))
-    _skips(output, operation.skips)
-    done = (PUT_BACK if operation.verb == PUT_BACK.name else ID_VERBS[operation.verb]).done % {
-        "number": operation.changed
-    }
-    output.write(f"{done}. {operation.note}".strip())
-    return FAILED_CODE if operation.state == FAILED else 0
-
-
-def _reported(output: Output, chosen: Any, report: ActReport) -> int:
-    output.data(report)
-    _skips(output, {reason: len(ids) for reason, ids in report.skips.items()})
-    output.write(f"{chosen.done % {'number': report.changed}}.")
-    return 0
-
-
-def _skips(output: Output, skips: dict[str, int]) -> None:
-    for reason, count in skips.items():
-        output.write(f"skipped {count:,}: {printable(reason)}")
-
-
-def _given(options: Options) -> VerbOptions:
-    """Return the options of the verb; ``argparse`` has read and checked each."""
-    verb = ID_VERBS[options["verb"]]
-    return replace(VerbOptions(), **{one.field: options[one.field] for one in verb.inputs})
-
-
 # -- shards ------------------------------------------------------------------------------------------------------------
 
 MAX_IDS_PER_REASON = 10  # that the text names
 
 
-def add_arguments(one: CommandParser) -> None:
-    """Add the arguments of the subcommand."""
-    one.add_argument("what", choices=("show", "move"))
-    one.add_argument("queue")
-    text = "Move from this database, such as one that is not a shard any more. Repeat it for more. Default: all shards."
-    one.add_argument("--from", action="append", default=[], dest="sources", metavar="ALIAS", help=text)
-    text = "Move to this database. Default: to where an enqueue of the same task would put it now."
-    one.add_argument("--to", metavar="ALIAS", help=text)
-    text = "Move groups also to where they have tasks already. Those that come run after them."
-    one.add_argument("--behind", action="store_true", help=text)
-
-
-def run(output: Output, options: Options) -> int:
+def shards(output: Output, options: Options) -> int:
     """Show the tasks of a queue on each of its databases, or move those that wait."""
     queue, sources = options["queue"], options["sources"]
     if options["what"] == "show":
-        return _shown(output, queue, sources)
+        documents = queue_control.shard_documents(queue, Actor(), sources)
+        numbers = (*documents[0]["statuses"], "moving")
+        rows = [
+            (one["database"], "yes" if one["is_shard"] else "no", *one["statuses"].values(), one["moving"])
+            for one in documents
+        ]
+        return output.table(documents, ("database", "polled", *numbers), rows, right=numbers)
     move = ShardMove(queue, options["to"], behind=options["behind"])
-    if not output.ask(f"{queue_control.MOVE_SHARD.effect} Move?"):
-        return 0
+    output.ask(f"{queue_control.MOVE_SHARD.effect} Move?")
     report = queue_control.move_shards(move, Actor(), sources=sources, limit=options["limit"], reason=options["reason"])
     moved = [{"from": source, "to": target, "tasks": count} for (source, target), count in report.moved.items()]
     lines = [f"{queue_control.MOVE_SHARD.done % {'number': sum(report.moved.values())}}."]
@@ -357,24 +337,12 @@ def run(output: Output, options: Options) -> int:
     return output.answer({"moved": moved, "refused": report.refused}, "\n".join(lines))
 
 
-def _shown(output: Output, queue: str, also: list[str]) -> int:
-    documents = queue_control.shard_documents(queue, Actor(), also)
-    output.data(documents)
-    numbers = (*documents[0]["statuses"], "moving")
-    rows = [
-        (one["database"], "yes" if one["is_shard"] else "no", *one["statuses"].values(), one["moving"])
-        for one in documents
-    ]
-    output.table(("database", "polled", *numbers), rows, right=numbers)
-    return 0
-
-
 # -- tokens ------------------------------------------------------------------------------------------------------------
 
 MAX_LISTED_TOKENS = 500
 
 
-def make(output: Output, options: Options) -> int:
+def make_token(output: Output, options: Options) -> int:
     """Make a token for the JSON API. It is shown once; the database keeps only its hash."""
     user, queues, life = options["user"], options["queue"], options["expires"]
     users = get_user_model()
@@ -394,28 +362,24 @@ def make(output: Output, options: Options) -> int:
     until = f"until {row.expire_time:%Y-%m-%d %H:%M %Z}" if row.expire_time else "until it is revoked"
     where = f"on {', '.join(queues)}" if queues else "on every queue"
     may = f"Token {row.pk} may {row.scope} as {user} {where}, {until}."
-    document = {"number": row.pk, "token": secret, "hash": digest, **_facts(row)}
-    return output.answer(document, f"{sent}\n{may}")
+    return output.answer({"token": secret, "hash": digest, **_facts(row)}, f"{sent}\n{may}")
 
 
-def show(output: Output, options: Options) -> int:
+def tokens(output: Output, options: Options) -> int:
     """List the tokens of the JSON API, or end one."""
-    tokens = ApiToken.objects.using(alias_for("", options["database"]))
+    rows = ApiToken.objects.using(alias_for("", options["database"]))
     if number := options["revoke"]:
-        if not tokens.filter(pk=number).delete()[0]:
+        if not rows.filter(pk=number).delete()[0]:
             raise CommandError(f"There is no token {number}; taskqueue tokens lists them.")
         return output.answer({"revoked": number}, f"Token {number} is refused from now on.")
-    rows = list(tokens.annotate(clock=Now()).order_by("pk")[:MAX_LISTED_TOKENS])
-    if not rows:
-        return output.answer([], "There is no token. taskqueue token USER makes one.")
-    output.data([{"number": row.pk, **_facts(row)} for row in rows])
+    listed = list(rows.annotate(clock=Now()).order_by("pk")[:MAX_LISTED_TOKENS])
     head = ("number", "user", "scope", "queues", "expires", "last used", "note")
-    output.table(head, [_row(row) for row in rows], right=("number",))
-    return 0
+    none = "There is no token. taskqueue token USER makes one."
+    return output.table([_facts(row) for row in listed], head, [_row(row) for row in listed], none=none, right=head[:1])
 
 
 def _facts(row: ApiToken) -> dict[str, object]:
-    facts = {"user": row.user, "scope": row.scope, "queues": row.queue_names, "note": row.note}
+    facts = {"number": row.pk, "user": row.user, "scope": row.scope, "queues": row.queue_names, "note": row.note}
     return facts | {"created": row.create_time, "expires": row.expire_time, "last_used": row.last_used_time}
 
 
@@ -431,55 +395,26 @@ VERB_WORDS = {name.removesuffix("_schedule"): verb for name, verb in schedules.S
 BATCH_WORDS = {name.removesuffix("_batch"): verb for name, verb in related_tasks.BATCH_VERBS.items()}
 
 
-def add_schedule_arguments(one: CommandParser) -> None:
-    """Add the arguments of ``taskqueue schedules``."""
-    one.add_argument("what", nargs="?", default="list", choices=("list", "show", "import", *WRITE_WORDS, *VERB_WORDS))
-    one.add_argument("name", nargs="?", help="Name of the schedule.")
-    one.add_argument(
-        "--from", choices=OTHER_QUEUES, dest="source", help="Of import: the queue whose schedules to take over."
-    )
-    one.add_argument(
-        "--queue-of", action="append", default=[], metavar="TASK=QUEUE",
-        help="Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path.",
-    )  # fmt: skip
-    one.add_argument("--dry-run", action="store_true", help="Of import: say what would happen; change nothing.")
-    for name, text in (
-        ("queue", "Queue of the tasks."),
-        ("cron", "Such as '0 7 * * mon-fri': minute hour day month weekday; a sixth in front is the second."),
-        ("timezone", "Such as Europe/Madrid. Default: that of the site."),
-        ("payload", "Payload of the tasks, as JSON."),
-        ("payload-type", "Type of the payload, for a queue with several processors."),
-        ("priority", "Priority of the tasks; lower runs first. Default: that of the queue."),
-        ("missed", f"What to do with missed ticks: {_choices(MISSED_POLICIES)}."),
-        ("overlap", f"While the task before is not finished: {_choices(OVERLAP_POLICIES)}."),
-    ):
-        one.add_argument(f"--{name}", metavar=name.rpartition("-")[2].upper(), help=text)
-
-
-def _choices(policies: Iterable[tuple[str, object]]) -> str:
-    return "; ".join(f"{word} ({label})" for word, label in policies)
-
-
 def run_schedules(output: Output, options: Options) -> int:
     """Show schedules in words and with their next times; add, import, edit, pause, resume, run, reset, delete them."""
-    actor, using, what, name = Actor(), options["database"], options["what"], options["name"]
+    actor, what = Actor(), options["what"]
     if what == "list":
-        return _schedules_listed(output, schedules.listed(actor, using), actor)
+        rows = schedules.listed(actor, options["database"])
+        documents = [schedules.schedule_document(row, actor) for row in rows]
+        lines = [_schedule_line(row, one) for row, one in zip(rows, documents, strict=True)]
+        head = ("name", "state", "when", "queue", "next tick", "last tick", "source")
+        none = "There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …"
+        return output.table(documents, head, lines, none=none)
     if what == "import":
         return _import(output, options, actor)
-    if not name:
-        words = f"Give its name: taskqueue schedules {what} NAME, with a name from taskqueue schedules."
-        raise CommandError(words, returncode=USAGE_CODE)
-    given: Options = {"reason": options["reason"], "using": using}
+    act: Callable[..., Schedule | None] = schedules.find
+    given: Options = {"actor": actor, "using": options["database"]}
     if what in WRITE_WORDS:
-        write = schedules.add_schedule if what == "add" else schedules.edit_schedule
-        row: Schedule | None = write(name, _values(options), actor, **given)
+        act = schedules.add_schedule if what == "add" else schedules.edit_schedule
+        given |= {"values": _values(options), "reason": options["reason"]}
     elif what in VERB_WORDS:
-        row = schedules.act_on_schedule(VERB_WORDS[what], name, actor, **given)
-    else:
-        row = schedules.find(name, actor, using)
-    if row is None:
-        raise CommandError(f"There is no schedule {name!r}. taskqueue schedules lists them.")
+        act = partial(schedules.act_on_schedule, VERB_WORDS[what], reason=options["reason"])
+    row = _named(options, "schedule", "name", partial(act, **given))
     if what != "show":
         output.write(f"{(WRITE_WORDS | VERB_WORDS)[what].done % {'number': 1}}.")
     document = schedules.schedule_document(row, actor)
@@ -492,21 +427,20 @@ def run_schedules(output: Output, options: Options) -> int:
 
 def _import(output: Output, options: Options, actor: Actor) -> int:
     if not options["source"]:
-        raise CommandError(f"Add --from {' or --from '.join(OTHER_QUEUES)}.", returncode=USAGE_CODE)
-    pairs = [text.partition("=") for text in options["queue_of"]]
-    for (task, equals, queue), text in zip(pairs, options["queue_of"], strict=True):
-        if not (task and equals and queue):
-            raise CommandError(f"--queue-of {text}: write TASK=QUEUE.", returncode=USAGE_CODE)
-    queue_of = {task: queue for task, _equals, queue in pairs}
+        raise wrong_usage(f"Add --from {' or --from '.join(OTHER_QUEUES)}.")
+    queue_of = {}
+    for text in options["queue_of"]:
+        task, _equals, queue_of[task] = text.partition("=")
+        if not (task and queue_of[task]):
+            raise wrong_usage(f"--queue-of {text}: write TASK=QUEUE.")
     found = import_schedules(options["source"], queue_of, actor, dry_run=options["dry_run"])
-    output.data(masked([asdict(one) for one in found]))
     rows = []
     for one in found:
         made = one.definition
         words = "; ".join([f"{made.cron} {made.timezone} → {made.queue}", *one.notes]) if made else one.reason
         rows.append((one.name, one.timing, f"{one.result}, paused" if made and one.paused else one.result, words))
-    if rows:
-        output.table(("name", "there", "result", "here"), rows)
+    documents = masked([asdict(one) for one in found])
+    output.table(documents, ("name", "there", "result", "here"), rows)
     left = sum(one.definition is None for one in found)
     end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
     output.write(f"{len(found) - left} of {len(found)} schedules can be imported." + end)
@@ -521,18 +455,8 @@ def _values(options: Options) -> Options:
         if "priority" in values:
             values["priority"] = int(values["priority"])
     except ValueError as error:
-        raise CommandError(str(error), returncode=USAGE_CODE) from None
+        raise wrong_usage(str(error)) from None
     return values
-
-
-def _schedules_listed(output: Output, rows: list[Schedule], actor: Actor) -> int:
-    if not rows:
-        return output.answer([], "There is no schedule. Declare one with @periodic, or: taskqueue schedules add NAME …")
-    documents = [schedules.schedule_document(row, actor) for row in rows]
-    output.data(documents)
-    head = ("name", "state", "when", "queue", "next tick", "last tick", "source")
-    output.table(head, [_schedule_line(row, one) for row, one in zip(rows, documents, strict=True)])
-    return 0
 
 
 def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple[object, ...]:
@@ -547,27 +471,16 @@ def _schedule_line(row: Schedule, document: schedules.ScheduleDocument) -> tuple
 # -- batches -----------------------------------------------------------------------------------------------------------
 
 
-def add_batch_arguments(one: CommandParser) -> None:
-    """Add the arguments of ``taskqueue batches``."""
-    one.add_argument("what", nargs="?", default="list", choices=("list", "show", *BATCH_WORDS))
-    one.add_argument("id", nargs="?", help="Id of the batch.")
-
-
 def run_batches(output: Output, options: Options) -> int:
     """List batches and workflows, show one, cancel all its tasks, or retry those that failed."""
-    actor, using, what, pk = Actor(), options["database"], options["what"], options["id"]
+    actor, using, what = Actor(), options["database"], options["what"]
     if what == "list":
         documents = related_tasks.batch_documents(related_tasks.listed_batches(actor, using))
-        if not documents:
-            return output.answer([], "There is no batch. The code makes one with batch() or Workflow.")
-        output.data(documents)
-        output.table(("id", "name", "created", "ended", "failed", "queues"), [_batch_line(one) for one in documents])
-        return 0
-    if not pk:
-        raise CommandError(f"Give its id: taskqueue batches {what} ID.", returncode=USAGE_CODE)
-    row = related_tasks.find_batch(pk, actor, using)
-    if row is None:
-        raise CommandError(f"There is no batch {pk!r}. taskqueue batches lists them.")
+        head, rows = ("id", "name", "created", "ended", "failed", "queues"), [_batch_line(one) for one in documents]
+        return output.table(
+            documents, head, rows, none="There is no batch. The code makes one with batch() or Workflow."
+        )
+    row = _named(options, "batch", "id", lambda pk: related_tasks.find_batch(pk, actor, using))
     if what in BATCH_WORDS:
         changed = related_tasks.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
         output.write(f"{BATCH_WORDS[what].done % {'number': changed}}.")
