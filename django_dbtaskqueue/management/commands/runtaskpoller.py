@@ -11,7 +11,6 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 from django.utils.autoreload import get_child_arguments
@@ -19,9 +18,7 @@ from django.utils.autoreload import get_child_arguments
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import duration, positive
+from django_dbtaskqueue.management import AddArgument, duration, exit_codes, positive, wrong_usage
 from django_dbtaskqueue.poller.executors.pool import named_executor
 from django_dbtaskqueue.poller.executors.process import Wear
 from django_dbtaskqueue.poller.heartbeat import Heartbeat, ScheduleJob
@@ -57,45 +54,9 @@ class Command(BaseCommand):
         self._arguments: list[str] | None = None  # how this process was started; None inside call_command
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--queue", action="append", default=[], metavar="NAME[:WEIGHT]",
-            help="Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often "
-            "as one of weight 1. Default: every queue that has a processor, with weight 1.",
-        )  # fmt: skip
-        parser.add_argument("--exclude", action="append", default=[], metavar="NAME", help="Queue to leave out.")
-        parser.add_argument(
-            "--processes", type=positive, metavar="N",
-            help="Run N child processes, each a whole poller, and replace those that die. Default: poll in this one.",
-        )  # fmt: skip
-        parser.add_argument("--threads", type=positive, metavar="M", help="Sync tasks at the same time (THREADS: 4).")
-        parser.add_argument(
-            "--async", type=positive, nargs="?", const=DEFAULT_COROUTINES, default=DEFAULT_COROUTINES, metavar="N",
-            dest="coroutines", help="Async tasks at the same time (%(default)s).",
-        )  # fmt: skip
-        _add_executor(parser)
-        _add_metrics_port(parser)
-        ending = parser.add_mutually_exclusive_group()
-        ending.add_argument("--once", action="store_true", help="Check each queue out once, process that, and end.")
-        ending.add_argument(
-            "--drain", action="store_true",
-            help="End when nothing is due, being processed, or due within five seconds.",
-        )  # fmt: skip
-        parser.add_argument("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
-        _add_restarts(parser)
-        parser.add_argument("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
-        parser.add_argument(
-            "--tag", action="append", default=[], metavar="TAG",
-            help="Take tasks with this tag, too; again for more. Default: only tasks without a tag.",
-        )  # fmt: skip
-        parser.add_argument("--name", default="", help="First part of the instance's name (the host's name).")
-        parser.add_argument(
-            "--shutdown-timeout", type=duration, default=timedelta(seconds=30), metavar="TIME",
-            help='How long a stop waits for running tasks, such as "30s" or "5m" (30s).',
-        )  # fmt: skip
-        parser.add_argument(
-            "--log-format", choices=tuple(logs.FORMATTERS), default="text",
-            help="Format of the log on standard error; LOGGING wins where it has a handler for us.",
-        )  # fmt: skip
+        _add_work(parser)
+        _add_ends(parser)
+        _add_elsewhere(parser.add_argument_group("processing elsewhere").add_argument)
         parser.add_argument(supervisor.CHILD_FLAG, type=int, dest="child", help="For the supervisor's own use.")
 
     def run_from_argv(self, argv: list[str]) -> None:
@@ -113,8 +74,7 @@ class Command(BaseCommand):
         self._manager = ServiceManager()
         work = self._supervise if options["processes"] and options["child"] is None else self._poll
         if (options["recycle_after"] or options["recycle_memory"]) and not options["processes"]:
-            text = "--recycle-after and --recycle-memory replace child processes: add --processes."
-            raise CommandError(text, returncode=supervisor.USAGE_CODE)
+            raise wrong_usage("--recycle-after and --recycle-memory replace child processes: add --processes.")
         watcher = None
         if options["reload"] and options["child"] is None:
             if supervisor.is_parent():
@@ -122,13 +82,11 @@ class Command(BaseCommand):
             else:
                 watcher = supervisor.FileWatcher(self._shutdown)
                 watcher.start()
-        try:
+        with exit_codes():
             queues = registry.parse(options["queue"], options["exclude"])
             registry.check_databases(queues, options["database"])
             with self._logging(queues, options) as status, tuned_interpreter():
                 code = work(queues, options, status)
-        except (ImproperlyConfigured, TaskQueueError) as error:
-            raise CommandError(str(error), returncode=supervisor.CONFIGURATION_CODE) from error
         if watcher is not None and watcher.changed:
             code = supervisor.RELOAD_CODE
         if code and self._arguments is None:
@@ -142,12 +100,11 @@ class Command(BaseCommand):
             if options["child"] is not None:
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
                 channel.start()
-            with migrated():
-                poller = Poller(queues, poller_options(options, executor), using=options["database"])
-                if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
-                    for alias in poller.aliases:
-                        with suppress(Exception):  # the heartbeat looks again, and says what is wrong
-                            ScheduleJob(alias, poller.wake).run()
+            poller = Poller(queues, poller_options(options, executor), using=options["database"])
+            if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
+                for alias in poller.aliases:
+                    with suppress(Exception):  # the heartbeat looks again, and says what is wrong
+                        ScheduleJob(alias, poller.wake).run()
             for text in lifetime.opening(poller):
                 logger.info("%s", text)
             if self._arguments is not None:
@@ -234,66 +191,77 @@ def tuned_interpreter() -> Iterator[None]:
         sys.setswitchinterval(before[0])
 
 
-def _add_metrics_port(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--metrics-port", type=probe_port.address, metavar="[HOST:]PORT",
-        help="Serve probes (/healthz/startup, /healthz/ready, /healthz/live) and /metrics at this port. Without "
-        "HOST only to this host. With --processes child K has PORT + K.",
-    )  # fmt: skip
+def _add_work(parser: CommandParser) -> None:
+    add: AddArgument = parser.add_argument
+    repeated, number = {"action": "append", "default": []}, {"type": positive, "metavar": "N"}
+    text = (
+        "Queue to poll. Repeat it, or separate names by commas. A queue of weight 2 is polled twice as often as one of "
+        "weight 1. Default: every queue that has a processor, with weight 1."
+    )
+    add("--queue", metavar="NAME[:WEIGHT]", help=text, **repeated)
+    add("--exclude", metavar="NAME", help="Queue to leave out.", **repeated)
+    text = "Run N child processes, each a whole poller, and replace those that die. Default: poll in this one."
+    add("--processes", help=text, **number)
+    add("--threads", type=positive, metavar="M", help="Sync tasks at the same time (THREADS: 4).")
+    given = {"nargs": "?", "const": DEFAULT_COROUTINES, "default": DEFAULT_COROUTINES, "dest": "coroutines"}
+    add("--async", help="Async tasks at the same time (%(default)s).", **number, **given)
+    add("--database", metavar="ALIAS", help="Database to poll. Default: that of each queue.")
+    text = "Take tasks with this tag, too; again for more. Default: only tasks without a tag."
+    add("--tag", metavar="TAG", help=text, **repeated)
+    add("--name", default="", help="First part of the instance's name (the host's name).")
+    text = (
+        "Serve probes (/healthz/startup, /healthz/ready, /healthz/live) and /metrics at this port. Without HOST only "
+        "to this host. With --processes child K has PORT + K."
+    )
+    add("--metrics-port", type=probe_port.address, metavar="[HOST:]PORT", help=text)
+    text = "Format of the log on standard error; LOGGING wins where it has a handler for us."
+    add("--log-format", choices=tuple(logs.FORMATTERS), default="text", help=text)
 
 
-def _add_restarts(parser: CommandParser) -> None:
-    parser.add_argument(
-        "--reload", action="store_true",
-        help="For development: when a file of the project changes, drain and start again with the new code.",
-    )  # fmt: skip
-    recycling = parser.add_argument_group("replacing child processes")
-    recycling.add_argument(
-        "--recycle-after", type=positive, metavar="N",
-        help="With --processes: replace a child that has processed N tasks, when what runs there has ended.",
-    )  # fmt: skip
-    recycling.add_argument(
-        "--recycle-memory", type=positive, metavar="MIB",
-        help="With --processes: replace a child that has more memory (RSS, in MiB). Linux only.",
-    )  # fmt: skip
+def _add_ends(parser: CommandParser) -> None:
+    add, ending = parser.add_argument, parser.add_mutually_exclusive_group()
+    ending.add_argument("--once", action="store_true", help="Check each queue out once, process that, and end.")
+    text = "End when nothing is due, being processed, or due within five seconds."
+    ending.add_argument("--drain", action="store_true", help=text)
+    add("--max-tasks", type=positive, metavar="N", help="End after N tasks (of each process).")
+    text = 'How long a stop waits for running tasks, such as "30s" or "5m" (30s).'
+    add("--shutdown-timeout", type=duration, default=timedelta(seconds=30), metavar="TIME", help=text)
+    text = "For development: when a file of the project changes, drain and start again with the new code."
+    add("--reload", action="store_true", help=text)
+    add = parser.add_argument_group("replacing child processes").add_argument
+    text = "With --processes: replace a child that has processed N tasks, when what runs there has ended."
+    add("--recycle-after", type=positive, metavar="N", help=text)
+    text = "With --processes: replace a child that has more memory (RSS, in MiB). Linux only."
+    add("--recycle-memory", type=positive, metavar="MIB", help=text)
 
 
-def _add_executor(parser: CommandParser) -> None:
-    elsewhere = parser.add_argument_group("processing elsewhere")
-    elsewhere.add_argument(
-        "--executor", metavar="PATH",
-        help="Where sync tasks run whose processors name no executor: process (child processes), spark, or the "
-        "dotted path of an executor.",
-    )  # fmt: skip
-    elsewhere.add_argument("--master", metavar="URL", help="Spark's master, such as local[4] or spark://HOST:7077.")
-    elsewhere.add_argument("--conf", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark.")
-    elsewhere.add_argument(
-        "--worker-env", action="append", default=[], metavar="NAME",
-        help="A variable of this process's environment that Spark's workers get; again for more.",
-    )  # fmt: skip
+def _add_elsewhere(add: AddArgument) -> None:
+    text = (
+        "Where sync tasks run whose processors name no executor: process (child processes), spark, or the dotted path "
+        "of an executor."
+    )
+    add("--executor", metavar="PATH", help=text)
+    add("--master", metavar="URL", help="Spark's master, such as local[4] or spark://HOST:7077.")
+    add("--conf", action="append", default=[], metavar="KEY=VALUE", help="A setting of Spark.")
+    text = "A variable of this process's environment that Spark's workers get; again for more."
+    add("--worker-env", action="append", default=[], metavar="NAME", help=text)
 
 
 def executor_options(options: dict[str, Any]) -> dict[str, Any]:
     """Return what ``--executor`` is made with."""
     given: dict[str, Any] = {"master": options["master"]} if options["master"] else {}
-    if options["conf"]:
-        given["conf"] = dict(_pair(text) for text in options["conf"])
+    for text in options["conf"]:
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise wrong_usage(f"--conf {text}: write KEY=VALUE, such as spark.executor.memory=2g.")
+        given.setdefault("conf", {})[name] = value
     if missing := set(options["worker_env"]).difference(os.environ):
-        text = f"--worker-env {min(missing)}: there is no such variable in this process's environment."
-        raise CommandError(text, returncode=2)
+        raise wrong_usage(f"--worker-env {min(missing)}: there is no such variable in this process's environment.")
     if options["worker_env"]:
         given["environment"] = {name: os.environ[name] for name in options["worker_env"]}
     if given and options["executor"] is None:
-        text = "--master, --conf and --worker-env say how --executor runs: add --executor spark."
-        raise CommandError(text, returncode=2)
+        raise wrong_usage("--master, --conf and --worker-env say how --executor runs: add --executor spark.")
     return given
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise CommandError(f"--conf {text}: write KEY=VALUE, such as spark.executor.memory=2g.", returncode=2)
-    return name, value
 
 
 def poller_options(options: dict[str, Any], executor: Any = None) -> Options:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentTypeError
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import BaseCommand, CommandParser
 
 from django_dbtaskqueue.core.exceptions import SearchError, SearchTooSlow, TaskQueueError
-from django_dbtaskqueue.db.session import migrated
-from django_dbtaskqueue.management import Output, changes, duration, positive, reading
-from django_dbtaskqueue.models.control import OPERATE_SCOPE, SCOPES
+from django_dbtaskqueue.management import Output, argument, changes, duration, exit_codes, positive, reading
+from django_dbtaskqueue.models.control import MISSED_POLICIES, OPERATE_SCOPE, OVERLAP_POLICIES, SCOPES
 from django_dbtaskqueue.operations.permissions import PAUSE
+from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES
 from django_dbtaskqueue.operations.verbs import ID_VERBS, ONE_TASK_VERBS, PURGE, QUEUE_VERBS, VerbInput, json_of
 
 REFUSED_CODE, USAGE_ERROR_CODE, SETTINGS_CODE, TOO_SLOW_CODE, INTERRUPTED_CODE = 1, 2, 3, 4, 130
+CODES: Mapping[type[BaseException], int] = {
+    SearchTooSlow: TOO_SLOW_CODE, SearchError: USAGE_ERROR_CODE, ImproperlyConfigured: SETTINGS_CODE,
+    TaskQueueError: REFUSED_CODE, PermissionDenied: REFUSED_CODE, KeyboardInterrupt: INTERRUPTED_CODE,
+}  # fmt: skip
 EXIT_CODES = """\
 Exit codes: 0 done; 1 refused, or something is wrong (a task that is not there, an operation that failed, a finding of
 the doctor); 2 wrong usage, a search that cannot be read, or a setting that cannot be set; 3 wrong configuration; 4 the
@@ -29,6 +32,7 @@ VERB_OF_COMMAND = {
     {"mark_poison": "poison"}.get(name, name.replace("_", "-")): name for name in ID_VERBS if name != PURGE.name
 }
 Option = tuple[str, Mapping[str, Any]]  # of several subcommands: its name, and how argparse reads it
+Add = Callable[..., Callable[..., object]]  # of a subcommand: its name, what runs it, and its options
 AS_JSON: Option = "--json", {"action": "store_true", "dest": "as_json", "help": "Answer with one JSON document."}
 DATABASE: Option = "--database", {"metavar": "ALIAS", "help": "Database to use. Default: that of the queue."}
 FILTER: Option = "--filter", {
@@ -51,131 +55,140 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-        def add(name: str, run: Run, *options: Option, text: str = "", verb: str = "") -> CommandParser:
+        def add(name: str, run: Run, *options: Option, text: str = "", **defaults: object) -> Callable[..., object]:
             text = text or " ".join((run.__doc__ or "").split())
             one: CommandParser = commands.add_parser(name, help=text, description=f"{text} {EXIT_CODES}")
-            one.set_defaults(run=run, verb=verb or name)
+            one.set_defaults(**{"run": run, "verb": name, **defaults})
             for option, given in (AS_JSON, DATABASE, *options):
                 one.add_argument(option, **given)
-            return one
+            return lambda name, text="", **given: one.add_argument(name, help=text, **given)
 
         _add_reading(add)
         _add_verbs(add)
         _add_queues(add)
-        bulk = add("bulk", changes.bulk, REASONED, ASKS_NOTHING)
-        bulk.add_argument("what", choices=("list", "show", "cancel", "put-back", "run"))
-        bulk.add_argument("number", nargs="?", type=positive)
-        bulk.add_argument("--limit", type=positive, metavar="N", help="How many to list (20).")
-        index = add("index", changes.index, ASKS_NOTHING)
-        index.add_argument("--queue", metavar="NAME", help="On the table of this queue. Default: the common table.")
-        index.add_argument("--drop", action="store_true", help="Drop the index.")
-        mask = add("mask", changes.mask, ASKS)
-        mask.add_argument("--dry-run", action="store_true", help="Say how many texts hold secrets; change nothing.")
-        _add_tokens(add)
-        schedule = add("schedules", changes.run_schedules, REASONED, ASKS_NOTHING)
-        changes.add_schedule_arguments(schedule)
-        shards = add("shards", changes.run, REASONED, ASKS)
-        changes.add_arguments(shards)
-        shards.add_argument("--limit", type=positive, metavar="N", help="Begin no batch after N tasks are moved.")
-        batches = add("batches", changes.run_batches, REASONED)
-        changes.add_batch_arguments(batches)
+        _add_rows(add)
+        _add_schedules(add)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
         output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
-        try:
-            with migrated():
-                code = options["run"](output, options)
-        except SearchTooSlow as error:
-            raise CommandError(str(error), returncode=TOO_SLOW_CODE) from error
-        except SearchError as error:
-            raise CommandError(str(error), returncode=USAGE_ERROR_CODE) from error
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error), returncode=SETTINGS_CODE) from error
-        except (TaskQueueError, PermissionDenied) as error:
-            raise CommandError(str(error), returncode=REFUSED_CODE) from error
-        except KeyboardInterrupt:
-            raise CommandError("Stopped.", returncode=INTERRUPTED_CODE) from None
+        with exit_codes(CODES):
+            code = options["run"](output, options)
         if code:
             sys.exit(code)
 
 
-def _add_reading(add: Callable[..., CommandParser]) -> None:
+def _add_reading(add: Add) -> None:
     status = add("status", reading.status)
-    text = "Only this queue. Repeat it for more."
-    status.add_argument("--queue", action="append", default=[], metavar="NAME", help=text)
-    one = add("settings", changes.show_settings)
-    one.add_argument("queue")
+    status("--queue", "Only this queue. Repeat it for more.", action="append", default=[], metavar="NAME")
+    add("settings", changes.show_settings)("queue")
     tasks = add("list", reading.list_tasks, FILTER)
-    tasks.add_argument("--limit", type=positive, metavar="N", help="How many (20).")
-    tasks.add_argument("--before", type=positive, metavar="ID", help="Only tasks with a smaller id.")
+    tasks("--limit", "How many (20).", type=positive, metavar="N")
+    tasks("--before", "Only tasks with a smaller id.", type=positive, metavar="ID")
     show = add("show", reading.show)
-    show.add_argument("task", help="An id, or queue/reference.")
-    show.add_argument("--queue", metavar="NAME", help="Only in this queue's table. Default: in all known ones.")
+    show("task", "An id, or queue/reference.")
+    show("--queue", "Only in this queue's table. Default: in all known ones.", metavar="NAME")
     add("doctor", reading.doctor)
     tail = add("tail", reading.tail, FILTER)
-    pause = timedelta(seconds=2)
-    tail.add_argument("--interval", type=duration, default=pause, metavar="TIME", help="Between queries (2s).")
-    tail.add_argument("--count", type=positive, metavar="N", help="End after N queries.")
+    tail("--interval", "Between queries (2s).", type=duration, default=timedelta(seconds=2), metavar="TIME")
+    tail("--count", "End after N queries.", type=positive, metavar="N")
 
 
-def _add_verbs(add: Callable[..., CommandParser]) -> None:
+def _add_verbs(add: Add) -> None:
     for name, verb in VERB_OF_COMMAND.items():
-        many = verb not in ONE_TASK_VERBS
+        many, text = verb not in ONE_TASK_VERBS, str(ID_VERBS[verb].effect)
         options = (REASONED, DRY_RUN, ASKS, BACKGROUND, *([FILTER] if many else []))
-        one = add(name, changes.verb, *options, text=str(ID_VERBS[verb].effect), verb=verb)
+        one = add(name, changes.verb, *options, text=text, verb=verb, filter=[], limit=None)
         if many:
-            one.add_argument("--limit", type=positive, metavar="N", help="Stop after N matching tasks.")
-        else:
-            one.set_defaults(filter=[], limit=None)
+            one("--limit", "Stop after N matching tasks.", type=positive, metavar="N")
         text = "This task. Repeat it for more." if many else "This task."
-        one.add_argument("--id", action="append", type=positive, default=[], metavar="N", help=text)
+        one("--id", text, action="append", type=positive, default=[], metavar="N")
         for given in ID_VERBS[verb].inputs:
             _add_input(one, given)
 
 
-def _add_input(parser: CommandParser, given: VerbInput) -> None:
+def _add_input(add: Callable[..., object], given: VerbInput) -> None:
     """Add an option of a verb, read as its form and the API read it."""
-
-    def read(text: str) -> object:
-        try:
-            return given.read(json_of(text) if given.is_json else text)
-        except ValueError as error:
-            raise ArgumentTypeError(str(error)) from None
-
     more = f"One of {', '.join(name for name, _label in given.choices)}. " if given.choices else ""
     initial = f"({given.initial})" if given.initial else ""
-    parser.add_argument(
-        f"--{given.name.replace('_', '-')}", dest=given.field, type=read, required=given.initial is None,
-        default=given.initial, help=f"{given.label}. {more}{given.help} {initial}".strip().replace("%", "%%"),
-        metavar=given.name.rpartition("_")[2].upper(),
-    )  # fmt: skip
+    text = f"{given.label}. {more}{given.help} {initial}".strip().replace("%", "%%")
+    read = argument(lambda text: given.read(json_of(text) if given.is_json else text))
+    asked = {"dest": given.field, "required": given.initial is None, "default": given.initial}
+    add(f"--{given.name.replace('_', '-')}", text, type=read, metavar=given.name.rpartition("_")[2].upper(), **asked)
 
 
-def _add_queues(add: Callable[..., CommandParser]) -> None:
+def _add_queues(add: Add) -> None:
     for name, verb in QUEUE_VERBS.items():
         one = add(name, changes.queue_verb, REASONED, DRY_RUN, ASKS_NOTHING, text=str(verb.effect))
-        one.add_argument("queue", nargs="+")
+        one("queue", nargs="+")
         if verb is PAUSE:
-            text = "End the pause after this time."
-            one.add_argument("--for", type=duration, dest="for_time", metavar="TIME", help=text)
+            one("--for", "End the pause after this time.", type=duration, dest="for_time", metavar="TIME")
     one = add("set", changes.set_settings, REASONED, DRY_RUN, ASKS_NOTHING)
-    one.add_argument("queue")
-    one.add_argument("values", nargs="*", metavar="NAME=VALUE", help="Such as max_running=5, rate=100/s or rate=none.")
+    one("queue")
+    one("values", "Such as max_running=5, rate=100/s or rate=none.", nargs="*", metavar="NAME=VALUE")
     text = "Take a setting back to what the code and the project's settings say. Repeat it for more."
-    one.add_argument("--reset", action="append", default=[], metavar="NAME", help=text)
-    purge = add("purge", changes.purge, REASONED, DRY_RUN, ASKS, BACKGROUND)
-    purge.add_argument("queue")
-    purge.set_defaults(limit=None)
+    one("--reset", text, action="append", default=[], metavar="NAME")
+    add("purge", changes.purge, REASONED, DRY_RUN, ASKS, BACKGROUND, limit=None)("queue")
+    index = add("index", changes.index, ASKS_NOTHING)
+    index("--queue", "On the table of this queue. Default: the common table.", metavar="NAME")
+    index("--drop", "Drop the index.", action="store_true")
+    mask = add("mask", changes.mask, ASKS)
+    mask("--dry-run", "Say how many texts hold secrets; change nothing.", action="store_true")
+    shards = add("shards", changes.shards, REASONED, ASKS)
+    shards("what", choices=("show", "move"))
+    shards("queue")
+    text = "Move from this database, such as one that is not a shard any more. Repeat it for more. Default: all shards."
+    shards("--from", text, action="append", default=[], dest="sources", metavar="ALIAS")
+    shards(
+        "--to",
+        "Move to this database. Default: to where an enqueue of the same task would put it now.",
+        metavar="ALIAS",
+    )
+    text = "Move groups also to where they have tasks already. Those that come run after them."
+    shards("--behind", text, action="store_true")
+    shards("--limit", "Begin no batch after N tasks are moved.", type=positive, metavar="N")
 
 
-def _add_tokens(add: Callable[..., CommandParser]) -> None:
-    token = add("token", changes.make, ASKS_NOTHING)
-    token.add_argument("user", help="Name of the user whose permissions the token has.")
+def _add_rows(add: Add) -> None:
+    bulk = add("bulk", changes.bulk, REASONED, ASKS_NOTHING)
+    bulk("what", nargs="?", default="list", choices=("list", "show", "cancel", "put-back", "run"))
+    bulk("name", nargs="?", type=positive, metavar="number")
+    bulk("--limit", "How many to list (20).", type=positive, metavar="N")
+    batches = add("batches", changes.run_batches, REASONED)
+    batches("what", nargs="?", default="list", choices=("list", "show", *changes.BATCH_WORDS))
+    batches("name", "Id of the batch.", nargs="?", metavar="id")
+    token = add("token", changes.make_token, ASKS_NOTHING)
+    token("user", "Name of the user whose permissions the token has.")
     scopes = [name for name, _label in SCOPES]
-    token.add_argument("--scope", choices=scopes, default=OPERATE_SCOPE, help="read: it changes nothing (operate).")
-    token.add_argument("--queue", action="append", default=[], metavar="NAME", help="Only this queue. Repeat for more.")
-    token.add_argument("--expires", type=duration, metavar="TIME", help="It ends after this time, such as 90d.")
-    token.add_argument("--note", default="", help="What it is for.")
-    ended = add("tokens", changes.show, ASKS_NOTHING)
-    ended.add_argument("--revoke", type=positive, metavar="N", help="Delete this token: it is refused from now on.")
+    token("--scope", "read: it changes nothing (operate).", choices=scopes, default=OPERATE_SCOPE)
+    token("--queue", "Only this queue. Repeat for more.", action="append", default=[], metavar="NAME")
+    token("--expires", "It ends after this time, such as 90d.", type=duration, metavar="TIME")
+    token("--note", "What it is for.", default="")
+    tokens = add("tokens", changes.tokens, ASKS_NOTHING)
+    tokens("--revoke", "Delete this token: it is refused from now on.", type=positive, metavar="N")
+
+
+def _add_schedules(add: Add) -> None:
+    one = add("schedules", changes.run_schedules, REASONED, ASKS_NOTHING)
+    acts = ("list", "show", "import", *changes.WRITE_WORDS, *changes.VERB_WORDS)
+    one("what", nargs="?", default="list", choices=acts)
+    one("name", "Name of the schedule.", nargs="?")
+    one("--from", "Of import: the queue whose schedules to take over.", choices=OTHER_QUEUES, dest="source")
+    text = "Of import: the queue of a task. Repeat it for more. Default: that of the processor with its dotted path."
+    one("--queue-of", text, action="append", default=[], metavar="TASK=QUEUE")
+    one("--dry-run", "Of import: say what would happen; change nothing.", action="store_true")
+    for name, text in (
+        ("queue", "Queue of the tasks."),
+        ("cron", "Such as '0 7 * * mon-fri': minute hour day month weekday; a sixth in front is the second."),
+        ("timezone", "Such as Europe/Madrid. Default: that of the site."),
+        ("payload", "Payload of the tasks, as JSON."),
+        ("payload-type", "Type of the payload, for a queue with several processors."),
+        ("priority", "Priority of the tasks; lower runs first. Default: that of the queue."),
+        ("missed", f"What to do with missed ticks: {_choices(MISSED_POLICIES)}."),
+        ("overlap", f"While the task before is not finished: {_choices(OVERLAP_POLICIES)}."),
+    ):
+        one(f"--{name}", text, metavar=name.rpartition("-")[2].upper())
+
+
+def _choices(policies: Iterable[tuple[str, object]]) -> str:
+    return "; ".join(f"{word} ({label})" for word, label in policies)
