@@ -24,7 +24,7 @@ from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.move import put_back
-from django_dbtaskqueue.flow.selection import base_rows, same_rows
+from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
 from django_dbtaskqueue.models.control import FINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -45,14 +45,6 @@ ABSENT = "(absent)"  # in a difference: the key is not there
 Columns = dict[str, Any]
 
 
-def columns_of(verb: TaskVerb) -> tuple[str, ...]:
-    """Return the columns that an action reads of each task."""
-    named = ("queue", "status", "group_key", "reference", "fingerprint")
-    if verb.deletes:
-        return named
-    return (*dict.fromkeys((*named, *RESTORED)), *(["payload"] if verb.name == "edit" else []))
-
-
 def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTask]) -> None:
     """Record the tasks of one table that an action just changed; ``tasks`` are as they were before."""
     if not tasks or verb.deletes:
@@ -60,14 +52,10 @@ def record_changes(entry: AuditEntry, verb: TaskVerb, tasks: Sequence[AbstractTa
     edited = None
     if verb.name == "edit":
         edited = difference(masked(tasks[0].payload), masked(same_rows(tasks).values_list("payload", flat=True)[0]))
-    _about(
-        entry,
-        tasks[0]._meta.label_lower,
-        [task.pk for task in tasks],
-        before=_packed(tasks) if verb.undoable else None,
-        after_time=same_rows(tasks).values_list("last_update_time", flat=True)[0],
-        difference=edited,
-    ).save(using=entry._state.db)
+    ids, before = [task.pk for task in tasks], _packed(tasks) if verb.undoable else None
+    after_time = same_rows(tasks).values_list("last_update_time", flat=True)[0]
+    given = {"before": before, "after_time": after_time, "difference": edited}
+    _about(entry, tasks[0]._meta.label_lower, ids, **given).save(using=entry._state.db)
 
 
 def record_skips(entry: AuditEntry, location: str, skips: Mapping[str, list[int]]) -> None:
@@ -127,7 +115,7 @@ def restore(
     before = dict(zip(change.task_ids, map(_as_waiting, _unpacked(change, tasks.model)), strict=True))
     rows = tasks.filter(pk__in=change.task_ids)
     now = {task.pk: task for task in rows.only("queue", "reference", "last_update_time")}
-    taken = _taken(now.values(), before) if verb.name == "move" else frozenset()
+    taken = _taken(tasks.model._default_manager.using(tasks.db), now.values(), before) if verb.name == "move" else ()
     skips: dict[str, list[int]] = defaultdict(list)
     for pk in change.task_ids:
         if pk not in now:
@@ -153,23 +141,19 @@ def _as_waiting(before: Columns) -> Columns:
     """Return what a task was, or before its attempt if it ran: an attempt that was ended cannot go on."""
     if before["status"] != Status.PROCESSING:
         return before
-    held = {
-        "attempt": max(0, before["attempt"] - 1),
-        "next_process_time": before["ready_time"],
-        "poller_instance": None,
-    }
-    return {**before, **held, "status": Status.CREATED}
+    held = {"attempt": max(0, before["attempt"] - 1), "next_process_time": before["ready_time"]}
+    return {**before, **held, "poller_instance": None, "status": Status.CREATED}
 
 
-def _taken(tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[int]:
+def _taken(rows: QuerySet[AbstractTask], tasks: Iterable[AbstractTask], before: Mapping[int, Columns]) -> set[int]:
     """Return the tasks whose reference another task has in the queue they came from."""
-    found = set()
-    wanted = {(str(before[task.pk]["queue"]), task.reference): task for task in tasks}
-    for queue in {queue for queue, _reference in wanted}:
-        some = next(task for (name, _reference), task in wanted.items() if name == queue)
-        references = [reference for name, reference in wanted if name == queue and reference is not None]
-        rows = type(some)._default_manager.using(some._state.db).filter(queue=queue, reference__in=references)
-        found |= {wanted[queue, reference].pk for reference in rows.values_list("reference", flat=True) if reference}
+    found, wanted = set(), defaultdict[str, dict[str, int]](dict)
+    for task in tasks:
+        if task.reference is not None:
+            wanted[before[task.pk]["queue"]][task.reference] = task.pk
+    for queue, ids in wanted.items():
+        there = rows.filter(queue=queue, reference__in=ids).values_list("reference", flat=True)
+        found |= {ids[reference] for reference in there if reference is not None}
     return found
 
 
@@ -184,12 +168,10 @@ def _packed(tasks: Sequence[AbstractTask]) -> dict[str, list[Any]]:
 
 
 def _unpacked(change: TaskChange, model: type[AbstractTask]) -> list[Columns]:
-    number = len(change.task_ids)
-    columns = {}
+    number, columns = len(change.task_ids), {}
     for name, packed in (change.before or {}).items():
         field: Any = model._meta.get_field(name)
-        read = field.to_python
-        columns[name] = [read(value) for value in (packed * number if len(packed) == 1 else packed)]
+        columns[name] = [field.to_python(value) for value in (packed * number if len(packed) == 1 else packed)]
     return [{name: values[at] for name, values in columns.items()} for at in range(number)]
 
 
@@ -222,7 +204,6 @@ class ActReport:
 
     @property
     def skipped(self) -> int:
-        """How many tasks it left as they were."""
         return sum(map(len, self.skips.values()))
 
 
@@ -239,12 +220,10 @@ class Preview:
 
     @property
     def query(self) -> str:
-        """How the tasks are found."""
         return self.request.query
 
     @property
     def sentences(self) -> list[str]:
-        """The effect and the numbers, in words."""
         lines = [str(self.request.verb.effect)]
         if self.selected is None:
             lines.append(_("More tasks match than could be counted in time."))
@@ -256,11 +235,9 @@ class Preview:
         if self.eligible and self.eligible == self.selected:
             lines.append(_("%(count)s would change.") % {"count": self.eligible})
         elif self.eligible is not None:
+            words = _("%(count)s would change; the others are skipped: %(reason)s.")
             reason = self.request.verb.skipped(self.request.options)
-            lines.append(
-                _("%(count)s would change; the others are skipped: %(reason)s.")
-                % {"count": self.eligible, "reason": reason}
-            )
+            lines.append(words % {"count": self.eligible, "reason": reason})
         if self.running:
             words = ngettext("%(count)s of them runs now.", "%(count)s of them run now.", self.running.number)
             lines.append(words % {"count": self.running})
@@ -277,40 +254,39 @@ def preview(
     return Preview(request, count(tasks), count(eligible), running=running)
 
 
-def act(tasks: TaskQuerySet, request: ActionRequest, actor: Actor) -> ActReport:
-    """Carry out a request on up to 1,000 tasks and record it, in one transaction.
+def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
+    """Carry out a request on those of ``tasks`` with these ids, at most 1,000, and record it, in one transaction.
 
     Raises ``PermissionDenied`` without the verb's permission, and ``OperationRefused`` without a reason that is needed
-    or for too many tasks. Tasks that do not fit, or of a queue that the actor may not change, are skipped.
-    """
-    check(request.verb, request.reason, actor)
-    tasks = tasks.using(base_rows(tasks).db)  # statuses are judged where they are written: a replica may lag behind
-    # Not ordered by the database: with a limit, it could read the whole table in that order.
-    ids = sorted(tasks.order_by().values_list("pk", flat=True)[: MAX_TASKS_PER_ACTION + 1])
-    if len(ids) > MAX_TASKS_PER_ACTION:
-        raise OperationRefused(
-            _("%(verb)s on more than %(most)s tasks is a bulk operation: start one, or narrow the search.")
-            % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}"}
-        )
-    return _recorded(tasks.model._default_manager.using(tasks.db).all(), ids, request, actor)
-
-
-def act_on_ids(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
-    """As ``act``, on those of ``tasks`` with these ids; an id without such a task is skipped with that reason.
-
-    Without an id nothing is done, and nothing is recorded.
+    or for too many tasks. Skipped with a reason are ids without such a task, tasks that do not fit, and tasks of a
+    queue that the actor may not change. Without an id nothing is done, and nothing is recorded.
     """
     check(request.verb, request.reason, actor)
     if not ids:
         return ActReport()
     if len(ids) > MAX_TASKS_PER_ACTION:
         words = _("%(verb)s takes up to %(most)s ids at once, not %(number)s.")
-        raise OperationRefused(
-            words % {"verb": request.verb.name, "most": f"{MAX_TASKS_PER_ACTION:,}", "number": f"{len(ids):,}"}
-        )
+        numbers = {"most": f"{MAX_TASKS_PER_ACTION:,}", "number": f"{len(ids):,}"}
+        raise OperationRefused(words % {"verb": request.verb.name, **numbers})
     if request.verb.name in ONE_TASK_VERBS and len(set(ids)) != 1:
         raise OperationRefused(_("%(verb)s changes one task at a time.") % {"verb": request.verb.name})
-    return _recorded(tasks, sorted(set(ids)), request, actor)
+    alias, verb, ids = tasks.db, request.verb, sorted(set(ids))
+    verb.check(tasks.model, alias, request.options, actor)
+    with recorded(alias):
+        report = change(tasks, ids, request, actor)
+        log(actor, report.tasks, DELETION if verb.deletes else CHANGE, note(request))
+        details, counts = _details(request, report), {"changed": report.changed, "skipped": report.skipped}
+        if report.changed and verb.undoable:  # stored as a bulk operation that has ended, it is put back as one
+            found = replace(request, query=f"id:{','.join(map(str, ids[:MAX_IDS_IN_AUDIT]))}")
+            report.operation = new_operation(
+                tasks, found, actor, first_id=ids[0] - 1, last_id=ids[-1], cursor=ids[-1], state=FINISHED,
+                estimate=len(ids), skips=details["skips"], start_time=Now(), finish_time=Now(), **counts,
+            )  # fmt: skip
+        given = {"query": request.query, "reason": request.reason, "operation": report.operation, **counts}
+        queue = sole({row.queue for row in report.tasks})
+        entry = record(alias, actor, verb, queue=queue, details=details, **given)
+        record_changes(entry, verb, report.tasks)
+    return report
 
 
 def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
@@ -346,26 +322,6 @@ def change(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, acto
     return report
 
 
-def _recorded(tasks: TaskQuerySet, ids: Sequence[int], request: ActionRequest, actor: Actor) -> ActReport:
-    alias, verb = tasks.db, request.verb
-    verb.check(tasks.model, alias, request.options, actor)
-    with recorded(alias):
-        report = change(tasks, ids, request, actor)
-        log(actor, report.tasks, DELETION if verb.deletes else CHANGE, note(request))
-        details, counts = _details(request, report), {"changed": report.changed, "skipped": report.skipped}
-        if report.changed and verb.undoable:  # stored as a bulk operation that has ended, it is put back as one
-            found = replace(request, query=f"id:{','.join(map(str, ids[:MAX_IDS_IN_AUDIT]))}")
-            report.operation = new_operation(
-                tasks, found, actor, first_id=ids[0] - 1, last_id=ids[-1], cursor=ids[-1], state=FINISHED,
-                estimate=len(ids), skips=details["skips"], start_time=Now(), finish_time=Now(), **counts,
-            )  # fmt: skip
-        given = {"query": request.query, "reason": request.reason, "operation": report.operation, **counts}
-        queue = sole({row.queue for row in report.tasks})
-        entry = record(alias, actor, verb, queue=queue, details=details, **given)
-        record_changes(entry, verb, report.tasks)
-    return report
-
-
 def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **columns: object) -> BulkOperation:
     """Store a bulk operation on a table."""
     return BulkOperation.objects.using(tasks.db).create(
@@ -375,13 +331,18 @@ def new_operation(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **c
 
 
 def _details(request: ActionRequest, report: ActReport) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    return {
         "task_ids": [row.pk for row in report.tasks][:MAX_IDS_IN_AUDIT],
         "tasks": named(report.tasks),
         "skips": {reason: len(ids) for reason, ids in report.skips.items()},
         "skipped_ids": {reason: ids[:MAX_IDS_IN_AUDIT] for reason, ids in report.skips.items()},
+        **words_of(request),
     }
-    return found | ({"action": request.verb.words(request.options)} if request.verb.inputs else {})
+
+
+def words_of(request: ActionRequest) -> dict[str, str]:
+    """Return the words of a verb with options, for the audit."""
+    return {"action": request.verb.words(request.options)} if request.verb.inputs else {}
 
 
 def note(request: ActionRequest) -> str:
@@ -408,7 +369,9 @@ def _reasons_for_others(tasks: TaskQuerySet, request: ActionRequest) -> dict[int
 def _lock(tasks: TaskQuerySet, verb: TaskVerb) -> TaskQuerySet:
     """Return the rows that no other transaction has locked, with what an action needs; reading them locks them."""
     features = transaction.get_connection(tasks.db).features
-    tasks = tasks.only(*columns_of(verb)).order_by("pk")
+    restored, payload = () if verb.deletes else RESTORED, ("payload",) if verb.name == "edit" else ()
+    columns = ("queue", "status", "group_key", "reference", "fingerprint", *restored, *payload)
+    tasks = tasks.only(*columns).order_by("pk")
     if not features.has_select_for_update_skip_locked:
         return tasks
     return tasks.select_for_update(skip_locked=True, of=("self",) * features.has_select_for_update_of)

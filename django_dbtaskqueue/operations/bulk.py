@@ -9,7 +9,7 @@ continues where the last chunk ended. Tasks enqueued after the start are not cha
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
 from dataclasses import replace
 
 from django.contrib.auth import get_user_model
@@ -27,14 +27,7 @@ from django_dbtaskqueue.models import BulkOperation, TaskChange
 from django_dbtaskqueue.models.control import CANCELLED, FAILED, FINISHED, FIRST_WINDOW, RUNNING, UNFINISHED
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.operations import actions, permissions
-from django_dbtaskqueue.operations.actions import (
-    ActionRequest,
-    ActReport,
-    Preview,
-    record_changes,
-    record_skips,
-    restore,
-)
+from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, ActionRequest, ActReport, Preview
 from django_dbtaskqueue.operations.bounded_reads import count_in_time, estimate
 from django_dbtaskqueue.operations.permissions import Actor, User, check, narrow, sole
 from django_dbtaskqueue.operations.search import Search, parse, to_text
@@ -120,15 +113,14 @@ def _ordered(tasks: TaskQuerySet, request: ActionRequest, actor: Actor, **column
     with actions.recorded(tasks.db):
         operation = actions.new_operation(tasks, request, actor, cursor=columns["first_id"], **columns)
         operation.refresh_from_db(using=tasks.db)
-        details = {"action": request.verb.words(request.options)} if request.verb.inputs else {}
-        _record(operation, request.verb, actor, request.reason, details)
-        actions.log(actor, [operation], actions.ADDITION, f"{actions.note(request)}: {operation.query}")
+        _record(operation, request.verb, actor, reason=request.reason, details=actions.words_of(request))
+        actions.log(actor, [operation], ADDITION, f"{actions.note(request)}: {operation.query}")
     return operation
 
 
-def _record(operation: BulkOperation, verb: TaskVerb, actor: Actor, reason: str, details: Mapping[str, object]) -> None:
+def _record(operation: BulkOperation, verb: TaskVerb, actor: Actor, **of: object) -> None:
     given = {"query": operation.query, "queue": sole(permissions.queues_of(operation.query)), "operation": operation}
-    actions.record(str(operation._state.db), actor, verb, reason=reason, details=details, **given)
+    actions.record(str(operation._state.db), actor, verb, **given, **of)
 
 
 def why_not_put_back(operation: BulkOperation) -> str:
@@ -203,8 +195,8 @@ def cancel(
         end(operation, CANCELLED, f"{words}: {reason}" if reason else words)
         operation.save(using=alias)
         details = {"cancelled": operation.pk, "changed": operation.changed}
-        _record(operation, verb_of(operation), actor, reason, details)
-        actions.log(actor, [operation], actions.CHANGE, words)
+        _record(operation, verb_of(operation), actor, reason=reason, details=details)
+        actions.log(actor, [operation], CHANGE, words)
     return True
 
 
@@ -264,15 +256,13 @@ def step(operation: BulkOperation) -> None:
     if not actor.may(verb):
         words = _("%(who)s may not use %(verb)s any more.")
         raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
-    if operation.start_time is None:
-        operation.start_time = Now()
+    operation.start_time = operation.start_time or Now()
     operation.state = RUNNING
-    words = (
-        _put_back_step(operation, verb, actor) if operation.verb == PUT_BACK.name else _change(operation, verb, actor)
-    )
+    change = _put_back_step if operation.verb == PUT_BACK.name else _change
+    words = change(operation, verb, actor)
     if operation.cursor >= operation.last_id or _remaining(operation) == 0:
         end(operation, FINISHED)
-        actions.log(actor, [operation], actions.CHANGE, f"{words}: {operation.changed} / {operation.skipped}")
+        actions.log(actor, [operation], CHANGE, f"{words}: {operation.changed} / {operation.skipped}")
     operation.update_time = Now()
     operation.save(using=operation._state.db)
 
@@ -295,7 +285,7 @@ def _put_back_step(operation: BulkOperation, verb: TaskVerb, actor: Actor) -> st
     change, report = rest.order_by("pk").first(), ActReport()
     operation.cursor = operation.last_id if change is None else change.pk
     if change is not None:
-        back, report.skips = restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
+        back, report.skips = actions.restore(change, tasks, verb, lambda queue: actor.may(verb, queue))
         report.changed, report.tasks = len(back), list(tasks.filter(pk__in=back))
     _count_in(operation, report, PUT_BACK)
     return actions.note(ActionRequest(PUT_BACK, operation.reason))
@@ -343,16 +333,13 @@ def _count_in(operation: BulkOperation, report: ActReport, verb: TaskVerb) -> No
     alias = str(operation._state.db)
     operation.changed += report.changed
     operation.skipped += report.skipped
-    skips = dict(operation.skips)
-    for reason, ids in report.skips.items():
-        skips[reason] = skips.get(reason, 0) + len(ids)
-    operation.skips = skips
+    operation.skips = dict(Counter(operation.skips) + Counter({why: len(ids) for why, ids in report.skips.items()}))
     entry = operation.audit.using(alias).order_by("pk").first()
     if entry is not None:
-        counts = {"changed": F("changed") + report.changed, "skipped": F("skipped") + report.skipped}
-        operation.audit.using(alias).filter(pk=entry.pk).update(**counts)
-        record_changes(entry, verb, report.tasks)
-        record_skips(entry, operation.location, report.skips)
+        entry.changed, entry.skipped = operation.changed, operation.skipped
+        entry.save(using=alias, update_fields=["changed", "skipped"])
+        actions.record_changes(entry, verb, report.tasks)
+        actions.record_skips(entry, operation.location, report.skips)
 
 
 def end(operation: BulkOperation, state: str, words: str = "") -> None:
