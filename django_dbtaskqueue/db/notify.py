@@ -291,16 +291,6 @@ def notify(alias: str, vendor: str, queue: str) -> None:
         notifier.notify(queue)
 
 
-def listen(listener: Callable[[str], None]) -> None:
-    """Call ``listener(queue)`` for each wake-up in this process."""
-    wake_listeners.add(listener)
-
-
-def unlisten(listener: Callable[[str], None]) -> None:
-    """Take back ``listen``."""
-    wake_listeners.discard(listener)
-
-
 def flush() -> None:
     """Wait until every wake-up of this process is sent and no connection of a notifier is open."""
     for notifier in tuple(_notifiers.values()):
@@ -308,7 +298,7 @@ def flush() -> None:
 
 
 class Wakeup:
-    """Calls ``wake(queue)`` for each NOTIFY, on PostgreSQL; those of this process are told to who asked ``listen``."""
+    """Calls ``wake(queue)`` for each NOTIFY, on PostgreSQL; those of this process go to ``wake_listeners``."""
 
     def __init__(self, alias: str, wake: Callable[[str], None]) -> None:
         self._session = Session.open(conf.settings().listen.get(alias, alias))

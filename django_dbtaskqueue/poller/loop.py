@@ -18,12 +18,13 @@ from django.db import connections
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, jittered, next_pause
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Release
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
-from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup, listen, unlisten
+from django_dbtaskqueue.db.notify import LEASES_LOST, Wakeup
 from django_dbtaskqueue.db.session import aliases_of
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import decide
@@ -97,7 +98,7 @@ class Poller:
         registry.listeners.append(self._registered)
         observe.of_poller("poller_started", self)
         self._renewer.thread.start()
-        listen(self._notified)
+        wake_listeners.add(self._notified)
         for wakeup in self._wakeups:
             wakeup.start()
         for number in range(FETCH_THREADS):
@@ -148,7 +149,7 @@ class Poller:
         self._ended.set()
         self.stop()
         self._renewer.stop()
-        unlisten(self._notified)
+        wake_listeners.discard(self._notified)
         for wakeup in self._wakeups:
             wakeup.stop()
         for executor in self.executors.all:

@@ -19,6 +19,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections, transaction
 
 from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import PayloadError, TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.core.masking import Unreadable
@@ -173,7 +174,7 @@ def take(
     ``alone``: poll out of turn, because this thread may hold locks that the others wait for.
     """
     with _entered(key) as wait_queue, ExitStack() as stack:
-        notify.listen(wake)
+        wake_listeners.add(wake)
         listening: list[NotifyListener] = []
 
         def listening_pause() -> float:
@@ -375,7 +376,7 @@ def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
         _waiting.setdefault(task.pk, set()).add(wake)
     try:
         with listener(alias, _wake_for_end).listening():
-            notify.listen(_wake_for_end)
+            wake_listeners.add(_wake_for_end)
             yield
     finally:
         with _waiting_lock:

@@ -8,6 +8,7 @@ import pytest
 from django.db import transaction
 
 from django_dbtaskqueue import enqueue
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.core.outcomes import Complete
 from django_dbtaskqueue.core.states import CREATED, ERROR, POISON, PROCESSING
@@ -229,9 +230,9 @@ def test_an_end_that_cannot_be_told_delays_no_other(alias: str, put: Callable[..
 @pytest.fixture
 def told() -> Any:
     names: list[str] = []
-    notify.listen(names.append)
+    wake_listeners.add(names.append)
     yield lambda: [int(name.removeprefix(notify.TASK_ENDED)) for name in names if name.startswith(notify.TASK_ENDED)]
-    notify.unlisten(names.append)
+    wake_listeners.discard(names.append)
 
 
 def watched(alias: str) -> Task:

@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from django.db.backends.signals import connection_created
 
 from django_dbtaskqueue import enqueue, enqueue_many, queue
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import MIN_STATEMENTS_TO_PREPARE
 from django_dbtaskqueue.models import Task
@@ -29,9 +30,9 @@ pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=
 @pytest.fixture
 def heard() -> Iterator[list[str]]:
     queues: list[str] = []
-    notify.listen(queues.append)
+    wake_listeners.add(queues.append)
     yield queues
-    notify.unlisten(queues.append)
+    wake_listeners.discard(queues.append)
     notify.flush()
 
 
@@ -175,13 +176,13 @@ def test_a_listener_that_raises_is_not_the_caller_s_trouble(alias: str) -> None:
     def broken(queue: str) -> None:
         raise RuntimeError("broken listener")
 
-    notify.listen(broken)
+    wake_listeners.add(broken)
     try:
         with transaction.atomic(using=alias):
             enqueue("parcels", using=alias)
         enqueue("parcels", using=alias)
     finally:
-        notify.unlisten(broken)
+        wake_listeners.discard(broken)
     assert Task.objects.using(alias).count() == 2
 
 

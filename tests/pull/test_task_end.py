@@ -12,8 +12,8 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 
 from django_dbtaskqueue import Complete, Poison, enqueue, queue
+from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.exceptions import TaskFailed, TaskGone, TaskQueueError
-from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.pull import blocking
 from tests.conftest import ProcessDatabase
@@ -112,7 +112,7 @@ def test_inside_a_transaction_it_would_never_end(alias: str) -> None:
 def test_without_notifications_the_waiter_looks_by_itself(alias: str, actor: Actor, settings: Any) -> None:
     settings.DBTASKQUEUE = {**settings.DBTASKQUEUE, "NOTIFY": False}
     task, future = waited_for(alias, actor)
-    notify.unlisten(blocking._wake_for_end)  # as if another process ended the task
+    wake_listeners.discard(blocking._wake_for_end)  # as if another process ended the task
     end(task, Complete("found"))
     assert future.result(PATIENCE) == "found"
 
