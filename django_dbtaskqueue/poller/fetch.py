@@ -29,13 +29,7 @@ from django_dbtaskqueue.poller.free_slots import (
     share_of,
 )
 from django_dbtaskqueue.poller.held_leases import Counts, Settler
-from django_dbtaskqueue.poller.queue_state import (
-    FAST_TASK_SECONDS,
-    MIN_LEASE_SECONDS,
-    ConnectionSet,
-    Options,
-    QueueState,
-)
+from django_dbtaskqueue.poller.queue_state import ConnectionSet, Options, QueueState
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -307,7 +301,7 @@ class Fetcher:
             left = [lease for lease in leases if lease not in released] if released else leases
             jobs += self._jobs(session, queue, left)
         means = [queue.run_seconds for queue, _ in given]
-        fast = all(mean is not None and mean < FAST_TASK_SECONDS for mean in means)
+        fast = all(mean is not None and mean < queue_state.FAST_TASK_SECONDS for mean in means)
         self.capacity.executors.submit(jobs, fast=fast)
         return shares
 
@@ -346,7 +340,7 @@ class Fetcher:
         for lease, settlement in left:
             self._refuse(lease, settlement)
         if late:
-            queue.min_lease = next_pause(queue.min_lease, *MIN_LEASE_SECONDS)
+            queue.min_lease = next_pause(queue.min_lease, *queue_state.MIN_LEASE_SECONDS)
         for processor, batch in special.items():
             self.capacity.executors.submit_special(processor, batch)
         return jobs

@@ -16,14 +16,7 @@ from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import observe, settle
 from django_dbtaskqueue.flow.run import PROCESS, Processor
-from django_dbtaskqueue.poller.executors import (
-    BUFFER_SECONDS,
-    MAX_BUFFERED_CALLS,
-    ConcurrencyLimiter,
-    Executor,
-    Finish,
-    Job,
-)
+from django_dbtaskqueue.poller.executors import ConcurrencyLimiter, Executor, Finish, Job
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor
 from django_dbtaskqueue.poller.executors.process import IsolatedExecutor, ProcessExecutor, can_isolate
 from django_dbtaskqueue.poller.executors.thread import AsyncExecutor, ThreadExecutor
@@ -34,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_dbtaskqueue")
 
+BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
+MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
 MAX_BUFFERED_BATCHES = 4  # one runs, one is settled, one is on its way, and one is next
 MAX_UNKNOWN_BUFFERED_TASKS = 100  # of a queue without timing data
 MIN_RUN_SECONDS = 1e-6  # assumed, so that nothing is divided by 0

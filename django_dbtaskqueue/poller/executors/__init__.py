@@ -21,8 +21,6 @@ from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide, smoothed
 
-BUFFER_SECONDS = 0.1  # work that may wait in memory, in seconds of run time: few leases age there
-MAX_BUFFERED_CALLS = 1000  # calls of one processor with a concurrency limit
 LOST = 0.0  # deadline of a lease that is lost
 
 
