@@ -84,14 +84,14 @@ class Finding:
     queues: tuple[str, ...] = ()  # those that it names, or whose poller it names
 
 
-LEVELS = ("error", "warning", "info")
+WORST_FIRST = ("error", "warning", "info")
 
 
 def _finding(level: str, id: str, words: str, remedy: str, queues: Iterable[str] = (), /, **given: object) -> Finding:
     return Finding(level, id, words % given, remedy, tuple(queues))
 
 
-_error, _warning, _info = (partial(_finding, level) for level in LEVELS)
+_error, _warning, _info = (partial(_finding, level) for level in WORST_FIRST)
 
 
 def examine(using: str | None = None) -> list[Finding]:
@@ -105,7 +105,7 @@ def examine(using: str | None = None) -> list[Finding]:
         found += _answers(check, alias)
         if check is _unmigrated and found:
             return found
-    return sorted(found, key=lambda finding: LEVELS.index(finding.level))
+    return sorted(found, key=lambda finding: WORST_FIRST.index(finding.level))
 
 
 def _answers(check: Callable[[str], Iterator[Finding]], alias: str) -> list[Finding]:
