@@ -65,11 +65,9 @@ def _engines(queues: Iterable[str]) -> Iterator[CheckMessage]:
     """E008: tasks would be in a database that is neither PostgreSQL nor SQLite."""
     for alias in sorted(_task_aliases(queues) & {*django_settings.DATABASES}):
         if name := _refused_engine(django_settings.DATABASES[alias].get("ENGINE", "")):
-            yield Error(
-                f"The task queue does not run on {name}, the engine of database {alias!r}.",
-                hint='Use PostgreSQL or SQLite for tasks: a second entry in DATABASES, and DBTASKQUEUE["DATABASE"].',
-                id="dbtaskqueue.E008",
-            )
+            words = f"The task queue does not run on {name}, the engine of database {alias!r}."
+            hint = 'Use PostgreSQL or SQLite for tasks: a second entry in DATABASES, and DBTASKQUEUE["DATABASE"].'
+            yield Error(words, hint=hint, id="dbtaskqueue.E008")
 
 
 def _refused_engine(engine: str) -> str:
@@ -113,42 +111,31 @@ def _places(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
         except ImproperlyConfigured as error:
             yield Error(f"Queue {name!r}: {error}", id="dbtaskqueue.E003")
         if queue.database not in django_settings.DATABASES:
-            yield Error(
-                f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES.",
-                hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
-                id="dbtaskqueue.E002",
-            )
+            words = f"Queue {name!r} is on database {queue.database!r}, which is not in DATABASES."
+            yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id="dbtaskqueue.E002")
 
 
 def _problems(processor: Processor) -> Iterator[CheckMessage]:
     """E004: an atomic processor writes to another database than its queue's. E005: an executor cannot be imported."""
     who, aliases = f"{processor.name} of queue {processor.queue!r}", aliases_of(processor.queue)
     if processor.mode == "atomic" and processor.using is not None and aliases != (processor.using,):
-        yield Error(
-            f"{who} is mode='atomic' and writes to database {processor.using!r}, but the queue is on "
-            f"{', '.join(map(repr, aliases))}: one transaction cannot span both.",
-            hint="Use mode='separate' and make the processor idempotent, or set the queue's database to "
-            f"{processor.using!r}.",
-            id="dbtaskqueue.E004",
-        )
+        own, there = repr(processor.using), ", ".join(map(repr, aliases))
+        words = f"is mode='atomic' and writes to database {own}, but the queue is on {there}"
+        hint = f"Use mode='separate' and make the processor idempotent, or set the queue's database to {own}."
+        yield Error(f"{who} {words}: one transaction cannot span both.", hint=hint, id="dbtaskqueue.E004")
     executor = processor.executor
     if isinstance(executor, str) and executor != PROCESS and (reason := _cannot_import(executor)):
-        yield Error(
-            f"{who}: executor={executor!r} cannot be imported: {reason}",
-            hint="Give the dotted path of an object with submit(), or of a callable that returns one.",
-            id="dbtaskqueue.E005",
-        )
+        words = f"{who}: executor={executor!r} cannot be imported: {reason}"
+        hint = "Give the dotted path of an object with submit(), or of a callable that returns one."
+        yield Error(words, hint=hint, id="dbtaskqueue.E005")
 
 
 def _standbys() -> Iterator[CheckMessage]:
     """E013: DBTASKQUEUE["READ_ALIAS"] names an unknown database."""
     for alias in {name for pair in standby.configured().items() for name in pair}:
         if alias not in django_settings.DATABASES:
-            yield Error(
-                f'DBTASKQUEUE["READ_ALIAS"] names database {alias!r}, which is not in DATABASES.',
-                hint=f"Aliases: {', '.join(django_settings.DATABASES)}.",
-                id="dbtaskqueue.E013",
-            )
+            words = f'DBTASKQUEUE["READ_ALIAS"] names database {alias!r}, which is not in DATABASES.'
+            yield Error(words, hint=f"Aliases: {', '.join(django_settings.DATABASES)}.", id="dbtaskqueue.E013")
 
 
 def _listeners() -> Iterator[CheckMessage]:
@@ -182,29 +169,23 @@ def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
             yield Warning(f"Queue {name!r}: {words}", hint=hint, id="dbtaskqueue.W001")
     for alias in sorted({alias for name in queues for alias in aliases_of(name)} & {*django_settings.DATABASES}):
         for level in isolation_levels(alias):
-            yield Warning(
-                f"Database {alias!r} is set to the isolation level {level}.",
-                hint="Use READ COMMITTED: with a stricter level a checkout fails when another one commits first.",
-                id="dbtaskqueue.W002",
-            )
+            hint = "Use READ COMMITTED: with a stricter level a checkout fails when another one commits first."
+            words = f"Database {alias!r} is set to the isolation level {level}."
+            yield Warning(words, hint=hint, id="dbtaskqueue.W002")
     settings = conf.settings()
     wanted = settings.threads + POOLED_BY_HELPERS
     for alias, one in django_settings.DATABASES.items():
         pool = (one.get("OPTIONS") or {}).get("pool")
         options = pool if isinstance(pool, dict) else {}
         if pool and (size := options.get("max_size") or options.get("min_size", 4)) < wanted:
-            yield Warning(
-                f"A poller with {settings.threads} threads uses up to {wanted} connections of the pool of {alias!r}, "
-                f"which has {size}. A task that gets none within the pool's timeout is given back.",
-                hint=f'Set "max_size" of "pool" to {wanted} or more, or DBTASKQUEUE["THREADS"] to fewer.',
-                id="dbtaskqueue.W006",
-            )
+            words = f"A poller with {settings.threads} threads uses up to {wanted} connections of the pool of {alias!r}"
+            words += f", which has {size}. A task that gets none within the pool's timeout is given back."
+            hint = f'Set "max_size" of "pool" to {wanted} or more, or DBTASKQUEUE["THREADS"] to fewer.'
+            yield Warning(words, hint=hint, id="dbtaskqueue.W006")
     if settings.notify and not settings.prepare and not settings.listen:
-        yield Warning(
-            "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN.",
-            hint='Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.',
-            id="dbtaskqueue.W003",
-        )
+        words = "PREPARE is False, as behind a pooler in transaction mode, and NOTIFY is on: the pooler loses LISTEN."
+        hint = 'Give DBTASKQUEUE["LISTEN"] an alias that leads to the server itself, or set NOTIFY to False.'
+        yield Warning(words, hint=hint, id="dbtaskqueue.W003")
 
 
 def _bridge(queues: Container[str]) -> Iterator[CheckMessage]:
@@ -219,11 +200,9 @@ def _bridge(queues: Container[str]) -> Iterator[CheckMessage]:
             yield Error(f"Peer {name!r}: there is no file {peer.ca_file!r}.", hint=hint, id="dbtaskqueue.E012")
         for queue in peer.queues:
             if queue not in queues:
-                yield Warning(
-                    f"Peer {name!r} may send to queue {queue!r}, which neither the settings nor the code know.",
-                    hint='Add it to DBTASKQUEUE["QUEUES"], or register a processor; else its tasks are not received.',
-                    id="dbtaskqueue.W005",
-                )
+                words = f"Peer {name!r} may send to queue {queue!r}, which neither the settings nor the code know."
+                hint = 'Add it to DBTASKQUEUE["QUEUES"], or register a processor; else its tasks are not received.'
+                yield Warning(words, hint=hint, id="dbtaskqueue.W005")
 
 
 def _apps() -> Iterator[CheckMessage]:
@@ -235,34 +214,23 @@ def _apps() -> Iterator[CheckMessage]:
 
 def contradictions(settings: conf.QueueSettings) -> Iterator[tuple[str, str]]:
     """Yield the settings of a queue that contradict each other, each with the remedy."""
-    if settings.poll_interval > settings.idle_interval:
-        yield (
-            f"poll_interval={settings.poll_interval} is longer than idle_interval="
-            f"{settings.idle_interval}, the longest pause.",
-            "Make idle_interval at least as long as poll_interval.",
-        )
-    if settings.settle_interval * 2 > settings.lease:
-        yield (
-            f"settle_interval={settings.settle_interval} is more than half of lease="
-            f"{settings.lease}: outcomes would wait until their lease has expired.",
-            "Make the lease longer or settle_interval shorter.",
-        )
-    if settings.ttl is not None and settings.ttl < settings.poll_interval:
-        yield (
-            f"ttl={settings.ttl} is shorter than poll_interval={settings.poll_interval}: tasks can expire "
-            "before a poller has checked once.",
-            "Make ttl longer, or poll_interval shorter.",
-        )
+    poll, idle, lease, ttl = settings.poll_interval, settings.idle_interval, settings.lease, settings.ttl
+    if poll > idle:
+        words = f"poll_interval={poll} is longer than idle_interval={idle}, the longest pause."
+        yield words, "Make idle_interval at least as long as poll_interval."
+    if settings.settle_interval * 2 > lease:
+        words = f"settle_interval={settings.settle_interval} is more than half of lease={lease}"
+        remedy = "Make the lease longer or settle_interval shorter."
+        yield f"{words}: outcomes would wait until their lease has expired.", remedy
+    if ttl is not None and ttl < poll:
+        words = f"ttl={ttl} is shorter than poll_interval={poll}: tasks can expire before a poller has checked once."
+        yield words, "Make ttl longer, or poll_interval shorter."
     if settings.capacity is not None and settings.shards:
-        yield (
-            "capacity is counted in each shard separately.",
-            "Give the capacity that one shard may hold, or leave shards out.",
-        )
+        remedy = "Give the capacity that one shard may hold, or leave shards out."
+        yield "capacity is counted in each shard separately.", remedy
     if settings.paused and settings.concurrency == 0:
-        yield (
-            "paused=True and concurrency=0 both stop the queue: resuming it would start nothing.",
-            "Leave one of them out.",
-        )
+        words = "paused=True and concurrency=0 both stop the queue: resuming it would start nothing."
+        yield words, "Leave one of them out."
 
 
 def isolation_levels(alias: str) -> list[str]:
