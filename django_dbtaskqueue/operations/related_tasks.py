@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.states import ERROR, TERMINAL, Status
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.flow.batches import BatchHandle, counts_of
 from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
@@ -142,22 +142,20 @@ def suspension(task: AbstractTask, now: datetime) -> tuple[str, str, dict[str, o
 
 
 def _last(task: AbstractTask) -> Step | None:
+    """Return the sleep or wait that a task has begun, and that no signal, time or operator has ended."""
     if task.status not in (Status.CREATED, Status.PROCESSING):
         return None
     last = _newest_first(task).first()
-    return last if last is not None and last.kind in (SLEEP, WAIT) and _lasts(task, last) else None
+    if last is None or last.kind not in (SLEEP, WAIT):
+        return None
+    if task.status != Status.CREATED or task.parked_by == SIGNAL:
+        return last
+    return last if last.until_time is not None and task.next_process_time > last.until_time - ROUNDING else None
 
 
 def _newest_first(task: AbstractTask) -> QuerySet[Step]:
     rows = Step.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
     return rows.exclude(kind=SENT).order_by("-position")
-
-
-def _lasts(task: AbstractTask, step: Step) -> bool:
-    """Whether a sleep or a wait still lasts, but for its time: a signal, or an operator, makes the task due."""
-    if task.status != Status.CREATED or task.parked_by == SIGNAL:
-        return True
-    return step.until_time is not None and task.next_process_time > step.until_time - ROUNDING
 
 
 # -- batches -----------------------------------------------------------------------------------------------------------
@@ -184,25 +182,22 @@ BatchDocument = Annotated[Document, BATCH]
 
 def listed_batches(actor: Actor, using: str | None = None) -> list[Batch]:
     """Return the newest batches that the actor may view, of every database."""
-    found: list[Batch] = []
-    for alias in sorted({alias for alias, _model in locations(using)}):
-        found += _rows(alias, actor).order_by("-pk")[:MAX_BATCHES_LISTED]
-    return sorted(found, key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
+    return sorted(_batches(actor, using), key=lambda row: row.create_time, reverse=True)[:MAX_BATCHES_LISTED]
 
 
 def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
     """Return a batch by its id, if it is there and the actor may view it."""
     if not pk.isascii() or not pk.isdecimal() or len(pk) > MAX_ID_DIGITS:
         return None
+    return next(iter(_batches(actor, using, pk=int(pk))), None)
+
+
+def _batches(actor: Actor, using: str | None, **of: int) -> list[Batch]:
+    found: list[Batch] = []
     for alias in sorted({alias for alias, _model in locations(using)}):
-        row = _rows(alias, actor, pk=int(pk)).first()
-        if row is not None:
-            return row
-    return None
-
-
-def _rows(alias: str, actor: Actor, **of: int) -> QuerySet[Batch]:
-    return narrow(Batch.objects.using(alias).filter(**of).order_by("-pk").annotate(clock=Now()), actor)
+        rows = Batch.objects.using(alias).filter(**of).order_by("-pk").annotate(clock=Now())
+        found += narrow(rows, actor)[:MAX_BATCHES_LISTED]
+    return found
 
 
 def batch_documents(rows: list[Batch]) -> list[BatchDocument]:
@@ -231,9 +226,8 @@ def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> i
 
 def fits(verb: Verb, counts: Mapping[str, int]) -> bool:
     """Whether a verb would change a batch with these counts."""
-    if verb == CANCEL_BATCH:
-        return bool(counts[str(Status.CREATED)] or counts[str(Status.PROCESSING)])
-    return bool(counts[str(ERROR)])
+    changed = (Status.CREATED, Status.PROCESSING) if verb == CANCEL_BATCH else (Status.ERROR,)
+    return any(counts[str(status)] for status in changed)
 
 
 # -- the graph of a batch: which task waits for which, equal ones folded, in layers, as places on a page ---------------
@@ -289,7 +283,12 @@ def graph_of(row: Batch, actor: Actor) -> Graph:
     keys += [last] if last else []
     names: dict[TaskKey, str] = {}
     waits: list[Wait] = []
-    for above, parent, below, child, name, outcome in _edges_to(keys, alias):
+    here = Q(pk__in=())
+    for location in {key.location for key in keys}:
+        here |= Q(child_location=location, child_id__in=[key.id for key in keys if key.location == location])
+    edges = Dependency.objects.using(alias).filter(here).order_by("pk")
+    columns = ("parent_location", "parent_id", "child_location", "child_id", "name", "outcome")
+    for above, parent, below, child, name, outcome in edges.values_list(*columns)[: MAX_EDGES_DRAWN + 1]:
         waits.append((TaskKey(above, parent), TaskKey(below, child), outcome is None))
         names.setdefault(waits[-1][0], name)
     keys = [*dict.fromkeys([*keys, *names])]
@@ -297,14 +296,6 @@ def graph_of(row: Batch, actor: Actor) -> Graph:
         return Graph()
     rows = rows_of({*keys}, alias)
     return laid_out([_node(key, names.get(key, ""), rows.get(key, GONE_TASK), actor) for key in keys], waits, last)
-
-
-def _edges_to(children: Sequence[TaskKey], alias: str) -> Iterable[tuple[str, int, str, int, str, str | None]]:
-    here = Q(pk__in=())
-    for location in sorted({key.location for key in children}):
-        here |= Q(child_location=location, child_id__in=[key.id for key in children if key.location == location])
-    columns = ("parent_location", "parent_id", "child_location", "child_id", "name", "outcome")
-    return Dependency.objects.using(alias).filter(here).order_by("pk").values_list(*columns)[: MAX_EDGES_DRAWN + 1]
 
 
 def _node(key: TaskKey, name: str, found: tuple[str, str | None, str, object], actor: Actor) -> Node:
