@@ -77,15 +77,8 @@ def html_file(kind: str, figures: Figures) -> str:
     body = report_body(kind, figures)
     if body is None:
         raise ValueError(f"These are no figures of {' or '.join(CONTEXTS)}, or of another version.")
-    context = Context(
-        {
-            "body": body,
-            "kind": kind,
-            "policy": policy(),
-            "styles": _contents(STYLE_FILES),
-            "scripts": _contents(SCRIPT_FILES),
-        }
-    )
+    given = {"styles": _contents(STYLE_FILES), "scripts": _contents(SCRIPT_FILES), "policy": policy()}
+    context = Context({"body": body, "kind": kind, **given})
     return _engine().get_template("admin/dbtaskqueue/reports/file.html").render(context)
 
 
