@@ -79,8 +79,9 @@ MAX_TERMS = 50  # of a search
 MAX_ALTERNATIVES = 1000  # values of a term
 MAX_KEYS_OF_PATH = 32
 QUOTED = r'"(?:[^"\\]|\\.)*"'
-TERM = re.compile(rf'(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
+TERM = re.compile(rf'\s*(-?)(?:([A-Za-z_][^\s":,]*):)?((?:{QUOTED}|[^\s"])*)', re.DOTALL)
 VALUE = re.compile(rf'(?:{QUOTED}|[^\s",])+', re.DOTALL)
+VALUE_LIST = re.compile(rf"{VALUE.pattern}(?:,{VALUE.pattern})*", re.DOTALL)
 QUOTED_OR_BARE = re.compile(rf'({QUOTED})|[^\s"]+', re.DOTALL)
 ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 BARE, BARE_WORD = re.compile(r"[\w./@+#=~$:-]+"), re.compile(r"(?!-)[\w./@+#=~$-]+")  # what needs no quotes
@@ -167,9 +168,10 @@ def from_url(query: str) -> Search:
     return parse(" ".join(parse_qs(query.removeprefix("?")).get("q", [])))
 
 
-def parse_term(name: str, value: str, *, negated: bool = False) -> Term:
-    """Return one term from a qualifier and the text after its colon."""
-    return _term("-" * negated, name, value, f"{name}:{value}")
+def parse_term(name: str, text: str) -> Term:
+    """Return one term from a qualifier and the text after its colon; a minus before the text negates."""
+    value = text.removeprefix("-")
+    return _term(text[: len(text) - len(value)], name, value, f"{name}:{value}")
 
 
 def _reader_of(name: str, written: str) -> Reader:
@@ -193,18 +195,13 @@ def _reader_of(name: str, written: str) -> Reader:
 
 
 def _terms(text: str) -> Iterator[Term]:
-    place = 0
-    while True:
-        while text[place : place + 1].isspace():
-            place += 1
-        if place == len(text):
-            return
+    text, place = text.rstrip(), 0
+    while place < len(text):
         found = TERM.match(text, place)
-        if found is None or found.end() == place or text[found.end() : found.end() + 1] == '"':
-            raise SearchError(
-                text[place:], gettext('a quote is not closed: close it with ", or write \\" for the character itself.')
-            )
-        yield _term(found[1], found[2] or "", found[3], found[0])
+        if found is None or not found[0].strip() or text.startswith('"', found.end()):
+            words = gettext('a quote is not closed: close it with ", or write \\" for the character itself.')
+            raise SearchError(text[place:].lstrip(), words)
+        yield _term(found[1], found[2] or "", found[3], found[0].lstrip())
         place = found.end()
 
 
@@ -239,15 +236,9 @@ def _refuse_logic(value: str, written: str) -> None:
 
 
 def _matches(read: Reader, value: str, written: str) -> Iterator[Match]:
-    place = 0
-    while True:
-        found = VALUE.match(value, place)
-        if found is None:
-            raise SearchError(written, gettext("a comma separates two values; put a value with a comma in quotes."))
-        yield read(_piece(found[0]), written)
-        place = found.end() + 1
-        if found.end() >= len(value):
-            return
+    if not VALUE_LIST.fullmatch(value):
+        raise SearchError(written, gettext("a comma separates two values; put a value with a comma in quotes."))
+    return (read(_piece(found[0]), written) for found in VALUE.finditer(value))
 
 
 def _piece(text: str) -> Piece:

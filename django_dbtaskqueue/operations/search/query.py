@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from operator import and_, or_
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import django_filters
 from django import forms
@@ -43,15 +43,8 @@ from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Ma
 __all__ = ["TaskFilter"]
 
 LOOKUPS = {
-    "=": "exact",
-    "^": "startswith",
-    "$": "endswith",
-    "~": "contains",
-    ">": "gt",
-    ">=": "gte",
-    "<": "lt",
-    "<=": "lte",
-}
+    "=": "exact", "^": "startswith", "$": "endswith", "~": "contains", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte",
+}  # fmt: skip
 LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
@@ -214,8 +207,7 @@ def moment_of(op: str, value: str) -> tuple[str, datetime]:
 # enqueue and every settle would pay for it.
 
 
-@dataclass(frozen=True, slots=True)
-class IdRange:
+class IdRange(NamedTuple):
     """The ids that tasks of a time have: from ``first`` up to, not including, ``end``."""
 
     first: int
@@ -299,21 +291,16 @@ class SearchField(forms.CharField):
         """Read the search; a ``SearchError`` becomes an error of the field."""
         text = str(super().clean(value))
         try:
-            if not text or not self.qualifier:
-                return parse(text)
-            return Search((parse_term(self.qualifier, text.removeprefix("-"), negated=text.startswith("-")),))
+            return Search((parse_term(self.qualifier, text),)) if text and self.qualifier else parse(text)
         except SearchError as error:
             words = _("Search %(part)s: %(reason)s")
             raise ValidationError(words, params={"part": repr(error.part), "reason": error.reason}) from error
 
 
 class SearchFilter(django_filters.Filter):  # type: ignore[misc]  # it publishes no types
-    """Filters by the search in its field."""
+    """A filter whose field holds a search, or a term of it."""
 
     field_class = SearchField
-
-    def filter(self, qs: TaskQuerySet, value: Search) -> TaskQuerySet:
-        return select(value, qs)
 
 
 class SearchForm(forms.Form):
@@ -357,8 +344,7 @@ class TaskFilter(django_filters.FilterSet):  # type: ignore[misc]  # it publishe
 
     def filter_queryset(self, queryset: TaskQuerySet) -> TaskQuerySet:
         """Return the tasks that fit; none when the filter set has an error."""
-        found: TaskQuerySet = queryset.none() if self.errors else super().filter_queryset(queryset)
-        return found
+        return queryset.none() if self.errors else select(self.search, queryset)
 
     @property
     def search(self) -> Search:
@@ -384,12 +370,8 @@ LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on 
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
 # The operators of each qualifier whose rows an index finds, when not negated.
 INDEXED_OPERATORS = {
-    "": "^",
-    "queue": "=",
-    "ref": "=^",
-    "id": ("=", "..", *value_types.COMPARISONS),
-    "fingerprint": "=",
-}
+    "": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *value_types.COMPARISONS), "fingerprint": "=",
+}  # fmt: skip
 FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
 
 
@@ -415,15 +397,12 @@ def whole_page(rows: Rows, size: int, *, before: int | None = None, after: int |
     if after is not None:
         found = list(rows.filter(pk__gt=after).order_by("pk")[: size + 1])[::-1]
         shown = found[-size:]
-        return Page(shown, _first(shown, newer=len(found) > size), shown[-1].pk if shown else None)
+        return Page(shown, shown[0].pk if len(found) > size else None, shown[-1].pk if shown else None)
     chosen = rows if before is None else rows.filter(pk__lt=before)
     found = list(chosen.order_by("-pk")[: size + 1])
     shown = found[:size]
-    return Page(shown, _first(shown, newer=before is not None), shown[-1].pk if len(found) > size else None)
-
-
-def _first(shown: list[Any], *, newer: bool) -> int | None:
-    return shown[0].pk if shown and newer else None
+    newer = shown[0].pk if shown and before is not None else None
+    return Page(shown, newer, shown[-1].pk if len(found) > size else None)
 
 
 # -- windowed search ---------------------------------------------------------------------------------------------------
