@@ -89,11 +89,9 @@ REASON_KIND = FieldType(
 )
 WHOLE_KIND = FieldType({"type": "integer", "minimum": 0, "maximum": serializers.MAX_WHOLE_NUMBER}, serializers.whole)
 POSITIVE_KIND = FieldType({**WHOLE_KIND.schema, "minimum": 1}, partial(serializers.whole, low=1))
-WHOLE_LIST_KIND = FieldType(
-    {"type": "array", "items": WHOLE_KIND.schema}, partial(serializers.list_of, kind=int, name="whole numbers")
-)
-TEXTS_KIND = FieldType(
-    {"type": "array", "items": TEXT_KIND.schema}, partial(serializers.list_of, kind=str, name="texts")
+WHOLE_LIST_KIND, TEXTS_KIND = (
+    FieldType({"type": "array", "items": one.schema}, partial(serializers.list_of, kind=kind, name=name))
+    for one, kind, name in ((WHOLE_KIND, int, "whole numbers"), (TEXT_KIND, str, "texts"))
 )
 ANY_KIND = FieldType({}, lambda _name, value: value)
 PRIORITY_KIND = FieldType(
@@ -180,11 +178,6 @@ class Route:
         """The name of the view's function: the route's name in Django and its ``operationId``."""
         return str(getattr(self.view, "__name__", ""))
 
-    @property
-    def permission(self) -> str:
-        """The permission that it needs, in words."""
-        return self.needs if isinstance(self.needs, str) else f"view_{self.needs._meta.model_name}"
-
     def answer(self, call: ApiCall, parts: Mapping[str, object]) -> object:
         """Return the document that answers a call."""
         if not isinstance(self.needs, str):
@@ -194,26 +187,19 @@ class Route:
 
     def read(self, request: HttpRequest) -> dict[str, Any]:
         """Return the values of a request's fields; raise ``BadInput`` for a wrong or an unknown one."""
-        sent: Mapping[str, object] = request.GET.dict()
-        self._check_names(sent, self.query, "parameter")
-        found = _read(sent, self.query)
+        found = _read(request.GET.dict(), self.query, "parameter")
         if self.body or self.method != "GET":
-            sent = serializers.json_object(request.body)
-            self._check_names(sent, self.body, "key")
-            found |= _read(sent, self.body)
+            found |= _read(serializers.json_object(request.body), self.body, "key")
         return found
 
-    def _check_names(self, sent: Mapping[str, object], fields: Sequence[Field], what: str) -> None:
-        known = [one.name for one in fields]
-        for name in sent:
-            if name not in known:
-                words = f"is not a {what} here.{near_match(name[:100], known)} Known are {', '.join(known) or 'none'}."
-                if "q" in known:
-                    words += " A search goes into q, such as q=status:ERROR."
-                raise BadInput(name[:100], words)
 
-
-def _read(sent: Mapping[str, object], fields: Sequence[Field]) -> dict[str, Any]:
+def _read(sent: Mapping[str, object], fields: Sequence[Field], what: str) -> dict[str, Any]:
+    known = [one.name for one in fields]
+    for name in sent:
+        if name not in known:
+            words = f"is not a {what} here.{near_match(name[:100], known)} Known are {', '.join(known) or 'none'}."
+            words += " A search goes into q, such as q=status:ERROR." if "q" in known else ""
+            raise BadInput(name[:100], words)
     found: dict[str, Any] = {}
     for one in fields:
         if sent.get(one.name) is not None:
@@ -286,14 +272,14 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "operationId": route.name,
         "summary": _first_paragraph(route.view),
-        "parameters": [dict(zip(keys, one, strict=True)) for one in (*parts, *sent)],
+        "parameters": [{key: it for key, it in zip(keys, one, strict=True) if it != ""} for one in (*parts, *sent)],
         "responses": {
             str(route.status): _content("Done." if route.status == 200 else "It goes on in the background.", answer),
             **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
         },
     }
-    if route.permission:
-        found["description"] = f"Needs {route.permission}."
+    if needs := route.needs if isinstance(route.needs, str) else f"view_{route.needs._meta.model_name}":
+        found["description"] = f"Needs {needs}."
     if route.method != "GET":
         required = [one.name for one in route.body if one.required]
         body = _closed({one.name: {**one.kind.schema, "description": str(one.help)} for one in route.body}, required)

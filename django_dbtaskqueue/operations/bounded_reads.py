@@ -196,7 +196,7 @@ NONE_COUNTED = ApproxCount(0)
 class QueueCounts:
     """What the task tables say of a queue."""
 
-    statuses: Mapping[str, ApproxCount] = field(default_factory=lambda: dict.fromkeys(map(str, Status), NONE_COUNTED))
+    statuses: dict[str, ApproxCount] = field(default_factory=lambda: dict.fromkeys(map(str, Status), NONE_COUNTED))
     stale: int = 0
     stale_seconds: float | None = None
 
@@ -255,7 +255,7 @@ class LimitUse:
     """The limits of a queue over all pollers in one database, and their use; None or 0: no such limit.
 
     ``tokens``: tasks that may start now. ``next_seconds``: until the rate allows the next start; None: it allows one.
-    ``reached``: the setting that holds tasks back now, max_running or rate, or "". ``held_back``: these tasks.
+    ``held_back``: tasks that wait because a limit is reached.
     """
 
     DOCUMENT: ClassVar = (*LIMITS, "database", "running", "tokens", "next_seconds", "reached", "held_back")
@@ -405,10 +405,8 @@ def _rows(plan: Any) -> Iterable[tuple[str, int]]:
 
 
 def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:
-    found: dict[str, QueueCounts] = {}
-    none = dict.fromkeys(map(str, Status), NONE_COUNTED)
+    found: defaultdict[str, QueueCounts] = defaultdict(QueueCounts)
     for name, status, _parked, number, stale, seconds in rows:
-        found[name] = found.get(name, QueueCounts()) + QueueCounts(
-            {**none, status: ApproxCount(number)}, stale, seconds
-        )
+        counted = QueueCounts().statuses | {status: ApproxCount(number)}
+        found[name] += QueueCounts(counted, stale, seconds)
     return found
