@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.dialects import Group, renamed, statement, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, renamed, statement, template
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -36,10 +36,10 @@ class CheckoutStatements(Group):
         return ", ".join(text(column.db) if column.type in ("jsonb", "timestamptz") else column.db for column in LEASED)
 
     # The end of a lease: the task's own length or the queue's, and not shorter than a checkout takes.
-    _lease_end = template("{later:{greatest}(coalesce(lease_seconds, %(lease)s), %(min_lease)s)}")
+    _lease_end = part("{later:{greatest}(coalesce(lease_seconds, %(lease)s), %(min_lease)s)}")
     # The SET of every checkout: charge the attempt and grant the lease. A row that is still PROCESSING had a lease that
     # ran out. Of any other row the count stands, as a negative.
-    claim_set = template(
+    claim_set = part(
         "status = 'PROCESSING', attempt = attempt + 1, total_attempt = total_attempt + 1, start_time = {now},"
         " last_update_time = {now}, next_process_time = {_lease_end}, poller_instance = %(poller_instance)s,"
         " lost_leases = CASE WHEN status = 'PROCESSING' THEN {least}(abs(lost_leases) + 1, 1000)"
@@ -52,14 +52,14 @@ class CheckoutStatements(Group):
     # The WHERE of every checkout, but for the queue: due, an attempt left, not held, not paused. No condition on
     # status: ready_time IS NOT NULL says the same by CHECK, and each redundant condition lowers the planner's row guess
     # until a sequential scan looks cheaper than the index.
-    due_now = template("{_takeable} AND NOT {_paused}")
-    _takeable = template(
+    due_now = part("{_takeable} AND NOT {_paused}")
+    _takeable = part(
         "ready_time <= {now} AND next_process_time <= {now} AND attempt < max_attempts"
         " AND (tag IS NULL OR {one_of:tag|tags}){_wanted}"
     )
     # Evaluated once per statement: a pause takes effect before the very next checkout, anywhere.
-    _paused = template("EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = %(queue_name)s AND {_in_pause})")
-    _in_pause = template("q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {now})")
+    _paused = part("EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = %(queue_name)s AND {_in_pause})")
+    _in_pause = part("q.paused_time IS NOT NULL AND (q.paused_until IS NULL OR q.paused_until > {now})")
 
     def _ready_tasks(self, columns: str, lock: str) -> str:
         """The first ready tasks behind the watermarks, one index range per priority, at most ``limit``."""
@@ -120,7 +120,7 @@ class CheckoutStatements(Group):
     # order and past locked rows. An UPDATE alone has no lock order and could deadlock.
     checkout_optimistic = template("UPDATE {task} SET {claim_set} WHERE {among:id|{_still_ready}} RETURNING {leased}")
     # IS TRUE keeps the planner from the index of ready tasks, which it would read through for each candidate.
-    _still_ready = template("SELECT t.id FROM {fenced:checkout} AND ({due_now}) IS TRUE {skipping}")
+    _still_ready = part("SELECT t.id FROM {fenced:checkout} AND ({due_now}) IS TRUE {skipping}")
 
     @lru_cache(maxsize=2)  # noqa: B019 -- one object per location, alive as long as the process
     @renamed
@@ -136,18 +136,14 @@ class CheckoutStatements(Group):
             f" ORDER BY {first}priority, ready_time, id LIMIT %(limit)s)"
         )
 
-    @statement
-    def ages(self) -> str:
-        """Of each priority with a due task: (priority, seconds its first task has been due)."""
-        age = self.dialect.seconds_between("x.ready_time", self.dialect.now)
-        if self.dialect.vendor == "postgresql":
-            ready = self._ready_tasks_of("ready_time", "ORDER BY ready_time, id LIMIT 1")
-            return f"SELECT b.p, {age} FROM {WATERMARKS} CROSS JOIN LATERAL ({ready}) AS x"
-        return (
-            f"SELECT x.priority, max({age}) FROM {self.tables.task} AS x WHERE queue_name = %(queue_name)s"
-            f" AND ready_time IS NOT NULL AND {self.due_now} GROUP BY x.priority"
-        )
-
+    # Of each priority with a due task: (priority, seconds its first task has been due).
+    ages = template(
+        f"SELECT b.p, {{_age}} FROM {WATERMARKS} CROSS JOIN LATERAL"
+        " ({_ready_tasks_of:ready_time|ORDER BY ready_time, id LIMIT 1}) AS x",
+        "SELECT x.priority, max({_age}) FROM {task} AS x WHERE queue_name = %(queue_name)s"
+        " AND ready_time IS NOT NULL AND {due_now} GROUP BY x.priority",
+    )
+    _age = part("{seconds_between:x.ready_time|{now}}")
     priorities = template("{distinct:priority|queue_name = %(queue_name)s AND ready_time IS NOT NULL}")
     # ``priorities`` of several queues: (queue, priority).
     priorities_of_many = template(
@@ -155,25 +151,17 @@ class CheckoutStatements(Group):
         " CROSS JOIN LATERAL ({distinct:priority|queue_name = l.q AND ready_time IS NOT NULL}) AS x"
     )
 
-    @statement
-    def next_due(self) -> str:
-        """Seconds until the first scheduled task of each queue is due: (queue, seconds), where there is one.
-
-        On PostgreSQL of pairs of a queue and a priority, with which the index begins.
-        """
-        now = self.dialect.now
-        wait = self.dialect.seconds_between(now, "min(x.ready_time)")
-        if self.dialect.vendor == "postgresql":
-            source = (
-                "unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p) CROSS JOIN LATERAL"
-                f" (SELECT queue_name, ready_time FROM {self.tables.task} WHERE queue_name = l.q AND priority = l.p"
-                f" AND ready_time > {now} ORDER BY ready_time LIMIT 1) AS x"
-            )
-        else:
-            wanted = self.dialect.one_of("queue_name", "queues")
-            source = f"{self.tables.task} AS x WHERE {wanted} AND ready_time > {now}"
-        return f"SELECT x.queue_name, {wait} FROM {source} GROUP BY x.queue_name"
-
+    # Seconds until the first scheduled task of each queue is due: (queue, seconds), where there is one. On PostgreSQL
+    # of pairs of a queue and a priority, with which the index begins.
+    next_due = template(
+        "SELECT x.queue_name, {_due_in}"
+        " FROM unnest(%(queues)s::text[], %(priorities)s::smallint[]) AS l(q, p) CROSS JOIN LATERAL"
+        " (SELECT queue_name, ready_time FROM {task} WHERE queue_name = l.q AND priority = l.p"
+        " AND ready_time > {now} ORDER BY ready_time LIMIT 1) AS x GROUP BY x.queue_name",
+        "SELECT x.queue_name, {_due_in} FROM {task} AS x WHERE {one_of:queue_name|queues} AND ready_time > {now}"
+        " GROUP BY x.queue_name",
+    )
+    _due_in = part("{seconds_between:{now}|min(x.ready_time)}")
     # Whether a ready task is being processed or can be taken within ``horizon`` seconds; false while paused. In the
     # index's order, or the planner reads the whole table.
     soon = template(
@@ -187,7 +175,7 @@ class CheckoutStatements(Group):
         "UPDATE {task} SET {claim_set}, ready_time = coalesce(ready_time, next_process_time), parked_by = NULL"
         " WHERE {among:id|{_late}} RETURNING {leased}"
     )
-    _late = template(
+    _late = part(
         "SELECT t.id FROM {task} AS t WHERE t.id IN ({each:ids}) AND t.status = 'CREATED' AND t.expire_time <= {now}"
         " AND (t.parked_by IS NULL OR NOT {begins:t.parked_by|{MOVING}}) {skipping}"
     )
@@ -205,7 +193,7 @@ class CheckoutStatements(Group):
     held_leases = template("SELECT {leased}, {seconds_between:{now}|next_process_time} FROM {fenced:touch}")
     # Which of the given leases still hold, if their rows are not locked; locks them.
     unlocked = template("SELECT t.id FROM {fenced:renew} {skipping}")
-    _one_lease = template("id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({_sources:touch})")
+    _one_lease = part("id = %(id)s AND total_attempt = %(total_attempt)s AND status IN ({_sources:touch})")
     # Extend one lease by ``delta`` seconds; returns its new end.
     touch = template(
         "UPDATE {task} SET next_process_time = {later:%(delta)s|next_process_time},"
@@ -215,7 +203,7 @@ class CheckoutStatements(Group):
     progress = template(
         "UPDATE {task} SET process_result = %(note)s, last_update_time = {now} WHERE {_one_lease} RETURNING id"
     )
-    _last_attempt = template(
+    _last_attempt = part(
         "FROM {task} AS t WHERE t.queue_name = %(queue_name)s AND t.ready_time <= {now}"
         " AND t.attempt >= t.max_attempts AND t.status IN ({_sources:rescue})"
     )
@@ -239,7 +227,7 @@ class CheckoutStatements(Group):
         " (SELECT 1 FROM {task} AS t WHERE queue_name = q.q AND group_key IS NOT NULL AND {HEAD} LIMIT 1) IS NOT NULL"
         " FROM {texts:queues|q}"
     )
-    _no_handler = template(f"{{begins:parked_by|{NO_HANDLER}}}")
+    _no_handler = part(f"{{begins:parked_by|{NO_HANDLER}}}")
     # One row if a queue has tasks that were parked without a processor. In the order of their index: else the planner
     # may read the table where it expects many such tasks.
     parked = template(

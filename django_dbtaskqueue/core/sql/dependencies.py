@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from django_dbtaskqueue.core.sql.dialects import Group, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, template
 
 EDGE_TYPES = {
     "parent_location": "text", "parent_id": "bigint", "child_location": "text", "child_id": "bigint", "name": "text",
@@ -134,12 +134,9 @@ class DependencyStatements(Group):
 class StepStatements(Group):
     """The steps of one task, and its signals. The alias ``step`` keeps the names of its columns."""
 
-    _own_lease = template("t.id = %(task_id)s AND t.total_attempt = %(token)s AND t.status IN ({_sources:suspend})")
+    _own_lease = part("t.id = %(task_id)s AND t.total_attempt = %(token)s AND t.status IN ({_sources:suspend})")
 
-    @property
-    def _json(self) -> str:
-        return "::jsonb" if self.dialect.vendor == "postgresql" else ""
-
+    _json = part("::jsonb", "")
     # The stored steps of a task, as (position, kind, name, result, seconds until the time, who sent the signal,
     # whether of this task).
     steps = template(
@@ -188,6 +185,6 @@ class StepStatements(Group):
         " AND EXISTS (SELECT 1 FROM {step} AS step WHERE step.location = %(location)s"
         " AND step.task_id = t.id AND step.name = %(name)s AND step.kind = 'wait') RETURNING id"
     )
-    _apart = template("t.group_key IS NULL OR t.ready_time IS NOT NULL")
-    _was_due = template("{least}(t.next_process_time, coalesce(t.ready_time, t.next_process_time))")
-    _waited = template("{seconds_between:{_was_due}|{now}}")
+    _apart = part("t.group_key IS NULL OR t.ready_time IS NOT NULL")
+    _was_due = part("{least}(t.next_process_time, coalesce(t.ready_time, t.next_process_time))")
+    _waited = part("{seconds_between:{_was_due}|{now}}")

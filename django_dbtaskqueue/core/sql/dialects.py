@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, wraps
+from string import Formatter
 from types import SimpleNamespace
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -212,35 +213,39 @@ def statement(render: Callable[[G], str]) -> cached_property[str]:
     return cached_property(renamed(render))
 
 
-def template(text: str) -> cached_property[str]:
-    """Return a statement, or a part of some, as text with fields in braces.
+def part(text: str, other: str | None = None) -> cached_property[str]:
+    """Return a part of some statements of a group, as text with fields in braces. ``other``: but on PostgreSQL.
 
     A field is the name of a table, a fragment of the dialect, another part of the group, or one of ``CONSTANTS``.
-    ``{each:ids}`` calls the method ``each``; several arguments stand between bars. Columns are renamed only beside the
-    task table.
+    ``{each:ids}`` calls the method ``each``; several arguments stand between bars.
     """
 
     def render(group: Group) -> str:
-        sql = text.format_map(_Fields(group))
+        chosen = text if other is None or group.dialect.vendor == "postgresql" else other
+        return _Filler().format(chosen, group.tables, group.dialect, group, CONSTANTS)
+
+    return cached_property(render)
+
+
+def template(text: str, other: str | None = None) -> cached_property[str]:
+    """Return a statement as text like that of a ``part``. Columns are renamed only beside the task table."""
+    filled = part(text, other).func
+
+    def render(group: Group) -> str:
+        sql = filled(group)
         return group.tables.rename(sql) if group.tables.task in sql else sql
 
     return cached_property(render)
 
 
-class _Fields:
-    def __init__(self, group: Group) -> None:
-        self.places = (group.tables, group.dialect, group, CONSTANTS)
+class _Filler(Formatter):
+    """Fills in fields; the positional arguments are where their names are looked up."""
 
-    def __getitem__(self, name: str) -> _Field:
-        return _Field(next(getattr(place, name) for place in self.places if hasattr(place, name)))
+    def get_value(self, key: int | str, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
+        return next(getattr(place, str(key)) for place in args if hasattr(place, str(key)))
 
-
-class _Field:
-    def __init__(self, value: str | Callable[..., str]) -> None:
-        self.value = value
-
-    def __format__(self, arguments: str) -> str:
-        return self.value if isinstance(self.value, str) else self.value(*arguments.split("|"))
+    def format_field(self, value: object, format_spec: str) -> str:
+        return str(value(*format_spec.split("|")) if callable(value) else value)
 
 
 class Group:
@@ -248,9 +253,9 @@ class Group:
 
     _sources = staticmethod(sql_sources)
     # When a task that was parked is in the ready order again: never in the past.
-    _now_or_due = template("{greatest}({now}, next_process_time)")
+    _now_or_due = part("{greatest}({now}, next_process_time)")
     # A task that was parked for itself goes behind the head of its group, or into the ready order.
-    _unparked = template(
+    _unparked = part(
         "parked_by = CASE WHEN group_key IS NOT NULL THEN '{GROUP}' END, last_update_time = {now},"
         " ready_time = CASE WHEN group_key IS NULL THEN {_now_or_due} END"
     )

@@ -10,7 +10,7 @@ from typing import Any
 
 from django_dbtaskqueue.core.columns import ENQUEUED, TIMING
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.sql.dialects import GROUP, HEAD, MOVING, PARENTS, Group, renamed, statement, template
+from django_dbtaskqueue.core.sql.dialects import GROUP, HEAD, MOVING, PARENTS, Group, part, renamed, template
 from django_dbtaskqueue.core.states import sql_sources
 
 ENQUEUED_TYPES = {column.db: column.type for column in ENQUEUED}  # what enqueue writes, with PostgreSQL types
@@ -187,34 +187,34 @@ class EnqueueStatements(Group):
         if on_duplicate not in REPLACE:
             return "ON CONFLICT (reference_number, queue_name) DO NOTHING"
         names = [name for name in ENQUEUED_TYPES if name not in NOT_REPLACED]
-        names += dict(own)
+        changes = {name: f"excluded.{name}" for name in [*names, *dict(own)]}
         due, expire = "excluded.next_process_time", "excluded.expire_time"
         if bounded:
             span = self.dialect.seconds_between(due, expire)
             due = f"{self.dialect.least}({due}, {self.dialect.later('%(max_wait)s', start='t.create_time')})"
             expire = self.dialect.maybe_later(span, start=due)
-        changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-        changes += "" if keep_due else f", next_process_time = {due}, expire_time = {expire}"
+        if not keep_due:
+            changes |= {"next_process_time": due, "expire_time": expire}
         attempt, running = "t.attempt", "t.status = 'PROCESSING'"
         if on_duplicate == "replace_running":
             attempt = f"CASE WHEN {running} THEN 0 ELSE t.attempt END"
             reset = {"poller_instance": "NULL", "start_time": "NULL", "process_result": "NULL", "lost_leases": "0"}
-            changes += "".join(
-                f", {name} = CASE WHEN {running} THEN {value} ELSE t.{name} END" for name, value in reset.items()
-            )
-            changes += f", status = 'CREATED', attempt = {attempt}"
+            changes |= {name: f"CASE WHEN {running} THEN {value} ELSE t.{name} END" for name, value in reset.items()}
+            changes |= {"status": "'CREATED'", "attempt": attempt}
             if keep_due:  # while a task is held, next_process_time is the end of the lease
-                changes += f", next_process_time = CASE WHEN {running} THEN t.ready_time ELSE t.next_process_time END"
+                changes["next_process_time"] = f"CASE WHEN {running} THEN t.ready_time ELSE t.next_process_time END"
         # A smaller budget leaves at least one attempt: without one no poller could take the task.
-        changes += f", max_attempts = {self.dialect.greatest}(excluded.max_attempts, {attempt} + 1)"
+        changes["max_attempts"] = f"{self.dialect.greatest}(excluded.max_attempts, {attempt} + 1)"
         # A parked task stays parked, unless it waits for a signal: its steps go with the old values.
         kept = "t.ready_time" if keep_due else f"CASE WHEN t.parked_by IS NULL THEN {due} END"
-        changes += f", ready_time = CASE WHEN t.parked_by = '{SIGNAL}' THEN {due} ELSE {kept} END"
-        changes += f", parked_by = nullif(t.parked_by, '{SIGNAL}')"
+        changes["ready_time"] = f"CASE WHEN t.parked_by = '{SIGNAL}' THEN {due} ELSE {kept} END"
+        changes["parked_by"] = f"nullif(t.parked_by, '{SIGNAL}')"
         # Later than create_time by construction, which is how a replaced row is told from a new one.
-        touched = f"{self.dialect.greatest}({self.dialect.now}, {self.dialect.later('0.001', start='t.create_time')})"
+        later = self.dialect.later("0.001", start="t.create_time")
+        changes["last_update_time"] = f"{self.dialect.greatest}({self.dialect.now}, {later})"
         return (
-            f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET {changes}, last_update_time = {touched}"
+            f"ON CONFLICT (reference_number, queue_name) DO UPDATE SET"
+            f" {', '.join(f'{name} = {value}' for name, value in changes.items())}"
             f" WHERE t.status IN ({sql_sources(on_duplicate)})"
             " AND coalesce(t.group_key, '') = coalesce(excluded.group_key, '')"
             # Another database may have the task already.
@@ -235,12 +235,11 @@ class EnqueueStatements(Group):
             f" UNION ALL {live} parked_by IS NOT NULL{condition} LIMIT %(limit)s) AS x"
         )
 
-    @property
-    def _references(self) -> str:
-        """The rows ``reference_number`` in one order everywhere: no deadlock."""
-        order = ' ORDER BY u.reference_number COLLATE "C"' if self.dialect.vendor == "postgresql" else " WHERE true"
-        return f"{self._rows('reference_number text')}{order}"
-
+    # The rows ``reference_number`` in one order everywhere: no deadlock.
+    _references = part(
+        '{_rows:reference_number text} ORDER BY u.reference_number COLLATE "C"',
+        "{_rows:reference_number text} WHERE true",
+    )
     # Write references into the ledger; returns those that were free.
     claim_references = template(
         "INSERT INTO {ledger} (queue_name, reference_number) SELECT %(queue_name)s, u.reference_number"
@@ -259,31 +258,22 @@ class EnqueueStatements(Group):
         " AND {one_of:reference_number|references} AND create_time > {later:%(ago)s}"
     )
 
-    @statement
-    def free(self) -> str:
-        """Rename the ``references`` of tasks that a rule does not hold any more; returns one row for each task.
-
-        In one order everywhere: no deadlock. The new name is unique, because the id of the task is its end.
-        """
-        order = f' ORDER BY t.reference_number COLLATE "C" {self.dialect.lock}' if self.dialect.lock else ""
-        found = (
-            f"SELECT t.id FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
-            f" AND {self.dialect.one_of('t.reference_number', 'references')}"
-            f" AND NOT {self.dialect.one_of('t.status', 'keeping')}"
-            f" AND t.create_time <= {self.dialect.later('%(ago)s')}{order}"
-        )
-        return (
-            f"UPDATE {self.tables.task} SET reference_number = reference_number || ':' || id"
-            f" WHERE {self.dialect.among('id', found)} RETURNING id"
-        )
-
-    @statement
-    def lock_found(self) -> str:
-        """``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too."""
-        return self.find + (' ORDER BY reference_number COLLATE "C" FOR SHARE' if self.dialect.lock else "")
-
+    # Rename the ``references`` of tasks that a rule does not hold any more; returns one row for each task. In one order
+    # everywhere: no deadlock. The new name is unique, because the id of the task is its end.
+    free = template(
+        "UPDATE {task} SET reference_number = reference_number || ':' || id WHERE {among:id|{_not_held}} RETURNING id"
+    )
+    _not_held = part(
+        "SELECT t.id FROM {task} AS t WHERE t.queue_name = %(queue_name)s"
+        " AND {one_of:t.reference_number|references} AND NOT {one_of:t.status|keeping}"
+        " AND t.create_time <= {later:%(ago)s}{_locked_in_order}"
+    )
+    _locked_in_order = part(' ORDER BY t.reference_number COLLATE "C" {lock}', "")
     # The tasks that hold some ``references``.
-    find = template(
+    find = template("{_holders}")
+    # ``find``, and no poller takes the tasks until the transaction of the producer ends. In one order, too.
+    lock_found = template('{_holders} ORDER BY reference_number COLLATE "C" FOR SHARE', "{_holders}")
+    _holders = part(
         "SELECT id, reference_number, status, group_key FROM {task} WHERE queue_name = %(queue_name)s"
         " AND {one_of:reference_number|references}"
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, statement, template
+from django_dbtaskqueue.core.sql.dialects import FENCE, FENCED, Group, part, statement, template
 
 # The keys of rows handed to statements. None is a column of a task: such a name would be ambiguous beside one.
 OUTCOME_TYPES = {
@@ -54,10 +54,7 @@ class SettleStatements(Group):
             f" FROM {source} WHERE {FENCE} AND t.status IN ({self._sources('complete')}) RETURNING id, watched"
         )
 
-    @property
-    def _result(self) -> str:
-        return "u.result_json::jsonb" if self.dialect.vendor == "postgresql" else "u.result_json"
-
+    _result = part("u.result_json::jsonb", "u.result_json")
     # Every other way out of PROCESSING that keeps the row. A NULL delay keeps the ready time (release).
     #
     # A task that waits for a signal is due at once if a signal came meanwhile: its sender raised ``signals``.
@@ -85,12 +82,12 @@ class SettleStatements(Group):
         " FROM {_outcomes} WHERE {FENCE} AND t.status IN ({_sources:fail})"
         " RETURNING id, watched AND final_status IS NOT NULL"
     )
-    _called = template("u.signals_seen <> coalesce(t.signals, 0)")
-    _retry_time = template("{later:CASE WHEN {_called} THEN 0 ELSE coalesce(u.delay, 0) END}")
-    _moved = template("{seconds_between:t.ready_time|{_retry_time}}")
-    _parked_by = template("CASE WHEN {_called} THEN NULL ELSE u.park_reason END")
+    _called = part("u.signals_seen <> coalesce(t.signals, 0)")
+    _retry_time = part("{later:CASE WHEN {_called} THEN 0 ELSE coalesce(u.delay, 0) END}")
+    _moved = part("{seconds_between:t.ready_time|{_retry_time}}")
+    _parked_by = part("CASE WHEN {_called} THEN NULL ELSE u.park_reason END")
     # Without an attempt left no poller could take the task.
-    _left = template("{least}(t.attempt + u.attempts_added, t.max_attempts - 1)")
+    _left = part("{least}(t.attempt + u.attempts_added, t.max_attempts - 1)")
 
     @property
     def _outcomes(self) -> str:
@@ -135,7 +132,7 @@ class SettleStatements(Group):
     )
     # Delete leased rows; returns those really deleted.
     delete_settled = template("DELETE FROM {task} WHERE {among:id|SELECT t.id FROM {_deleted}} RETURNING id, watched")
-    _deleted = template("{fenced:complete_delete}")
+    _deleted = part("{fenced:complete_delete}")
     # What became of the given leases, when the reply to a commit was lost: (id, status) of the same attempt. Without
     # those that ended without their holder: then the row names no start, or an end without a poller.
     outcome_of = template(
@@ -162,16 +159,13 @@ class SettleStatements(Group):
             " AND task_id = %(task_id)s LIMIT 1"
         )
 
-    @cached_property
-    def save_metadata(self) -> str:
-        """Write the metadata of a Django task into its payload; with a token, only while that lease holds."""
-        payload = (
-            "jsonb_set(payload, '{metadata}', %(metadata)s::jsonb)"
-            if self.dialect.vendor == "postgresql"
-            else "json_set(payload, '$.metadata', json(%(metadata)s))"
-        )
-        return (
-            f"UPDATE {self.tables.task} SET payload = {payload} WHERE id = %(task_id)s"
-            " AND (CAST(%(token)s AS bigint) IS NULL OR total_attempt = %(token)s AND status = 'PROCESSING')"
-            " RETURNING id"
-        )
+    # Write the metadata of a Django task into its payload; with a token, only while that lease holds.
+    save_metadata = template(
+        "UPDATE {task} SET payload = {_with_metadata} WHERE id = %(task_id)s"
+        " AND (CAST(%(token)s AS bigint) IS NULL OR total_attempt = %(token)s AND status = 'PROCESSING')"
+        " RETURNING id"
+    )
+    _with_metadata = part(
+        "jsonb_set(payload, '{{metadata}}', %(metadata)s::jsonb)",
+        "json_set(payload, '$.metadata', json(%(metadata)s))",
+    )
