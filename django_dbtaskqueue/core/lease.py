@@ -62,14 +62,11 @@ class Steps(Protocol):
     def sleep(self, delay: timedelta) -> None:
         """Return if the sleep is over, else raise ``TaskSuspended``."""
 
-    async def asleep(self, delay: timedelta) -> None:
-        """``sleep`` for an async processor."""
-
     def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object:
         """Return the data of a signal that came, else raise ``TaskSuspended``."""
 
-    async def await_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object:
-        """``wait_for`` for an async processor."""
+    async def on_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call one of these for an async processor."""
 
 
 class Port(Protocol):
@@ -231,8 +228,7 @@ class Lease:
     def reenqueue(self, delay: timedelta | None = None, result: object = None, *, keep_attempts: bool = False) -> None:
         """Put the task back, due after ``delay``: not a failure.
 
-        Without a delay the ``reenqueue`` policy of the queue or processor gives it; ``ReenqueueDelayMissing`` if there
-        is none.
+        None: as the ``reenqueue`` policy of the queue or processor says, or ``ReenqueueDelayMissing``.
         """
         self._settle(outcomes.Reenqueue(delay, result, keep_attempts))
 
@@ -252,10 +248,7 @@ class Lease:
             self.port.touch(self, delta)
 
     def check(self) -> None:
-        """Raise ``TaskCancelled`` if the task has to stop: if it is ``cancelled``. Call it now and then in long work.
-
-        Nothing else ends a function that runs on a thread.
-        """
+        """Raise ``TaskCancelled`` if ``cancelled``. Call it in long work: nothing else ends a function on a thread."""
         if self.cancelled:
             raise TaskCancelled(self.id)
 
@@ -280,10 +273,9 @@ class Lease:
         return cast(T, self._steps.step(name, function, *args, **kwargs))
 
     async def astep(self, name: str, function: Callable[P, Awaitable[T] | T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``step`` for an async processor.
+        """``step`` for an async processor. The writes of a coroutine function happen at least once.
 
-        A plain function runs on Django's thread for the ORM, in one transaction with its result. A coroutine function
-        has no transaction, so that its writes happen at least once.
+        A plain function runs on Django's thread for the ORM, in one transaction with its result.
         """
         return cast(T, await self._steps.astep(name, function, *args, **kwargs))
 
@@ -296,7 +288,7 @@ class Lease:
 
     async def asleep(self, delay: timedelta) -> None:
         """``sleep`` for an async processor."""
-        await self._steps.asleep(delay)
+        await self._steps.on_thread(self._steps.sleep, delay)
 
     def wait_for(self, name: str, timeout: timedelta | None = None, choices: Sequence[object] = ()) -> Any:
         """Return the data of the next signal of that name (``signal``). Until it comes, give the task back.
@@ -308,7 +300,7 @@ class Lease:
 
     async def await_for(self, name: str, timeout: timedelta | None = None, choices: Sequence[object] = ()) -> Any:
         """``wait_for`` for an async processor."""
-        return await self._steps.await_for(name, timeout, choices)
+        return await self._steps.on_thread(self._steps.wait_for, name, timeout, choices)
 
     @property
     def signal(self) -> ReceivedSignal | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 from asgiref.sync import iscoroutinefunction, sync_to_async
 from django.db import connections, router, transaction
@@ -27,6 +27,9 @@ from django_dbtaskqueue.flow.settle import resolve, settle
 from django_dbtaskqueue.models import AbstractTask, Task
 from django_dbtaskqueue.models.tasks import MAX_NAME_CHARS, RECEIVED, SLEEP, STEP, TIMED_OUT, WAIT
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class SettlePort:
     """Settles on the calling thread's Django connection, in the transaction of that thread."""
@@ -44,26 +47,27 @@ class SettlePort:
         self.keep, self.group_retry = settings.keep, settings.group_retry
         self.log_level, self.extra = settings.life_level, settings.extra
 
+    @property
+    def session(self) -> Session:
+        """A session over the calling thread's connection."""
+        return Session.on(self.alias, self.model)
+
     def time(self, text: str) -> datetime:
-        return Session.on(self.alias, self.model).time(text)
+        return self.session.time(text)
 
     def settle(self, lease: Lease, outcome: Outcome) -> None:
         """Write one outcome, or raise ``LeaseLost``; ``ReenqueueDelayMissing`` when nothing says when it is due."""
         self.settle_all([(lease, outcome)])
 
     def settle_last(self, lease: Lease, outcome: Outcome | Suspend) -> None:
-        session = Session.on(self.alias, self.model)
+        session = self.session
         session.ends = True
         self._settle(session, [(lease, decide(lease, outcome))])
 
     def settle_all(self, pairs: Sequence[tuple[Lease, Outcome]]) -> None:
-        session = Session.on(self.alias, self.model)
         decided = [(lease, decide(lease, outcome)) for lease, outcome in pairs]
-        if len(decided) == 1:
-            self._settle(session, decided)
-            return
-        with transaction.atomic(using=self.alias, savepoint=False):
-            self._settle(session, decided)
+        with transaction.atomic(using=self.alias, savepoint=False) if len(decided) > 1 else nullcontext():
+            self._settle(self.session, decided)
 
     def _settle(self, session: Session, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
         settled = settle(session, pairs, keep=self.keep, group_retry=self.group_retry)
@@ -77,30 +81,31 @@ class SettlePort:
             notify.after_commit(session.connection, pairs[0][0].queue)
 
     def stands(self, lease: Lease) -> bool:
-        return lease.id in resolve(Session.on(self.alias, self.model), [lease])[1]
+        return lease.id in resolve(self.session, [lease])[1]
 
     def parents(self, lease: Lease) -> Parents:
         return parents_of(TaskKey(self.model._meta.label_lower, lease.id), self.alias)
 
     def journal(self, lease: Lease) -> Steps:
-        return Journal(lease, self.alias, self.model)
+        return Journal(lease, self)
 
     def touch(self, lease: Lease, delta: timedelta) -> None:
-        session = Session.on(self.alias, self.model)
-        seconds = delta.total_seconds()
-        rows = session.run(session.sql.touch, {"id": lease.id, "total_attempt": lease.total_attempt, "delta": seconds})
-        if not rows:
-            raise lease.gone("touch")
-        lease.until_text = str(rows[0][0])
+        session, seconds = self.session, delta.total_seconds()
+        lease.until_text = str(_write(session, session.sql.touch, lease, "touch", delta=seconds))
         lease.deadline += seconds
         usage.after_commit(session.connection, {(lease.queue, "touch"): (lease.id,)})
 
     def report_progress(self, lease: Lease, done: float, note: str) -> None:
-        session = Session.on(self.alias, self.model)
-        text = json_payload.cut_bytes(json_payload.clean_text(f"{done:.0%} {note}".strip()))
-        params = {"id": lease.id, "total_attempt": lease.total_attempt, "note": text}
-        if not session.run(session.sql.progress, params):
-            raise lease.gone("report_progress")
+        session, text = self.session, json_payload.clean_text(f"{done:.0%} {note}".strip())
+        _write(session, session.sql.progress, lease, "report_progress", note=json_payload.cut_bytes(text))
+
+
+def _write(session: Session, sql: str, lease: Lease, verb: str, **values: object) -> object:
+    """Write to the row of a lease that holds; return the first value of the answer, or raise ``LeaseLost``."""
+    rows = session.run(sql, {"id": lease.id, "total_attempt": lease.total_attempt, **values})
+    if not rows:
+        raise lease.gone(verb)
+    return rows[0][0]
 
 
 def _settled(alias: str, pairs: Sequence[tuple[Lease, Settlement]]) -> None:
@@ -135,8 +140,8 @@ class Stored(NamedTuple):
 class Journal:
     """The steps of one task, as one attempt takes them. One query at the first step reads those of earlier attempts."""
 
-    def __init__(self, lease: Lease, alias: str, model: type[AbstractTask]) -> None:
-        self._lease, self._alias, self._model = lease, alias, model
+    def __init__(self, lease: Lease, port: SettlePort) -> None:
+        self._lease, self._port = lease, port
         self._position = 0
         self._stored: dict[int, Stored] | None = None
         self._suspended: Suspend | None = None
@@ -156,7 +161,7 @@ class Journal:
             return _loaded(found.result)
         self._inside = name
         try:
-            with transaction.atomic(using=self._alias):
+            with transaction.atomic(using=self._port.alias):
                 text = _dumped(name, function(*args, **kwargs))
                 self._store(self._position, name, STEP, result=text)
         finally:
@@ -186,9 +191,6 @@ class Journal:
         if left is not None and left > 0:
             self._suspend(Suspend(timedelta(seconds=left)))
 
-    async def asleep(self, delay: timedelta) -> None:
-        await sync_to_async(self.sleep)(delay)
-
     def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
         left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
         self._check_can_suspend("wait_for")
@@ -209,8 +211,8 @@ class Journal:
             raise SignalTimeout(self._lease.id, name)
         self._suspend(Suspend(None if left is None else timedelta(seconds=left), count))
 
-    async def await_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
-        return await sync_to_async(self.wait_for)(name, timeout, choices)
+    async def on_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await sync_to_async(call)(*args, **kwargs)
 
     def _next(self, kind: str, name: str) -> Stored | None:
         """Go to the next position; return what is stored there. Raise ``StepChanged`` if that is another step."""
@@ -241,29 +243,29 @@ class Journal:
         return found
 
     def _load(self) -> dict[int, Stored]:
-        session = self._session
+        session = self._port.session
         rows = session.run(session.sql.steps, self._params)
         if not all(ours for *_, ours in rows):  # of another task, whose id a temporary table uses again
-            delete_steps(self._model, self._alias, [self._lease.id])
+            delete_steps(self._port.model, self._port.alias, [self._lease.id])
             return {}
         return {position: Stored(*step) for position, *step, _ in rows}
 
     def _store(self, position: int, name: str, kind: str, **values: str | float | None) -> None:
-        session = self._session
+        session = self._port.session
         step = {"position": position, "name": name, "kind": kind, **STEP_DEFAULTS, **values}
         if not session.run(session.sql.store_step, {**self._params, **step}):
             raise self._lease.gone(_description(kind, name))
 
     def _next_signal(self, name: str) -> tuple[int, int | None]:
         """Return how many signals were sent so far, and the first of a name that was not received."""
-        session = self._session
+        session = self._port.session
         rows = session.run(session.sql.next_signal, {**self._params, "name": name})
         if not rows:
             raise self._lease.gone(_description(WAIT, name))
         return rows[0][0], rows[0][1]
 
     def _receive(self, name: str, signal: int) -> object:
-        session, position = self._session, self._position
+        session, position = self._port.session, self._position
         with session.atomic():
             [(data, actor)] = session.run(session.sql.receive_signal, {"signal": signal})
             self._store(position, name, RECEIVED, result=data, actor=actor)
@@ -294,13 +296,9 @@ class Journal:
                     )
 
     @property
-    def _session(self) -> Session:
-        return Session.on(self._alias, self._model)
-
-    @property
     def _params(self) -> dict[str, object]:
-        lease = self._lease
-        return {"location": self._model._meta.label_lower, "task_id": lease.id, "token": lease.total_attempt}
+        lease, location = self._lease, self._port.model._meta.label_lower
+        return {"location": location, "task_id": lease.id, "token": lease.total_attempt}
 
 
 def _description(kind: str, name: str) -> str:
