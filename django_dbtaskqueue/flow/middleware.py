@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
@@ -59,16 +59,7 @@ def surrounded(function: Call, middleware: Iterable[Middleware], *, is_async: bo
     Raises ``ImproperlyConfigured`` for what is no middleware, or not one for this kind of function.
     """
     layers = [layer for one in middleware if (layer := layer_of(one, is_async=is_async)).around is not None]
-    if not layers:
-        return function
-
-    def call(task: object) -> object:
-        return _run(layers, function, task)
-
-    async def call_async(task: object) -> object:
-        return await _run_async(layers, function, task)
-
-    return call_async if is_async else call
+    return partial(_run_async if is_async else _run, layers, function) if layers else function
 
 
 @cache
