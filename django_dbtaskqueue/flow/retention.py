@@ -28,10 +28,6 @@ from django_dbtaskqueue.models.control import UNFINISHED
 
 ROWS_PER_BATCH = 1000
 FINISHED = sources("housekeep")
-PERIODS: tuple[tuple[type[Model], str], ...] = (
-    (models.UsedReference, "expire_time"),
-    (models.Limit, "full_time"),
-)
 
 
 # -- tasks of a selection, which an operator made ----------------------------------------------------------------------
@@ -49,22 +45,19 @@ def housekeep(tasks: Tasks, *, older_than: timedelta, statuses: Iterable[str] = 
     if to not in ("history", "delete"):
         raise TaskQueueError(f'housekeep(to={to!r}) must be "history" or "delete".')
     old = as_filterable(tasks).filter(finished_before(older_than), status__in=wanted, watched__isnull=True)
-    total = 0
-    while moved := _housekeep_batch(old, to):
+    session, total = Session(transaction.get_connection(old.db), old.model), 0
+    while True:
+        with session.atomic():
+            ids = list(with_row_locks(old).values_list("pk", flat=True)[:ROWS_PER_BATCH])
+            moved = _delete_locked(session, ids, to) if ids else 0
+        if not moved:
+            return total
         total += moved
-    return total
 
 
 def finished_before(age: timedelta) -> Q:
     """Return the condition that a task finished at least this long ago."""
     return Q(LessThanOrEqual(Coalesce("finish_time", "last_update_time"), Now() - age))
-
-
-def _housekeep_batch(old: Tasks, to: str) -> int:
-    session = Session(transaction.get_connection(old.db), old.model)
-    with session.atomic():
-        ids = list(with_row_locks(old).values_list("pk", flat=True)[:ROWS_PER_BATCH])
-        return _delete_locked(session, ids, to) if ids else 0
 
 
 def _delete_locked(session: Session, ids: list[int], to: str) -> int:
@@ -171,8 +164,8 @@ def delete_month(session: Session, table: str) -> int:
 
 def delete_attempts(session: Session, *, older_than: timedelta) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
-    sql = _sql(session.model, session.connection.vendor)
-    return len(session.run(sql.delete_attempts, {"age": -older_than.total_seconds(), "limit": ROWS_PER_BATCH}))
+    rows = models.Attempt._base_manager.using(session.connection.alias)
+    return _delete_oldest(rows, Q(finish_time__lte=Now() - older_than))
 
 
 def delete_audit(alias: str, *, older_than: timedelta) -> int:
@@ -192,11 +185,11 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
 
 def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]], *, older_than: timedelta) -> int:
     """Delete batches of at least that age whose tasks have all left the task tables; return how many."""
-    empty = models.Batch.objects.using(alias).filter(create_time__lte=Now() - older_than)
+    batches, old = models.Batch.objects.using(alias), Q(create_time__lte=Now() - older_than)
+    empty = batches.filter(old)
     for model in tables:
         empty = empty.exclude(Exists(model._base_manager.using(alias).filter(batch=OuterRef("pk"))))
-    ids = list(empty.order_by("pk").values_list("pk", flat=True)[:ROWS_PER_BATCH])
-    return models.Batch.objects.using(alias).filter(pk__in=ids)._raw_delete(alias) if ids else 0
+    return _delete(batches.all(), old, empty.order_by("pk"))
 
 
 def delete_past_periods(alias: str) -> int:
@@ -204,7 +197,11 @@ def delete_past_periods(alias: str) -> int:
 
     Return how many rows there were.
     """
-    return sum(_delete_past(model._base_manager.using(alias), column) for model, column in PERIODS)
+    deleted = 0
+    for model, column in ((models.UsedReference, "expire_time"), (models.Limit, "full_time")):
+        rows, past = model._base_manager.using(alias), Q(**{f"{column}__lte": Now()})
+        deleted += _delete(rows.all(), past, rows.filter(past).order_by(column))
+    return deleted
 
 
 def delete_unread_events(session: Session) -> int:
@@ -219,11 +216,6 @@ def delete_unread_events(session: Session) -> int:
             session.run(sql.lock_positions, {"location": location})
             deleted += session.count(sql.trim, {"location": location, "limit": ROWS_PER_BATCH})
     return deleted
-
-
-def _delete_past(rows: QuerySet[Any], column: str) -> int:
-    past = Q(**{f"{column}__lte": Now()})
-    return _delete(rows, past, rows.filter(past).order_by(column))
 
 
 def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:

@@ -13,7 +13,6 @@ from django_dbtaskqueue.models.control import DELETION
 from django_dbtaskqueue.models.tasks import RECEIVED, SENT
 
 Tasks = QuerySet[AbstractTask]
-MAX_REFERENCES_PER_STATEMENT = 5000
 
 
 def base_rows(tasks: Tasks) -> Tasks:
@@ -67,7 +66,9 @@ def with_row_locks(tasks: Tasks, *, wait: bool = False) -> Tasks:
 def delete_and_count(tasks: Tasks) -> int:
     """Delete rows this transaction has locked, and count them per queue in the same transaction."""
     if UsedReference.objects.using(tasks.db).exists():
-        _free_references(tasks.db, tasks.order_by().values_list("queue", "reference"))
+        named = tasks.order_by().filter(reference__isnull=False)
+        for queue in named.values_list("queue", flat=True).distinct():
+            free_references(tasks.db, queue, named.filter(queue=queue).values("reference"))
     delete_steps(tasks.model, tasks.db, tasks.order_by().values("pk"))
     counts = tasks.order_by().values("queue").annotate(number=Count("pk")).values_list("queue", "number")
     MinuteCount.objects.using(tasks.db).bulk_create(
@@ -90,18 +91,6 @@ def _steps_of(model: type[AbstractTask], alias: str, ids: Iterable[int]) -> Quer
     return Step._base_manager.using(alias).filter(location=model._meta.label_lower, task_id__in=ids)
 
 
-def free_references(alias: str, queue: str, references: Iterable[str]) -> int:
-    """Let references be used again; return how many were taken."""
-    used = UsedReference.objects.using(alias).filter(queue=queue, reference__in=list(references))
-    return int(used._raw_delete(alias) or 0)
-
-
-def _free_references(alias: str, tasks: Iterable[tuple[str, str | None]]) -> None:
-    """Let the references of tasks that are deleted, as (queue, reference), be used again."""
-    by_queue: dict[str, list[str]] = {}
-    for queue, reference in tasks:
-        if reference is not None:
-            by_queue.setdefault(queue, []).append(reference)
-    for queue, references in by_queue.items():
-        for start in range(0, len(references), MAX_REFERENCES_PER_STATEMENT):
-            free_references(alias, queue, references[start : start + MAX_REFERENCES_PER_STATEMENT])
+def free_references(alias: str, queue: str, references: Any) -> int:
+    """Let references, of a collection or a query, be used again; return how many were taken."""
+    return int(UsedReference.objects.using(alias).filter(queue=queue, reference__in=references)._raw_delete(alias) or 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 from django_dbtaskqueue.core.columns import HISTORY_COLUMNS
-from django_dbtaskqueue.core.sql.dialects import Group, statement, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, statement, template
 
 
 class RetentionStatements(Group):
@@ -22,7 +22,7 @@ class RetentionStatements(Group):
     expired = template(
         "{_expired} AND ready_time IS NOT NULL UNION ALL {_expired} AND parked_by IS NOT NULL LIMIT %(limit)s"
     )
-    _expired = template(
+    _expired = part(
         "SELECT id FROM {task} WHERE queue_name = %(queue_name)s AND status = 'CREATED' AND expire_time <= {now}"
     )
     # Lock those of the given tasks that are still finished as they were and that are told to have ended. Returns (id,
@@ -63,7 +63,7 @@ class RetentionStatements(Group):
     old_history = template(
         "SELECT id FROM {{table}} AS t WHERE moved_time <= {later:%(age)s} ORDER BY id LIMIT %(limit)s {skipping}"
     )
-    _ids = template("{each:ids}")
+    _ids = part("{each:ids}")
 
     @cached_property
     def delete_history(self) -> tuple[str, str]:
@@ -73,11 +73,6 @@ class RetentionStatements(Group):
 
     # Count all rows of a month of the history, which is about to be dropped.
     count_all = template("{_counting:{{table}}|queue_name}")
-    # Delete the oldest records of failed attempts, as far as they are old.
-    delete_attempts = template(
-        "DELETE FROM {attempt} WHERE {among:id|{_oldest_attempts}} AND finish_time <= {later:%(age)s} RETURNING id"
-    )
-    _oldest_attempts = template("SELECT id FROM {attempt} AS t ORDER BY id LIMIT %(limit)s {skipping}")
 
 
 # -- erase -------------------------------------------------------------------------------------------------------------
@@ -94,7 +89,7 @@ AUDIT_TABLE = '"dbtaskqueue_auditentry"'
 class EraseStatements(Group):
     """What `erase` finds, counts and removes in a database."""
 
-    _wanted = template("{one_of:reference_number|references} AND (%(every)s OR {one_of:queue_name|queues})")
+    _wanted = part("{one_of:reference_number|references} AND (%(every)s OR {one_of:queue_name|queues})")
     # The tasks of these references, as (reference, id, status, watched); locks them as housekeeping does.
     tasks = template(
         "SELECT t.reference_number, t.id, t.status, t.watched FROM {task} AS t WHERE {_wanted} ORDER BY t.id {lock}"
@@ -129,12 +124,9 @@ class EraseStatements(Group):
         clear = f"UPDATE {CHANGES_TABLE} SET before = NULL, difference = NULL WHERE id IN (SELECT t.id {rows})"
         return {**found, "changes by operators": (f"SELECT count(DISTINCT t.id) {rows}", clear)}
 
-    @property
-    def _names_task(self) -> str:
-        if self.dialect.vendor == "postgresql":
-            return "t.task_ids @> to_jsonb(u.task_id)"
-        return "u.task_id IN (SELECT named.value FROM json_each(t.task_ids) AS named)"
-
+    _names_task = part(
+        "t.task_ids @> to_jsonb(u.task_id)", "u.task_id IN (SELECT named.value FROM json_each(t.task_ids) AS named)"
+    )
     # The lakes that hold tasks of this database.
     lakes = template("SELECT DISTINCT lake FROM \"dbtaskqueue_archivebatch\" WHERE state = 'closed' ORDER BY lake")
     # Begin the record of an erasure; returns its id.

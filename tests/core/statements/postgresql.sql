@@ -2181,19 +2181,6 @@ WHERE id IN (
 )
 RETURNING id;
 
--- RetentionStatements.delete_attempts
-DELETE
-FROM "dbtaskqueue_attempt"
-WHERE id = ANY(ARRAY(
-    SELECT id
-    FROM "dbtaskqueue_attempt" AS t
-    ORDER BY id
-    LIMIT %(limit)s
-    FOR NO KEY UPDATE OF t SKIP LOCKED
-))
-AND finish_time <= statement_timestamp() + %(age)s * interval '1 second'
-RETURNING id;
-
 -- RetentionStatements.delete_history [1]
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 SELECT 'deletion', queue_name, count(*)

@@ -1715,18 +1715,6 @@ WHERE id IN (
 )
 RETURNING id;
 
--- RetentionStatements.delete_attempts
-DELETE
-FROM "dbtaskqueue_attempt"
-WHERE id IN (
-    SELECT id
-    FROM "dbtaskqueue_attempt" AS t
-    ORDER BY id
-    LIMIT %(limit)s
-)
-AND finish_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', %(age)s))
-RETURNING id;
-
 -- RetentionStatements.delete_history [1]
 INSERT INTO "dbtaskqueue_minutecount" (kind, queue_name, count)
 SELECT 'deletion', queue_name, count(*)
