@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from math import floor, inf
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from django.db import OperationalError
@@ -37,17 +37,6 @@ GROUPS_PER_TRANSACTION = 500
 OUT_OF_MEMORY_SQLSTATE = "53200"  # PostgreSQL keeps all locks in shared memory of a fixed size
 Groups = Mapping[str, set[str]]  # the keys of groups, by queue
 heads_in_poller: dict[tuple[str, str], int] = {}  # by alias and queue, as the poller last applied its settings
-
-
-class Member(NamedTuple):
-    """A task that is, or may become, the head of its group."""
-
-    id: int
-    is_ready: bool
-    processing: bool
-    retrying: bool  # an attempt failed and it waits for the next
-    wait: float  # seconds until it is due
-    priority: int
 
 
 def groups_of(pairs: Iterable[tuple[str, str | None]]) -> Groups:
@@ -107,10 +96,7 @@ def regroup(session: Session, queue: str, groups: Iterable[str], *, hold_retries
 
     The groups must be locked. ``hold_retries``: a task that waits for its next attempt stays a head.
     """
-    wanted = sorted(set(groups))
-    if not session.postgresql:
-        _regroup_one_by_one(session, queue, wanted, hold_retries=hold_retries)
-    elif wanted:
+    if wanted := sorted(set(groups)):
         session.together(placing(session, queue, wanted, hold_retries=hold_retries))
 
 
@@ -118,21 +104,15 @@ def run_and_regroup(
     session: Session, queue: str, batch: Sequence[Statement], rules: Rules, *, every: bool = False
 ) -> list[list[Row]]:
     """Run statements under the locks of groups and regroup these, in one transaction; return the statements' rows."""
-    if session.postgresql:
-        locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
-        placed = [placing(session, queue, groups, hold_retries=hold, every=every) for groups, hold in rules]
-        return session.together([locked, *batch, *chain.from_iterable(placed)])[1 : 1 + len(batch)]
-    with session.atomic():
-        answers = [session.run(sql, params) for sql, params in batch]
-        for groups, hold in rules:
-            regroup(session, queue, groups, hold_retries=hold)
-    return answers
+    locked = locking(session, queue, [*chain.from_iterable(groups for groups, _ in rules)])
+    placed = [placing(session, queue, groups, hold_retries=hold, every=every) for groups, hold in rules]
+    return session.together([locked, *batch, *chain.from_iterable(placed)])[1 : 1 + len(batch)]
 
 
 def placing(
     session: Session, queue: str, groups: Collection[str], *, hold_retries: bool, every: bool = False
 ) -> list[Statement]:
-    """Return the statement of ``regroup`` on PostgreSQL; none without groups.
+    """Return the statement of ``regroup``; none without groups.
 
     A poller passes over groups without a parked task, unless ``every``: ``park_excess`` has parked what a number that
     was lowered leaves over.
@@ -157,29 +137,6 @@ def park_excess(session: Session, queue: str) -> None:
         run_and_regroup(session, queue, [], [(some, True)], every=True)
 
 
-def _regroup_one_by_one(session: Session, queue: str, wanted: list[str], *, hold_retries: bool) -> None:
-    """``regroup`` where SQL has no LATERAL: the heads are chosen here."""
-    number = heads_of(session, queue) if wanted else 1
-    while wanted:  # of each group the statement returns one task that is parked
-        members: dict[str, list[Member]] = defaultdict(list)
-        rows = session.run(session.sql.group_heads, _params(session, queue, wanted))
-        for group, task_id, *flags, wait, priority in rows:
-            is_ready, processing, retrying = map(bool, flags)
-            members[group].append(Member(task_id, is_ready, processing, retrying, wait, priority))
-        enter, leave, wanted = [], [], []
-        for group, of_group in members.items():
-            heads = choose(of_group, hold_retries=hold_retries, number=number)
-            new = [member.id for member in heads if not member.is_ready]
-            enter += new
-            if new and len(heads) < number:
-                wanted.append(group)
-            leave += [one.id for one in of_group if one not in heads and one.is_ready and not one.processing]
-        if leave:
-            session.run(session.sql.park, {"ids": session.sql.dialect.array(leave)})
-        if enter:
-            session.run(session.sql.make_ready, {"ids": session.sql.dialect.array(enter)})
-
-
 def heads_of(session: Session, queue: str) -> int:
     """Return how many heads a group of the queue has. A poller's own connection takes it from ``heads_in_poller``."""
     alias = session.connection.alias
@@ -187,16 +144,6 @@ def heads_of(session: Session, queue: str) -> int:
         with suppress(UnknownQueue):
             return queue_settings(queue, alias).max_running_per_group
     return heads_in_poller.get((alias, queue)) or default_settings(queue).max_running_per_group
-
-
-def choose(members: list[Member], *, hold_retries: bool, number: int = 1) -> list[Member]:
-    """Return the heads: tasks in process, then those that wait for a retry, then the first due, by priority and age."""
-
-    def rank(member: Member) -> tuple[bool, bool, float, int, int]:
-        held = hold_retries and member.is_ready and member.retrying
-        return (not member.processing, not held, member.wait, member.priority, member.id)
-
-    return sorted(members, key=rank)[:number] if number > 1 else [min(members, key=rank)]
 
 
 def _params(session: Session, queue: str, groups: Collection[str]) -> dict[str, Any]:
@@ -283,10 +230,9 @@ class Limiter(threading.local):
     def take(
         self, session: Session, params: Params, take_rows: TakeRows, rewind: Callable[[], None] = lambda: None
     ) -> list[Row]:
-        """Take at most ``params["limit"]`` rows within the limits. Leases that ran out are taken over first.
+        """Take at most ``params["limit"]`` rows within the limits; near one, leases that ran out first.
 
-        Near a limit that is; far below, all are taken in the ready order. ``rewind`` is called after rows of
-        ``take_rows`` were not taken after all.
+        ``rewind`` is called after rows of ``take_rows`` were not taken after all.
         """
         params, self.put_off = {**params, "queue_name": self.queue}, False
         if self.max_running is None and not self.rate:

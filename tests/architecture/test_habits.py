@@ -249,7 +249,6 @@ MAY_STOP = {
     "flow.batches": "an operator's act on one batch: the error is the answer",
     "flow.dependencies": "inside the loop of ``sweep``, which tells ends apart",
     "flow.enqueue_many": "a producer's call: the error is the answer",
-    "flow.groups": "chunks of one change of a limit, which is tried again as a whole",
     "flow.retention": "tables that are gone: no row is read",
     "flow.shard_move": "rounds of one step",
     "flow.port": "an operator's act: the error is the answer",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
-from django_dbtaskqueue.core.sql.dialects import BEHIND, GROUP, HEAD, Group, statement, template
+from django_dbtaskqueue.core.sql.dialects import BEHIND, HEAD, Group, part, statement, template
 
 
 def locked(queue: str, group: str) -> str:
@@ -15,30 +13,38 @@ def locked(queue: str, group: str) -> str:
 class GroupStatements(Group):
     """The head of each group: its first task. Callers hold the groups' locks."""
 
-    @cached_property
-    def lock_groups(self) -> str:
-        """Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer."""
-        if self.dialect.vendor != "postgresql":
-            return "SELECT 1"
-        return (  # counted, for a settle would else read a row for each group
-            f"SELECT count({locked('%(queue_name)s', 'g')})"
-            " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x"
-        )
-
-    # Of each group: its ready tasks, and the first parked one: due, or else the next to become due. As (group, id,
-    # whether ready, whether processing, whether a failed attempt is being retried, seconds until it is due, priority).
-    group_heads = template(
-        "SELECT {_member} FROM {texts:groups|g} JOIN {task} AS t ON t.queue_name = %(queue_name)s"
-        " AND t.group_key = g.g AND {HEAD} UNION ALL SELECT {_member} FROM {task} AS t WHERE t.id IN (SELECT coalesce("
-        "({_first_behind} <= {now} ORDER BY t.priority, t.id LIMIT 1),"
-        " ({_first_behind} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT 1)) FROM {texts:groups|g})"
+    # Lock groups to the end of the transaction, in one order everywhere. Nothing to do with a single writer. Counted,
+    # because a settle would else read a row for each group.
+    lock_groups = template(
+        f"SELECT count({locked('%(queue_name)s', 'g')})"
+        " FROM (SELECT g FROM unnest(%(groups)s::text[]) AS g ORDER BY g) AS x",
+        "SELECT 1",
     )
-    _wait = template("{greatest}({seconds_between:{now}|t.next_process_time}, 0)")
-    _member = template(
-        "t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0, {_wait}, t.priority"
+    _of_group = part("{task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g")
+    _wait = part("{greatest}({seconds_between:{now}|t.next_process_time}, 0)")
+    # 0 for a task that runs, 1 for one that waits for a retry, 2 for others.
+    _kind = part("CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END")
+    _swap = part(
+        "UPDATE {task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
+        " ready_time = CASE WHEN parked_by IS NOT NULL THEN {_now_or_due} END WHERE"
+        " (parked_by = '{GROUP}' OR parked_by IS NULL AND status = 'CREATED') AND"
     )
-    _of_group = template("{task} AS t WHERE t.queue_name = %(queue_name)s AND t.group_key = g.g")
-    _first_behind = template("SELECT t.id FROM {_of_group} AND {BEHIND} AND t.next_process_time")
+    # ``place_heads`` where the database has one writer at a time, and no LATERAL (SQLite).
+    _place_heads_of_one_writer = part(
+        "WITH members AS (SELECT g.g AS g, t.id AS id, {_kind} AS kind, true AS ready, {_wait} AS wait,"
+        " t.priority AS priority FROM {texts:groups|g} JOIN {_of_group} AND {HEAD} UNION ALL"
+        " SELECT g.g, t.id, 2, false, {_wait}, t.priority FROM {texts:groups|g} JOIN {task} AS t ON t.id IN"
+        " ({_behind} <= {now} ORDER BY t.priority, t.id LIMIT %(number)s) UNION ALL"
+        # Only for groups without so many due tasks, because this reads all the tasks behind.
+        " SELECT g.g, t.id, 2, false, {_wait}, t.priority FROM {texts:groups|g} JOIN {task} AS t ON"
+        " (SELECT count(*) FROM ({_behind} <= {now} LIMIT %(number)s)) < %(number)s AND t.id IN"
+        " ({_behind} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT %(number)s)),"
+        " ranked AS (SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id)"
+        " <= %(number)s AS stays FROM members AS m)"
+        " {_swap} id IN (SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0)"
+        " RETURNING ready_time IS NOT NULL"
+    )
+    _behind = part("SELECT t.id FROM {_of_group} AND {BEHIND} AND t.next_process_time")
 
     @property
     def _ranked(self) -> str:
@@ -56,11 +62,14 @@ class GroupStatements(Group):
 
     @statement
     def place_heads(self) -> str:
-        """Make the first ``number`` tasks of each group ready, and park the others (``flow.groups.choose``).
+        """Make the first ``number`` tasks of each group ready, and park the others.
 
-        Returns of each changed task whether it became ready. Without ``every``, groups without a parked task are passed
-        over, because no task of theirs can become ready. PostgreSQL only.
+        First come tasks in process, then those that wait for a retry, then the first due, by priority and age. Returns
+        of each changed task whether it became ready. Without ``every``, groups without a parked task may be passed
+        over, because no task of theirs can become ready.
         """
+        if self.dialect.vendor != "postgresql":
+            return self._place_heads_of_one_writer
         now, wait = self.dialect.now, self._wait
         parked = f"{self._of_group} AND {BEHIND}"
         first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
@@ -70,10 +79,9 @@ class GroupStatements(Group):
             # AND looks on. An EXISTS for each group the planner could hash, and read all parked tasks of the queue.
             f" WHERE %(every)s OR EXISTS (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
             f" AND {BEHIND}) AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
-            # Of the ready tasks: 0 for those that run, 1 for those that wait for a retry. With OFFSET 0 it is no join,
-            # for which the planner may read the heads of the whole queue, once for each group.
-            " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority,"
-            " CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN 1 ELSE 2 END AS kind,"
+            # With OFFSET 0 it is no join, for which the planner may read the heads of the whole queue, once for each
+            # group.
+            f" heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority, {self._kind} AS kind,"
             f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
             f" t.next_process_time FROM {self._of_group} AND {HEAD} OFFSET 0) AS t),"
             " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
@@ -87,11 +95,9 @@ class GroupStatements(Group):
             " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
             " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
-            f" {self._ranked}"
-            f" UPDATE {self.tables.task} SET parked_by = CASE WHEN parked_by IS NULL THEN '{GROUP}' END,"
-            f" ready_time = CASE WHEN parked_by IS NOT NULL THEN {self._now_or_due} END"
-            " WHERE id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
-            f" AND (parked_by = '{GROUP}' OR parked_by IS NULL AND status = 'CREATED') RETURNING ready_time IS NOT NULL"
+            f" {self._ranked} {self._swap}"
+            " id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
+            " RETURNING ready_time IS NOT NULL"
         )
 
     # The groups of a queue with more than ``number`` ready tasks.
@@ -120,11 +126,11 @@ class LimitStatements(Group):
     take turns.
     """
 
-    _queue_row = template("queue_name = %(queue_name)s AND group_key = ''")
-    _idle = template("{seconds_between:l.check_time|{now}}")
-    _tokens = template("{least}(%(burst)s, l.tokens + {greatest}({_idle}, 0.0) * %(rate)s)")
+    _queue_row = part("queue_name = %(queue_name)s AND group_key = ''")
+    _idle = part("{seconds_between:l.check_time|{now}}")
+    _tokens = part("{least}(%(burst)s, l.tokens + {greatest}({_idle}, 0.0) * %(rate)s)")
     # The time of a statement is that of its begin, before it waits for the lock: it must not go back.
-    _checked = template("check_time = {greatest}(l.check_time, {now})")
+    _checked = part("check_time = {greatest}(l.check_time, {now})")
     # Lock the row of a queue, and refill its tokens: ``rate`` per second, at most ``burst``. As (stamp, "" where the
     # leases are not known, the leases unless the stamp is ``stamp``, tokens, seconds since it was locked last).
     lock_limit = template(
@@ -168,14 +174,12 @@ class LimitStatements(Group):
     # The row of a queue without a lock: (leases, tokens, seconds since it was locked last).
     limit_state = template("SELECT leases, tokens, {seconds_between:check_time|{now}} FROM {limit} WHERE {_queue_row}")
 
-    @statement
-    def running_of(self) -> str:
-        """The leases of the tasks ``ids``: (id, total_attempt, seconds left), negative after their end."""
-        left = self.dialect.seconds_between(self.dialect.now, "next_process_time")
-        ids = "= ANY(%(ids)s::bigint[])" if self.dialect.vendor == "postgresql" else f"IN ({self.dialect.each('ids')})"
-        status = f"status IN ({self._sources('renew')})"
-        return f"SELECT id, total_attempt, {left} FROM {self.tables.task} WHERE id {ids} AND {status}"
-
+    # The leases of the tasks ``ids``: (id, total_attempt, seconds left), negative after their end.
+    running_of = template(
+        "SELECT id, total_attempt, {seconds_between:{now}|next_process_time} FROM {task}"
+        " WHERE id {_among_ids} AND status IN ({_sources:renew})"
+    )
+    _among_ids = part("= ANY(%(ids)s::bigint[])", "IN ({each:ids})")
     # The leases of a queue: (id, total_attempt). It reads the ready order as far as it is due.
     all_running = template(
         "SELECT id, total_attempt FROM {task} WHERE queue_name = %(queue_name)s"

@@ -126,7 +126,7 @@ class StagingStatements(Group):
     def misplaced(self, table: str) -> str:
         """Of the groups just written: (id, whether ready) of heads that are not ready, and of others that are.
 
-        The head is the one being processed, the one being retried, else the first that is due (``groups.choose``).
+        The head is the one being processed, the one being retried, else the first that is due (``place_heads``).
         """
         wait = f"{self.dialect.greatest}({self.dialect.seconds_between(self.dialect.now, 't.next_process_time')}, 0)"
         rank = (

@@ -606,41 +606,6 @@ WHERE id = ANY(ARRAY(
 ))
 RETURNING id;
 
--- Statements.group_heads
-SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
-    greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
-FROM unnest(%(groups)s::text[]) AS g(g)
-JOIN "dbtaskqueue_task" AS t
-ON t.queue_name = %(queue_name)s
-AND t.group_key = g.g
-AND coalesce(t.parked_by, t.final_status) IS NULL
-UNION ALL
-SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
-    greatest(extract(epoch FROM t.next_process_time - statement_timestamp())::float8, 0), t.priority
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT coalesce((
-        SELECT t.id
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, '') = 'group'
-        AND t.next_process_time <= statement_timestamp()
-        ORDER BY t.priority, t.id
-        LIMIT 1
-    ), (
-        SELECT t.id
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, '') = 'group'
-        AND t.next_process_time > statement_timestamp()
-        ORDER BY t.next_process_time, t.priority, t.id
-        LIMIT 1
-    ))
-    FROM unnest(%(groups)s::text[]) AS g(g)
-);
-
 -- Statements.groups_over
 SELECT group_key
 FROM "dbtaskqueue_task" AS t
@@ -1742,13 +1707,13 @@ WITH g AS MATERIALIZED (
 ) UPDATE "dbtaskqueue_task"
 SET parked_by = CASE WHEN parked_by IS NULL THEN 'group' END, ready_time = CASE WHEN parked_by IS NOT NULL
     THEN greatest(statement_timestamp(), next_process_time) END
-WHERE id = ANY(ARRAY(
+WHERE (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
+AND id = ANY(ARRAY(
     SELECT r.id
     FROM ranked AS r
     WHERE r.stays <> r.ready
     AND r.kind > 0
 ))
-AND (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
 RETURNING ready_time IS NOT NULL;
 
 -- Statements.present

@@ -484,49 +484,6 @@ WHERE id IN (
 )
 RETURNING id;
 
--- Statements.group_heads
-SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
-    max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
-    0), t.priority
-FROM (
-    SELECT value AS g
-    FROM json_each(%(groups)s)
-) AS g
-JOIN "dbtaskqueue_task" AS t
-ON t.queue_name = %(queue_name)s
-AND t.group_key = g.g
-AND coalesce(t.parked_by, t.final_status) IS NULL
-UNION ALL
-SELECT t.group_key, t.id, t.ready_time IS NOT NULL, t.status = 'PROCESSING', t.attempt > 0,
-    max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0,
-    0), t.priority
-FROM "dbtaskqueue_task" AS t
-WHERE t.id IN (
-    SELECT coalesce((
-        SELECT t.id
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, '') = 'group'
-        AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-        ORDER BY t.priority, t.id
-        LIMIT 1
-    ), (
-        SELECT t.id
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, '') = 'group'
-        AND t.next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-        ORDER BY t.next_process_time, t.priority, t.id
-        LIMIT 1
-    ))
-    FROM (
-        SELECT value AS g
-        FROM json_each(%(groups)s)
-    ) AS g
-);
-
 -- Statements.groups_over
 SELECT group_key
 FROM "dbtaskqueue_task" AS t
@@ -1240,123 +1197,80 @@ ORDER BY payload_type
 LIMIT 1;
 
 -- Statements.place_heads
-WITH g AS MATERIALIZED (
-    SELECT g.g
-    FROM unnest(%(groups)s::text[]) AS g(g)
-    WHERE %(every)s OR EXISTS (
-        SELECT 1
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND coalesce(t.parked_by, '') = 'group'
-    )
-    AND (
-        SELECT 1
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, '') = 'group'
-        LIMIT 1
-    ) = 1
-), heads AS MATERIALIZED (
-    SELECT g.g, t.id AS id, t.priority AS priority, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND
-        t.attempt > 0 THEN 1 ELSE 2 END AS kind, max((julianday(t.next_process_time) -
-        julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait
-    FROM g
-    CROSS JOIN LATERAL (
-        SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time
-        FROM "dbtaskqueue_task" AS t
-        WHERE t.queue_name = %(queue_name)s
-        AND t.group_key = g.g
-        AND coalesce(t.parked_by, t.final_status) IS NULL OFFSET 0
-    ) AS t
-), room AS MATERIALIZED (
-    SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places, %(number)s::int - count(*)
-        FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free
-    FROM g LEFT
-    JOIN heads AS h
-    ON h.g = g.g
-    GROUP BY g.g
-), due AS MATERIALIZED (
-    SELECT g.g, g.free, f.*
-    FROM room AS g
-    CROSS JOIN LATERAL (
-        SELECT t.id AS id, t.priority AS priority, max((julianday(t.next_process_time) -
-            julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait
+WITH members AS (
+    SELECT g.g AS g, t.id AS id, CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN %(hold)s AND t.attempt > 0 THEN
+        1 ELSE 2 END AS kind, true AS ready, max((julianday(t.next_process_time) -
+        julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait, t.priority AS priority
+    FROM (
+        SELECT value AS g
+        FROM json_each(%(groups)s)
+    ) AS g
+    JOIN "dbtaskqueue_task" AS t
+    WHERE t.queue_name = %(queue_name)s
+    AND t.group_key = g.g
+    AND coalesce(t.parked_by, t.final_status) IS NULL
+    UNION ALL
+    SELECT g.g, t.id, 2, false, max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d
+        %%H:%%M:%%f', 'now'))) * 86400.0, 0), t.priority
+    FROM (
+        SELECT value AS g
+        FROM json_each(%(groups)s)
+    ) AS g
+    JOIN "dbtaskqueue_task" AS t
+    ON t.id IN (
+        SELECT t.id
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
         AND coalesce(t.parked_by, '') = 'group'
         AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY t.priority, t.id
-        LIMIT greatest(g.places, 0)
-    ) AS f
-), later AS (
-    SELECT g.g, f.*
+        LIMIT %(number)s
+    )
+    UNION ALL
+    SELECT g.g, t.id, 2, false, max((julianday(t.next_process_time) - julianday(strftime('%%Y-%%m-%%d
+        %%H:%%M:%%f', 'now'))) * 86400.0, 0), t.priority
     FROM (
-        SELECT r.g, r.free - count(d.g) AS free
-        FROM room AS r LEFT
-        JOIN due AS d
-        ON d.g = r.g
-        GROUP BY r.g, r.free
+        SELECT value AS g
+        FROM json_each(%(groups)s)
     ) AS g
-    CROSS JOIN LATERAL (
-        SELECT t.id AS id, t.priority AS priority, max((julianday(t.next_process_time) -
-            julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))) * 86400.0, 0) AS wait
+    JOIN "dbtaskqueue_task" AS t
+    ON (
+        SELECT count(*)
+        FROM (
+            SELECT t.id
+            FROM "dbtaskqueue_task" AS t
+            WHERE t.queue_name = %(queue_name)s
+            AND t.group_key = g.g
+            AND coalesce(t.parked_by, '') = 'group'
+            AND t.next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+            LIMIT %(number)s
+        )
+    ) < %(number)s
+    AND t.id IN (
+        SELECT t.id
         FROM "dbtaskqueue_task" AS t
         WHERE t.queue_name = %(queue_name)s
         AND t.group_key = g.g
         AND coalesce(t.parked_by, '') = 'group'
         AND t.next_process_time > strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
         ORDER BY t.next_process_time, t.priority, t.id
-        LIMIT greatest(g.free, 0)
-    ) AS f
-), members AS (
-    SELECT g, id, kind, true AS ready, wait, priority
-    FROM heads
-    UNION ALL
-    SELECT g, id, 2, false, wait, priority
-    FROM due
-    UNION ALL
-    SELECT g, id, 2, false, wait, priority
-    FROM later
-), placed AS (
-    SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id) <=
-        %(number)s::int AS chosen
-    FROM members AS m
-), locked AS MATERIALIZED (
-    SELECT t.id, t.status
-    FROM "dbtaskqueue_task" AS t
-    WHERE t.id = ANY(ARRAY(
-        SELECT p.id
-        FROM placed AS p
-        WHERE p.ready
-        AND p.kind > 0
-        AND p.g = ANY(ARRAY(
-            SELECT p.g
-            FROM placed AS p
-            WHERE p.ready
-            AND NOT p.chosen
-            AND p.kind > 0
-        ))
-    ))
-    FOR NO KEY UPDATE
+        LIMIT %(number)s
+    )
 ), ranked AS (
-    SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.id <> ALL(ARRAY(
-        SELECT l.id
-        FROM locked AS l
-        WHERE l.status = 'PROCESSING'
-    )), m.kind, m.wait, m.priority, m.id) <= %(number)s::int AS stays
-    FROM placed AS m
+    SELECT m.*, row_number() OVER (PARTITION BY m.g ORDER BY m.kind, m.wait, m.priority, m.id) <= %(number)s
+        AS stays
+    FROM members AS m
 ) UPDATE "dbtaskqueue_task"
 SET parked_by = CASE WHEN parked_by IS NULL THEN 'group' END, ready_time = CASE WHEN parked_by IS NOT NULL
     THEN max(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), next_process_time) END
-WHERE id = ANY(ARRAY(
+WHERE (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
+AND id IN (
     SELECT r.id
     FROM ranked AS r
     WHERE r.stays <> r.ready
     AND r.kind > 0
-))
-AND (parked_by = 'group' OR parked_by IS NULL AND status = 'CREATED')
+)
 RETURNING ready_time IS NOT NULL;
 
 -- Statements.present
