@@ -15,7 +15,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError, near_match
 from django_dbtaskqueue.core.states import COMPLETED, POISON, Status
 from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
-from django_dbtaskqueue.flow.dependencies import ParentEdge, TaskKey, attach, by_table, members
+from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
 from django_dbtaskqueue.models import AbstractTask, Batch, Hold, Task
 
@@ -87,55 +87,26 @@ class BatchHandle:
             calls.setdefault((queue, "kick"), []).append(task_id)
         usage.after_commit(session.connection, calls)
 
-
-class _Block(BatchHandle):
-    """A batch whose block has not ended: it takes note of what is enqueued inside."""
-
-    def __init__(self, name: str, alias: str) -> None:
-        super().__init__(name, alias)
-        self._keys: dict[TaskKey, None] = {}
-        self._queues: set[str] = set()
-        self._inner: list[TaskKey] = []  # tasks of batches inside this one
-        self._edges: list[ParentEdge] = []
-        self._policies: dict[TaskKey, str] = {}
-
-    def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
-        if alias != self.alias:
-            raise EnqueueError(
-                f"The batch {self.name!r} is in the database {self.alias!r}, and a task of queue {queue!r} goes to "
-                f"{alias!r}. All tasks of a batch are in one database: name it with batch(…, using=…)."
-            )
-        self._keys.update(dict.fromkeys(keys))
-        self._queues.add(queue)
-
-    def defer(self, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> bool:
-        """Take over edges whose parents were all inserted inside the block."""
-        if not all(edge.parent in self._keys for edge in edges):
-            return False
-        self._edges += edges
-        self._policies |= policies
-        return True
-
-    def close(self, on_complete: OnComplete | None, outer: _Block | None) -> None:
-        """Store the batch, what its tasks wait for, and the task that runs at its end."""
-        keys = [*self._keys, *self._inner]
-        self._total = len(self._keys)
-        self._tables = {model_for(queue) for queue in self._queues}
-        row = Batch(name=self.name, total=self._total, queues=sorted(self._queues))
+    def close(self, inside: Members, on_complete: OnComplete | None, outer: Members | None) -> None:
+        """Store the batch at the end of its block, what its tasks wait for, and the task that runs at its end."""
+        keys = [*inside.keys, *inside.inner]
+        self._total = len(inside.keys)
+        self._tables = {model_for(queue) for queue in inside.queues}
+        row = Batch(name=self.name, total=self._total, queues=sorted(inside.queues))
         row.save(using=self.alias)
         self.id = row.pk
         session = Session(connections[self.alias])
-        for there, ids in by_table(session, self._keys):
+        for there, ids in by_table(session, inside.keys):
             there.run(there.sql.join_batch, {"batch": row.pk, "ids": ids})
-        if self._policies:
-            attach(session, self._edges, self._policies)
+        if inside.policies:
+            attach(session, inside.edges, inside.policies)
         if on_complete is not None:
             options = {"queue": on_complete} if isinstance(on_complete, str) else dict(on_complete)
             self.callback = enqueue(**options, after=keys, on_parent_failure="run", using=self.alias)
             row.callback_location, row.callback_id = self.callback._meta.label_lower, self.callback.pk
             row.save(using=self.alias, update_fields=["callback_location", "callback_id"])
         if outer is not None:
-            outer._inner += keys
+            outer.inner += keys
 
 
 @contextmanager
@@ -149,15 +120,15 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     """
     if not isinstance(name, str) or not 0 < len(name) <= MAX_BATCH_NAME or "\0" in name:
         raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to {MAX_BATCH_NAME} characters.")
-    block = _Block(name, checked_alias(using) if using else router.db_for_write(Batch))
-    outer = members.get()
-    with transaction.atomic(using=block.alias):
-        token = members.set(block)
+    alias = checked_alias(using) if using else router.db_for_write(Batch)
+    handle, inside, outer = BatchHandle(name, alias), Members(name, alias), members.get()
+    with transaction.atomic(using=alias):
+        token = members.set(inside)
         try:
-            yield block
+            yield handle
         finally:
             members.reset(token)
-        block.close(on_complete, outer if isinstance(outer, _Block) else None)
+        handle.close(inside, on_complete, outer)
 
 
 def chain(*steps: Mapping[str, Any], on_parent_failure: str = "hold", using: str | None = None) -> list[Task]:

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from django.db import OperationalError
 from django.db.models import Count
@@ -422,6 +422,7 @@ class Parents(Sequence[Parent]):
         return [one.result for one in self._found]
 
 
+READ_OF_PARENTS = ("queue", "reference", "status", "result")
 GONE_TASK = ("", None, "", None)
 
 
@@ -433,25 +434,21 @@ def parents_of(child: TaskKey, alias: str) -> Parents:
     if len(first) == MAX_PARENTS_READ:
         counted = edges.order_by().values_list("outcome").annotate(number=Count("pk"))
         counts = Counter({outcome or "": number for outcome, number in counted})
-    rows = rows_of({TaskKey(edge.parent_location, edge.parent_id) for edge in first}, alias)
-    found = [
-        Parent(edge.parent_id, edge.name, *rows.get((edge.parent_location, edge.parent_id), GONE_TASK))
-        for edge in first
-    ]
+    keys = [TaskKey(edge.parent_location, edge.parent_id) for edge in first]
+    rows = rows_of({*keys}, alias)
+    found = [Parent(key.id, edge.name, *rows.get(key, GONE_TASK)) for key, edge in zip(keys, first, strict=True)]
     return Parents(found, counts)
 
 
-def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, str | None, str, Any]]:
-    """Return (queue, reference, status, result) of tasks, from their tables or the history."""
-    names = ("queue", "reference", "status", "result")
-    found: dict[tuple[str, int], Any] = {}
+def rows_of(keys: set[TaskKey], alias: str, names: Sequence[str] = READ_OF_PARENTS) -> dict[TaskKey, Any]:
+    """Return some columns of tasks, by default (queue, reference, status, result), from their tables or the history."""
+    found: dict[TaskKey, Any] = {}
     for location in sorted({key.location for key in keys if is_task_table(key.location)}):
-        ids = [key.id for key in keys if key.location == location]
-        rows = model_named(location)._base_manager.using(alias).filter(pk__in=ids).values_list("pk", *names)
-        found |= {(location, row[0]): row[1:] for row in rows}
-        if gone := [task_id for task_id in ids if (location, task_id) not in found]:
-            moved = TaskHistory._base_manager.using(alias).filter(location=location, task_id__in=gone)
-            found |= {(location, row[0]): row[1:] for row in moved.values_list("task_id", *names)}
+        history = TaskHistory._base_manager.using(alias).filter(location=location)
+        for rows, column in ((model_named(location)._base_manager.using(alias), "pk"), (history, "task_id")):
+            if ids := [key.id for key in keys - found.keys() if key.location == location]:
+                read = rows.filter(**{f"{column}__in": ids}).values_list(column, *names)
+                found |= {TaskKey(location, row[0]): row[1:] for row in read}
     return found
 
 
@@ -460,14 +457,34 @@ def rows_of(keys: set[TaskKey], alias: str) -> dict[tuple[str, int], tuple[str, 
 members: ContextVar[Members | None] = ContextVar("dbtaskqueue_members", default=None)
 
 
-class Members(Protocol):
-    """Takes note of the tasks that are enqueued inside a block."""
+class Members:
+    """Takes note of the tasks that are enqueued inside the block of a batch."""
+
+    def __init__(self, name: str, alias: str) -> None:
+        self.name, self.alias = name, alias
+        self.keys: dict[TaskKey, None] = {}
+        self.queues: set[str] = set()
+        self.inner: list[TaskKey] = []  # tasks of batches inside this one
+        self.edges: list[ParentEdge] = []
+        self.policies: dict[TaskKey, str] = {}
 
     def add(self, alias: str, queue: str, keys: Sequence[TaskKey]) -> None:
         """Take note of tasks, in the transaction that inserted them."""
+        if alias != self.alias:
+            raise EnqueueError(
+                f"The batch {self.name!r} is in the database {self.alias!r}, and a task of queue {queue!r} goes to "
+                f"{alias!r}. All tasks of a batch are in one database: name it with batch(…, using=…)."
+            )
+        self.keys.update(dict.fromkeys(keys))
+        self.queues.add(queue)
 
     def defer(self, edges: Sequence[ParentEdge], policies: Mapping[TaskKey, str]) -> bool:
         """Take over ``attach``, if all parents were inserted inside the block: nothing else can see them."""
+        if not all(edge.parent in self.keys for edge in edges):
+            return False
+        self.edges += edges
+        self.policies |= policies
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -503,10 +520,8 @@ def _checked_parents(how: InsertOptions, settings: QueueSettings, alias: str) ->
     after, policy = how.after, how.on_parent_failure
     if policy not in POLICIES:
         raise refused("on_parent_failure", policy, f"must be one of {', '.join(map(repr, POLICIES))}.")
-    if isinstance(after, AbstractTask | int | TaskKey):
-        after = [after]
-    if not isinstance(after, Iterable):
-        after = [after]  # it is refused below
+    if isinstance(after, TaskKey) or not isinstance(after, Iterable):
+        after = [after]  # what is no task is refused below
     pairs = list(after.items()) if isinstance(after, Mapping) else [("", parent) for parent in after]
     location = model_of(settings)._meta.label_lower
     aliases = {str(parent._state.db) for _, parent in pairs if isinstance(parent, AbstractTask)}

@@ -104,7 +104,7 @@ def _read(edges: QuerySet[Dependency], alias: str, there: str, actor: Actor | No
         queue, reference, status, _result = rows.get(key, GONE_TASK)
         hidden = actor is not None and queue and not actor.sees(queue)
         name = edge.name if there == "parent" and not hidden else ""
-        shown = ("", None) if hidden else (queue, reference)
+        shown: tuple[str, str | None] = ("", None) if hidden else (queue, reference)
         found.append(RelatedTask(*key, name, *shown, status, edge.outcome is None))
     return found
 

@@ -23,12 +23,12 @@ from django_dbtaskqueue.core.context import wake_listeners
 from django_dbtaskqueue.core.durations import clock, next_pause
 from django_dbtaskqueue.core.exceptions import PayloadError, TaskFailed, TaskGone, TaskQueueError
 from django_dbtaskqueue.core.masking import Unreadable
-from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.core.threads import after_fork
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.notify import Wakeup
-from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.models import AbstractTask, TaskHistory
+from django_dbtaskqueue.flow.dependencies import TaskKey, rows_of
+from django_dbtaskqueue.models import AbstractTask
 
 T = TypeVar("T")
 GIVE_WAY_S = 1.0  # a thread that does not want to wait lets those before it poll first, for at most this long
@@ -175,13 +175,11 @@ def take(
     """
     with _entered(key) as wait_queue, ExitStack() as stack:
         wake_listeners.add(wake)
-        listening: list[NotifyListener] = []
+        aliases = [*key.aliases]  # to listen to; a take that finds something at once needs no listener
 
         def listening_pause() -> float:
-            if not listening:  # a take that finds something at once needs no listener
-                listening.extend(listener(alias, wake) for alias in key.aliases)
-                for one in listening:
-                    stack.enter_context(one.listening())
+            while aliases:
+                stack.enter_context(listener(aliases.pop(), wake).listening())
             return pause()
 
         if alone:
@@ -302,13 +300,16 @@ def _result(task: AbstractTask, ended: Ended) -> Any:
     return ended.result
 
 
+def _alias_of(task: AbstractTask) -> str:
+    return task._state.db or conf.default_settings(task.queue).database
+
+
 class _EndReader:
     """Looks at a task that is waited for, on the calling thread's connection."""
 
     def __init__(self, task: AbstractTask) -> None:
-        self._task = task
-        self._model = type(task)
-        self._alias = task._state.db or conf.default_settings(task.queue).database
+        self._task, self._model = task, type(task)
+        self._alias = _alias_of(task)
         self._watched = False
         self.pause = 0.0  # seconds until the next look, if nothing wakes the waiter
 
@@ -345,19 +346,13 @@ class _EndReader:
             return free is not None and tasks.update(watched=True) == 1
 
     def _read(self) -> Ended | None:
-        found = self._row(self._model, pk=self._task.pk)
-        if found is None:  # it left the table
-            location = Session.on(self._alias, self._model).location
-            found = self._row(TaskHistory, location=location, task_id=self._task.pk)
-        if found is None:
-            raise TaskGone(self._task.pk, self._task.queue)
-        return found if found.status in (Status.COMPLETED, Status.ERROR, Status.POISON) else None
-
-    def _row(self, model: Any, **key: object) -> Ended | None:
-        rows = model._base_manager.using(self._alias).filter(**key)
-        row = rows.values_list("status", "result", "process_result", "create_time").first()
+        key = TaskKey(self._model._meta.label_lower, self._task.pk)
+        found = rows_of({key}, self._alias, ("status", "result", "process_result", "create_time")).get(key)
         # On SQLite the id of a task that was rolled back comes again, with another task.
-        return None if row is None or row[-1] != self._task.create_time else Ended(*row[:-1])
+        if found is None or found[-1] != self._task.create_time:
+            raise TaskGone(self._task.pk, self._task.queue)
+        ended = Ended(*found[:-1])
+        return ended if ended.status in TERMINAL else None
 
 
 # -- wake-ups ----------------------------------------------------------------------------------------------------------
@@ -366,7 +361,6 @@ class _EndReader:
 @contextmanager
 def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
     """Have ``wake`` called when the task's end is told, for the time of a ``with`` block."""
-    alias = task._state.db or conf.default_settings(task.queue).database
     with _waiting_lock:
         if sum(map(len, _waiting.values())) >= MAX_WAITERS:
             raise TaskQueueError(
@@ -375,7 +369,7 @@ def _registered(task: AbstractTask, wake: Callable[[], None]) -> Iterator[None]:
             )
         _waiting.setdefault(task.pk, set()).add(wake)
     try:
-        with listener(alias, _wake_for_end).listening():
+        with listener(_alias_of(task), _wake_for_end).listening():
             wake_listeners.add(_wake_for_end)
             yield
     finally:
