@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, is_dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import InitVar, dataclass, is_dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
@@ -180,28 +180,23 @@ def _raise_duplicate(
     )
 
 
+@dataclass(eq=False)
 class Chunks:
     """Reads items as needed; yields what each database gets with one statement. Bad items raise, or are rejections."""
 
-    def __init__(
-        self,
-        queue: str,
-        items: Iterable[Any],
-        settings: QueueSettings,
-        aliases: list[str],
-        rejections: list[Rejection] | None,
-        rule: UniqueRule | None = None,
-    ) -> None:
-        self._queue = queue
-        self._items = iter(items)
-        self._read = 0
-        self._settings = settings
-        self._aliases = aliases
-        self._rejections = rejections
+    queue: str
+    items: InitVar[Iterable[Any]]
+    settings: QueueSettings
+    aliases: list[str]
+    rejections: list[Rejection] | None
+    rule: UniqueRule | None = None
+
+    def __post_init__(self, items: Iterable[Any]) -> None:
+        self._items, self._read = iter(items), 0
         self._limits = conf.payload_limits()
         self._step = max(1, min(MAX_SLICE_ITEMS, MAX_SLICE_BYTES // conf.settings().payload_max_bytes))
-        self._rule = rule
-        self._same = constants(queue, settings) if len(aliases) == 1 and rule is None else None
+        alone = len(self.aliases) == 1 and self.rule is None
+        self._same = constants(self.queue, self.settings) if alone else None
 
     def __iter__(self) -> Iterator[dict[str, Batch]]:
         while slices := self._chunk():
@@ -227,14 +222,11 @@ class Chunks:
         if len(uniform) == len(slices) and all(one.same == uniform[0].same for one in uniform):
             references = list(chain.from_iterable(one.references for one in uniform))
             written = list(chain.from_iterable(one.payloads for one in uniform))
-            return {self._aliases[0]: UniformRows(references, written, uniform[0].same)}
-        shares: dict[str, list[Row]] = {alias: [] for alias in self._aliases}
+            return {self.aliases[0]: UniformRows(references, written, uniform[0].same)}
+        shares: dict[str, list[Row]] = {alias: [] for alias in self.aliases}
         for one in slices:
-            if isinstance(one, UniformRows):
-                shares[self._aliases[0]] += one.rows()
-            else:
-                for alias, row in one:
-                    shares[alias].append(row)
+            for alias, row in ((self.aliases[0], row) for row in one.rows()) if isinstance(one, UniformRows) else one:
+                shares[alias].append(row)
         return {**shares}
 
     def _uniform(self, items: list[Any]) -> UniformRows | None:
@@ -245,7 +237,7 @@ class Chunks:
         try:
             payload_type, plain = _encoded(values)
             if payload_type is not None:
-                codecs.refuse_namesake(self._queue, payload_type, type(values[0]))
+                codecs.refuse_namesake(self.queue, payload_type, type(values[0]))
         except PayloadError:
             return None
         written = dumps_many(plain, limits=self._limits)
@@ -259,19 +251,19 @@ class Chunks:
             task = NO_OPTIONS
             try:
                 task = options_of(index, item)
-                row = row_of(self._queue, task, self._settings)
-                if self._rule is not None and row["reference_number"] is None:
-                    apply_rule(self._rule, row)
+                row = row_of(self.queue, task, self.settings)
+                if self.rule is not None and row["reference_number"] is None:
+                    apply_rule(self.rule, row)
                     row[DERIVED] = True
             except EnqueueError as error:
                 named = _named(index, error)
-                if self._rejections is None:
+                if self.rejections is None:
                     raise named from None
-                self._rejections.append(Rejection(index, task.reference, named))
+                self.rejections.append(Rejection(index, task.reference, named))
                 continue
-            alias = self._aliases[0]
-            if len(self._aliases) > 1:
-                alias = route(self._settings, row["reference_number"], task.payload)
+            alias = self.aliases[0]
+            if len(self.aliases) > 1:
+                alias = route(self.settings, row["reference_number"], task.payload)
             yield alias, row
 
 
@@ -349,17 +341,11 @@ def constants(queue: str, settings: QueueSettings) -> Row | None:
 
 def are_references(references: list[Any]) -> bool:
     """Return whether these can be stored; False also when ``row_of`` has to have a closer look."""
-    kinds = set(map(type, references))
-    if kinds == {NoneType}:
-        return True
-    if not kinds <= {str, NoneType}:
+    if not set(map(type, references)) <= {str, NoneType}:
         return False
-    texts = [text for text in references if text is not None] if NoneType in kinds else references
+    texts = [text for text in references if text is not None]
     together = "".join(texts)
-    if not all(texts) or max(map(len, texts)) > MAX_KEY_LENGTH or "\0" in together:
-        return False
-    try:
+    with suppress(UnicodeEncodeError):
         together.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return all(texts) and max(map(len, texts), default=0) <= MAX_KEY_LENGTH and "\0" not in together
+    return False
