@@ -162,19 +162,14 @@ def declare(alias: str, declared: Mapping[str, Definition]) -> None:
         said = asdict(definition)
         with pauses.around(name, partial(_note, alias, name)), transaction.atomic(using=alias):
             if name not in rows:
-                _insert(alias, name, definition)
+                row = Schedule(name=name, source=CODE, code=said, **said)
+                row.clock = database_now(Session.on(alias))
+                reschedule(row, alias)
+                Schedule.objects.using(alias).bulk_create([row], ignore_conflicts=True)
             elif rows[name].code != said or rows[name].source != CODE:
-                row = locked(rows_on(alias).filter(name=name))
-                if row is not None:
-                    _follow(row, said, alias)
-
-
-def _insert(alias: str, name: str, definition: Definition) -> None:
-    clock = aware(database_now(Session.on(alias)), alias)
-    following = _stored(next(ticks(definition.cron, definition.timezone, clock), None), alias)
-    said = asdict(definition)
-    row = Schedule(name=name, source=CODE, code=said, next_time=following, **said)
-    Schedule.objects.using(alias).bulk_create([row], ignore_conflicts=True)
+                found = locked(rows_on(alias).filter(name=name))
+                if found is not None:
+                    _follow(found, said, alias)
 
 
 def _follow(row: Schedule, said: dict[str, object], alias: str) -> None:

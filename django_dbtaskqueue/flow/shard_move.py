@@ -13,7 +13,7 @@ finishes each such batch. A task needs no reference for this: its id in the sour
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 from uuid import uuid4
@@ -113,12 +113,8 @@ class ShardMove:
 
     def candidates(self, alias: str, tasks: Tasks, limit: int | None = None) -> list[Candidate]:
         """Return the first of some waiting tasks with their targets, in the order of their ids."""
-        return [
-            Candidate(pk, group, *self._placed(alias, reference, payload))
-            for pk, group, reference, payload in tasks.order_by("pk").values_list(
-                "pk", "group_key", "reference", "payload"
-            )[:limit]
-        ]
+        rows = tasks.order_by("pk").values_list("pk", "group_key", "reference", "payload")[:limit]
+        return [Candidate(pk, group, *self._placed(alias, *named)) for pk, group, *named in rows]
 
     def _placed(self, alias: str, reference: str | None, payload: object) -> tuple[str, str]:
         try:
@@ -137,7 +133,9 @@ class ShardMove:
             groups.lock(session, self.queue, keys)
             whole = self.tasks(alias).filter(status=CREATED, group_key__in=keys)
             members = [*(one for one in found if one.group is None), *self.candidates(alias, whole)]
-            locked = {row.pk: row for row in self._locked(alias, [one.pk for one in members])}
+            waiting = self.tasks(alias).filter(status=CREATED, pk__in=[one.pk for one in members])
+            read = with_row_locks(waiting).only("pk", "group_key", "parked_by", "watched", "batch")
+            locked = {row.pk: row for row in read}
             reasons = self._reasons(alias, locked, members)
             self._keep_groups_whole(alias, members, reasons)
             report.refuse(alias, reasons.items())
@@ -152,40 +150,22 @@ class ShardMove:
                 )
         return list(marks.values())
 
-    def _locked(self, alias: str, ids: list[int]) -> Tasks:
-        names = ("pk", "group_key", "parked_by", "watched", "batch")
-        return with_row_locks(self.tasks(alias).filter(status=CREATED, pk__in=ids)).only(*names)
-
     def _reasons(self, alias: str, rows: dict[int, AbstractTask], members: Sequence[Candidate]) -> dict[int, str]:
-        related = self._related(alias, list(rows))
-        for one in members:
-            if one.pk not in rows:
-                related[one.pk] = _("it has started, or another transaction is changing it")
-            elif one.reason:
-                related.setdefault(one.pk, one.reason)
-        for pk, row in rows.items():
-            parked = row.parked_by or GROUP
-            if row.batch is not None:
-                related.setdefault(pk, _("it belongs to a batch, which is on one database"))
-            elif row.watched is not None:
-                related.setdefault(pk, _("another task or a client waits for its end on this database"))
-            elif parked != GROUP and not parked.startswith(NO_HANDLER):
-                related.setdefault(pk, _("it is parked: %(reason)s") % {"reason": parked})
-        return related
-
-    def _related(self, alias: str, ids: Collection[int]) -> dict[int, str]:
-        """Return why tasks cannot move that have rows in other tables of their database."""
-        location, found = self.model._meta.label_lower, dict[int, str]()
-        steps = Step.objects.filter(location=location, task_id__in=ids)
-        words = _("it waits, or waited, for other tasks of this database")
-        for rows, reason in (
-            (Dependency.objects.filter(child_location=location, child_id__in=ids).values_list("child_id"), words),
-            (Hold.objects.filter(location=location, task_id__in=ids).values_list("task_id"), words),
+        """Return why tasks cannot move; of several reasons the last one counts."""
+        found = {pk: words for pk, row in rows.items() if (words := _reason_of(row))}
+        found |= {one.pk: one.reason for one in members if one.reason}
+        location = self.model._meta.label_lower
+        steps = Step.objects.filter(location=location, task_id__in=[*rows])
+        waits = _("it waits, or waited, for other tasks of this database")
+        for related, words in (
+            (Dependency.objects.filter(child_location=location, child_id__in=[*rows]).values_list("child_id"), waits),
+            (Hold.objects.filter(location=location, task_id__in=[*rows]).values_list("task_id"), waits),
             (steps.exclude(kind=SENT).values_list("task_id"), _("it has steps")),
             (steps.filter(kind=SENT).values_list("task_id"), _("it has signals")),
         ):
-            found |= dict.fromkeys((pk for (pk,) in rows.using(alias)), reason)
-        return found
+            found |= dict.fromkeys((pk for (pk,) in related.using(alias)), words)
+        gone = _("it has started, or another transaction is changing it")
+        return found | dict.fromkeys((one.pk for one in members if one.pk not in rows), gone)
 
     def _keep_groups_whole(self, alias: str, members: Sequence[Candidate], reasons: dict[int, str]) -> None:
         """Let all tasks of a group stay if one must stay, or if their order would be lost."""
@@ -278,13 +258,10 @@ class ShardMove:
         keys = {row.group_key for row in rows if row.group_key is not None}
         groups.lock(session, self.queue, keys)
         taken = self._taken(mark.target, [row.reference for row in rows if row.reference is not None])
-        held = {row.group_key for row in rows if row.reference in taken}
-        free = [
-            row for row in rows if row.reference not in taken and (row.group_key is None or row.group_key not in held)
-        ]
+        held = {row.group_key for row in rows if row.reference in taken} - {None}
+        free = [row for row in rows if row.reference not in taken and row.group_key not in held]
         new = self.model._base_manager.using(mark.target).bulk_create([self._copy(session, row) for row in free])
-        self._copy_attempts(alias, mark.target, {row.pk: one.pk for row, one in zip(free, new, strict=True)})
-        self._copy_ledger(alias, mark.target, [row.reference for row in free if row.reference is not None])
+        self._copy_beside(alias, mark.target, free, {row.pk: one.pk for row, one in zip(free, new, strict=True)})
         came = [UsedReference(queue=MOVE_LEDGER, reference=f"{alias}:{mark.token}:{row.pk}") for row in free]
         UsedReference.objects.using(mark.target).bulk_create(came)
         groups.regroup(session, self.queue, keys)
@@ -312,27 +289,27 @@ class ShardMove:
         values |= {"parked_by": GROUP if waits else None, "ready_time": None if waits else row.next_process_time}
         return self.model(**values)
 
-    def _copy_attempts(self, alias: str, target: str, ids: dict[int, int]) -> None:
-        found = list(Attempt.objects.using(alias).filter(location=self.model._meta.label_lower, task_id__in=ids))
-        for one in found:
-            one.pk, one.task_id = None, ids[one.task_id]
-        Attempt.objects.using(target).bulk_create(found)
+    def _beside(self, alias: str, rows: list[AbstractTask]) -> tuple[QuerySet[Attempt], QuerySet[UsedReference]]:
+        """Return what other tables hold of tasks: their failed attempts, and their references that stay taken."""
+        ids, references = [row.pk for row in rows], [row.reference for row in rows if row.reference is not None]
+        attempts = Attempt.objects.using(alias).filter(location=self.model._meta.label_lower, task_id__in=ids)
+        return attempts, UsedReference.objects.using(alias).filter(queue=self.queue, reference__in=references)
 
-    def _copy_ledger(self, alias: str, target: str, references: list[str]) -> None:
-        """Let references be taken in the target as they are in the source."""
-        found = list(UsedReference.objects.using(alias).filter(queue=self.queue, reference__in=references))
+    def _copy_beside(self, alias: str, target: str, rows: list[AbstractTask], new: dict[int, int]) -> None:
+        failed, taken = self._beside(alias, rows)
+        attempts, used = list(failed), list(taken)
         there = UsedReference.objects.using(target)
-        there.filter(queue=self.queue, reference__in=[one.reference for one in found])._raw_delete(target)  # is over
-        for one in found:
-            one.pk = None
-        there.bulk_create(found)
+        there.filter(queue=self.queue, reference__in=[one.reference for one in used])._raw_delete(target)  # is over
+        for one in attempts:
+            one.pk, one.task_id = None, new[one.task_id]
+        for row in used:
+            row.pk = None
+        Attempt.objects.using(target).bulk_create(attempts)
+        there.bulk_create(used)
 
     def _delete(self, alias: str, rows: list[AbstractTask]) -> None:
-        ids, references = [row.pk for row in rows], [row.reference for row in rows if row.reference is not None]
-        location = self.model._meta.label_lower
-        Attempt.objects.using(alias).filter(location=location, task_id__in=ids)._raw_delete(alias)
-        UsedReference.objects.using(alias).filter(queue=self.queue, reference__in=references)._raw_delete(alias)
-        self.tasks(alias).filter(pk__in=ids)._raw_delete(alias)
+        for found in (*self._beside(alias, rows), self.tasks(alias).filter(pk__in=[row.pk for row in rows])):
+            found._raw_delete(alias)
 
     def _unmark(self, session: Session, ids: list[int], keys: set[str]) -> None:
         rows = self.tasks(session.connection.alias).filter(pk__in=ids)
@@ -351,6 +328,17 @@ def _begin(session: Session) -> None:
         session.run(ENSURE_DURABLE, {})
     else:
         _ledger(session.connection.alias, "")._raw_delete(session.connection.alias)
+
+
+def _reason_of(row: AbstractTask) -> str:
+    """Return why a task cannot move by its own row; "" if it can."""
+    if row.batch is not None:
+        return _("it belongs to a batch, which is on one database")
+    if row.watched is not None:
+        return _("another task or a client waits for its end on this database")
+    parked = row.parked_by or GROUP
+    is_free = parked == GROUP or parked.startswith(NO_HANDLER)
+    return "" if is_free else _("it is parked: %(reason)s") % {"reason": parked}
 
 
 def _texts(tasks: Tasks, column: str) -> list[str]:
