@@ -76,25 +76,18 @@ def queue(name: str, *, using: str | None = None, tags: Sequence[str] = ()) -> Q
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Where a queue stands. ``by_status`` has every status and ``total``, which does not count COMPLETED tasks.
+    """Where a queue stands."""
 
-    ``waiting`` tells the CREATED tasks apart: ``ready`` (due), ``delayed`` (due later) and ``parked`` (behind the head
-    of their group, or without a processor).
-    ``by_call`` counts tasks by what was done to them (put, take, ack, …) since the queue was made, in all processes, by
-    pollers, the pull API, operators and housekeeping.
-    """
-
-    by_status: dict[str, int]
-    by_call: dict[str, int]
-    waiting: dict[str, int]
+    by_status: dict[str, int]  # every status, and ``total``, which does not count COMPLETED tasks
+    by_call: dict[str, int]  # tasks by what anyone did to them since the queue was made: put, take, ack, …
+    waiting: dict[str, int]  # CREATED tasks: ready, delayed (due later), parked (by their group, or for a processor)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueHandle:
-    """A queue to put into and take from. A handle has no state and may be shared between threads.
+    """A queue to put into and take from, without a state. Where a task is asked for, a lease or its token will do.
 
-    Every verb raises ``UnknownQueue`` when there is no such queue. Where a task is asked for, a lease or its token
-    will do.
+    Every verb raises ``UnknownQueue`` when there is no such queue.
     """
 
     name: str
@@ -111,21 +104,19 @@ class QueueHandle:
         ``group``: of this group of the queue only. A driver that the setting ``strategy`` names is not asked then.
 
         The attempt is charged. A task past its time to live, or whose payload cannot be read, is settled and passed
-        over. The threads of one process are served in the order they came; between processes the database decides.
-        A waiting thread is woken by the put's commit (on SQLite only from the same process; otherwise it polls
-        every ``poll_interval``).
+        over. The threads of one process are served in the order they came. A put's commit wakes them (on SQLite only
+        from the same process; otherwise they poll every ``poll_interval``).
 
-        Inside a transaction the lease is the transaction's: rolled back with it. A thread in it does not wait for
-        its turn, because it may hold locks that others wait for. Where no new row can become visible in the transaction
-        (on SQLite, or when it is stricter than READ COMMITTED) ``take`` does not wait. ``touch`` extends the lease.
+        Inside a transaction the lease is rolled back with it, and a thread does not wait for its turn, because it may
+        hold locks that others wait for. It does not wait at all where no new row can become visible: on SQLite, or when
+        the transaction is stricter than READ COMMITTED.
         """
         return self._block(self._poll, None if timeout is None else _checked("timeout", timeout), group)
 
     def wait(self, timeout: timedelta, *, group: str | None = None) -> bool:
         """Wait until a task can be taken; False when none could within ``timeout``. Nothing is taken or changed.
 
-        Another consumer may take the task first: ``take`` may still find nothing. The threads of one process that wait
-        share one poll of the database; they are woken as those in ``take``. ``group``: as in ``take``.
+        Another consumer may take the task first. Threads are woken as those in ``take``. ``group``: as there.
         """
         return self._block(self._find, _checked("timeout", timeout) or None, group, takes=False) is not None
 
@@ -145,18 +136,15 @@ class QueueHandle:
         self._port(lease).release(lease)
 
     def touch(self, task: Lease | str, delta: timedelta) -> None:
-        """Extend the lease, and the task's time to live if it has one, by ``delta``; zero is a no-op.
-
-        Raises ``TypeError`` for None, ``ValueError`` for a negative delta, ``LeaseLost``.
-        """
+        """Extend the lease, and the task's time to live, by ``delta``; ``ValueError`` if negative, or ``LeaseLost``."""
         if _checked("delta", delta):
             lease = self._held(task)
             self._port(lease).touch(lease, delta)
 
     def bury(self, task: Lease | str | int, reason: str = "") -> bool:
-        """Put a task aside, until ``kick``: POISON. By its holder, or by id while it is CREATED.
+        """Put a task aside, until ``kick``: POISON. By its holder, or by id while it is CREATED, else return False.
 
-        Returns whether it was changed: by id, a task in any other status is not. Raises ``LeaseLost`` to the holder.
+        Raises ``LeaseLost`` to the holder.
         """
         if isinstance(task, int):
             return self._one(task, partial(move.change, verb="cancel", call="bury"), (CREATED,))
@@ -188,8 +176,6 @@ class QueueHandle:
 
     def kick(self, n: int) -> int:
         """Put at most ``n`` buried tasks back in the ready order, the oldest first; return how many."""
-        if n < 0:
-            raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
         done = 0
         for alias in self._aliases():
             while kicked := self._tasks(alias).kick(min(BATCH_TASKS, n - done)):
@@ -201,10 +187,7 @@ class QueueHandle:
         return self._each(TaskQuerySet.release_all, sources("release_all"))
 
     def truncate(self) -> int:
-        """Delete all tasks, in any status, and count them; holders get ``LeaseLost``. All of them or none.
-
-        Tasks put meanwhile stay.
-        """
+        """Delete and count all tasks or none; holders get ``LeaseLost``. Tasks put meanwhile stay."""
         with self._atomic():
             return self._each(TaskQuerySet.purge, tuple(Status))
 
@@ -244,8 +227,7 @@ class QueueHandle:
         """Make the queue: a row with these settings as its runtime overrides, known to all processes in a second.
 
         Raises ``TaskQueueError`` when there is such a queue (with ``if_not_exists`` it stays as it is), and
-        ``ImproperlyConfigured`` for a bad setting and for those that say where tasks live: these belong to
-        ``DBTASKQUEUE``.
+        ``ImproperlyConfigured`` for a bad setting, or one that says where tasks live.
         """
         where = f"queue({self.name!r}).create()"
         overrides = stored(settings, where=where)
@@ -263,9 +245,8 @@ class QueueHandle:
     def drop(self) -> int:
         """Delete the queue's tasks, counters and row; return the number of tasks. All or nothing.
 
-        Raises ``TaskQueueError`` while there are live leases, or threads of this process inside ``take``. A thread of
-        another process that waits gets ``UnknownQueue`` at its next poll. A queue in ``DBTASKQUEUE`` or with a
-        processor remains known, empty.
+        Raises ``TaskQueueError`` while there are live leases, or threads of this process inside ``take``; those of
+        others get ``UnknownQueue``. A queue in ``DBTASKQUEUE`` or with a processor remains known, empty.
         """
         aliases = self._aliases()
         if number := blocking.waiters(self.name, aliases):
