@@ -61,7 +61,6 @@ BATCH_TASKS = 1000  # tasks that one transaction of a verb changes
 WAITING = {"ready": Q(ready_time__lte=Now()), "delayed": Q(ready_time__gt=Now()), "parked": Q(ready_time__isnull=True)}
 Verb = Callable[[TaskQuerySet], int]
 
-POLL_JITTER = (0.8, 1.2)
 _next_rescue: dict[tuple[str, str], float] = {}
 
 
@@ -354,7 +353,7 @@ class QueueHandle:
     def _pause(self, aliases: tuple[str, ...]) -> float:
         """Return the seconds until the next poll when no wake-up comes."""
         settings = queue_settings(self.name, aliases[0])
-        seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(*POLL_JITTER)
+        seconds = min(settings.poll_interval, settings.lease / 10).total_seconds() * random.uniform(0.8, 1.2)
         due = [wait for alias in aliases if (wait := leases.next_due(self.name, alias)) is not None]
         return min([seconds, *[max(0.0, wait) + 0.001 for wait in due]])
 
