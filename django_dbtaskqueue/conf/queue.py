@@ -7,7 +7,7 @@ import re
 import threading
 import tomllib
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -223,6 +223,14 @@ def setting_text(value: object) -> str:
     if isinstance(value, Mapping):
         return str(masked(dict(value)))
     return retry.describe(value) if callable(value) else str(value)
+
+
+def changed_settings(old: QueueSettings, new: QueueSettings) -> Iterator[tuple[str, str, str]]:
+    """Yield each setting that is not the same: its name, and the two values as text."""
+    for one in fields(QueueSettings):
+        before, after = getattr(old, one.name), getattr(new, one.name)
+        if before != after:
+            yield one.name, setting_text(before), setting_text(after)
 
 
 def is_name(name: Any) -> bool:

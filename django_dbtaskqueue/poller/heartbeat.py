@@ -12,10 +12,11 @@ import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from os import getpid
+from typing import TypeVar
 
 from django.db import connections
 from django.db.models.functions import Now
@@ -23,8 +24,7 @@ from django.db.utils import Error
 
 from django_dbtaskqueue import models, registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.queue import setting_text
-from django_dbtaskqueue.conf.settings import QueueSettings
+from django_dbtaskqueue.conf.queue import changed_settings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import Pauses, clock, jittered, next_pause
 from django_dbtaskqueue.core.threads import WatchedThread
@@ -43,6 +43,7 @@ from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import QueueState, reports_of_others, unpark
 
 logger = logging.getLogger("django_dbtaskqueue")
+T = TypeVar("T")
 
 TIMEOUT_CHECK_SECONDS = 0.25
 # Between two checks for parked tasks that have a processor by now: after a check that found some, and at most. Pollers
@@ -75,14 +76,11 @@ class Heartbeat:
         self.reported_at = 0.0  # clock.monotonic() of the last report that was stored
         self._poller = poller
         self._background = background_jobs(poller.aliases, poller.settler.metrics)
+        self._sweep_missing_after: dict[tuple[str, type], int] = {}  # by alias and model
         self._jobs = PeriodicThread(
             "Heartbeat and rescue",
             "dbtaskqueue-heartbeat",
             self._all_jobs(),
-            last=[
-                PeriodicJob(alias, "last heartbeat", partial(self._report, alias, "STOPPED"))
-                for alias in poller.aliases
-            ],
             retry=HEARTBEAT_RETRY_SECONDS,
             timeout=ANSWER_TIMEOUT_S,
         )
@@ -107,18 +105,21 @@ class Heartbeat:
         self._background.stop()
 
     def _all_jobs(self) -> Iterator[PeriodicJob]:
+        interval = conf.settings().heartbeat.total_seconds()
         for alias in self._poller.aliases:
-            yield PeriodicJob(alias, "heartbeat", partial(self._report, alias))
+            yield PeriodicJob(alias, "heartbeat", partial(_every, interval, self._report, alias), at_end=True)
             yield PeriodicJob(alias, "deleting dead pollers", partial(_delete_dead_pollers, alias))
-            yield PeriodicJob(alias, "operators' changes", partial(self._apply_changes, alias))
+            yield PeriodicJob(alias, "operators' changes", partial(_every, interval, self._apply_changes, alias))
             yield PeriodicJob(alias, "counting pollers", partial(self._count_pollers, alias))
             yield PeriodicJob(alias, "schedules", ScheduleJob(alias, self._poller.wake).run)
         tables: dict[tuple[str, type], list[QueueState]] = {}
         for queue in self._poller.queues.values():
             yield PeriodicJob(queue.port.alias, f"unparking {queue.name}", partial(self._unpark, queue))
             tables.setdefault((queue.port.alias, queue.port.model), []).append(queue)
-        for (alias, _), queues in tables.items():
+        for (alias, model), queues in tables.items():
             yield PeriodicJob(alias, "rescue", Rescuer(queues, self._poller.settler.metrics).look)
+            for seconds, sweep in ((SWEEP_SECONDS, self._sweep), (SWEEP_MISSING_SECONDS, self._sweep_missing)):
+                yield PeriodicJob(alias, "telling ends of tasks", partial(_every, seconds, sweep, (alias, model)))
 
     def _enforce_timeouts(self) -> None:
         while not clock.wait(self._jobs.ended, TIMEOUT_CHECK_SECONDS):
@@ -129,9 +130,9 @@ class Heartbeat:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def _report(self, alias: str, state: str | None = None) -> float:
+    def _report(self, alias: str) -> None:
         """Write this poller's row, by an UPDATE alone unless there is no row or a command: run that."""
-        poller, now = self._poller, clock.monotonic()
+        poller, now, ended = self._poller, clock.monotonic(), self._jobs.ended.is_set()
         blocked = poller.state == "RUNNING" and any(one.blocked for one in poller.executors.all)
         report = {
             "host": socket.gethostname()[:200],
@@ -148,7 +149,7 @@ class Heartbeat:
                 }
                 for queue in poller.queues.values()
             ],
-            "state": state or ("BLOCKED" if blocked else poller.state),
+            "state": "STOPPED" if ended else "BLOCKED" if blocked else poller.state,
             "slots": poller.slots(),
             "held": len(poller.settler.held),
             "finished": poller.counts.finished,
@@ -160,18 +161,16 @@ class Heartbeat:
         if not rows.filter(pk=poller.instance, requested_command="").update(**report):
             row = models.Poller(instance=poller.instance, **report)
             rows.bulk_create([row], update_conflicts=True, unique_fields=["instance"], update_fields=list(report))
-            if state is None:
+            if not ended:
                 self._run_command(alias)
         self.reported_at = clock.monotonic()
-        return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
-    def _apply_changes(self, alias: str) -> float:
+    def _apply_changes(self, alias: str) -> None:
         queues = [queue for queue in self._poller.queues.values() if queue.port.alias == alias]
         if applied := apply_overrides(queues, alias):
             row = models.Poller.objects.using(alias).filter(pk=self._poller.instance)
             row.update(applied_settings="\n".join(applied))
             self._poller.wake("")
-        return conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
 
     def _count_pollers(self, alias: str) -> float:
         """Note how many other pollers serve each queue: they share the work of its scans."""
@@ -181,8 +180,8 @@ class Heartbeat:
         for queue in self._poller.queues.values():
             if queue.port.alias == alias:
                 queue.cursor.others = others[queue.name]
-        interval = conf.settings().heartbeat.total_seconds() * random.uniform(0.8, 1.0)
-        return max(interval, (clock.monotonic() - began) / RESCUE_TIME_SHARE)
+        interval = conf.settings().heartbeat.total_seconds()
+        return max(_spread(interval), (clock.monotonic() - began) / RESCUE_TIME_SHARE)
 
     def _run_command(self, alias: str) -> None:
         rows = models.Poller.objects.using(alias).filter(pk=self._poller.instance).exclude(requested_command="")
@@ -203,17 +202,21 @@ class Heartbeat:
             self._poller.wake(queue.name)
             queue.unpark_pause = 0.0
         queue.unpark_pause = next_pause(queue.unpark_pause, *UNPARK_SECONDS)
-        return queue.unpark_pause * random.uniform(0.9, 1.1)
+        return _spread(queue.unpark_pause)
+
+    def _sweep(self, table: tuple[str, type]) -> None:
+        dependencies.sweep(Session.on(*table))
+
+    def _sweep_missing(self, table: tuple[str, type]) -> None:
+        after = self._sweep_missing_after.get(table, 0)
+        self._sweep_missing_after[table] = dependencies.sweep_missing(Session.on(*table), after)
 
 
 # -- operators' settings -----------------------------------------------------------------------------------------------
 
 
 def apply_overrides(queues: list[QueueState], alias: str) -> list[str]:
-    """Bring queues to the settings in force; return the differences applied, like ``claims: lease=PT5M<PT15M``.
-
-    The overrides come from the queues' rows and the settings file. Invalid ones are logged and change nothing.
-    """
+    """Bring queues to the settings in force; return what changed, like ``claims: lease=PT5M<PT15M``."""
     rows = models.Queue.objects.using(alias).filter(pk__in=[queue.name for queue in queues])
     overrides = dict(rows.values_list("name", "overrides"))
     return [change for queue in queues for change in _apply(queue, overrides.get(queue.name) or {})]
@@ -228,7 +231,8 @@ def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
             logger.error("Overrides of queue %s are not applied: %s", queue.name, error)
         queue.refused = overrides
         return []
-    changes = list(_differences(queue.settings, settings))
+    changed = changed_settings(queue.settings, settings)
+    changes = [f"{name}={after}<{before}" for name, before, after in changed if name not in RESTART_SETTINGS]
     if changes or overrides != queue.overrides:
         queue.overrides = overrides
         queue.apply(settings)
@@ -237,24 +241,15 @@ def _apply(queue: QueueState, overrides: dict[str, object]) -> list[str]:
     return [f"{queue.name}: {change}" for change in changes]
 
 
-def _differences(old: QueueSettings, new: QueueSettings) -> Iterator[str]:
-    for field in fields(QueueSettings):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if field.name not in RESTART_SETTINGS and before != after:
-            yield f"{field.name}={setting_text(after)}<{setting_text(before)}"
-
-
 # -- rescue ------------------------------------------------------------------------------------------------------------
 
 
 class Rescuer:
-    """Checks the queues of one table for tasks to rescue, each when it is due; and for ends that were not told."""
+    """Checks the queues of one table for tasks to rescue, each when it is due."""
 
     def __init__(self, queues: Iterable[QueueState], metrics: Collector | None = None) -> None:
         self._due = dict.fromkeys(queues, 0.0)
         self._metrics = metrics
-        self._sweep_due = self._sweep_missing_due = 0.0
-        self._sweep_missing_after = 0
 
     def look(self) -> float:
         """Check the queues that are due now or soon; return the seconds until the next check."""
@@ -262,25 +257,14 @@ class Rescuer:
         if min(self._due.values()) <= began:
             soon = began + EARLY_RESCUE_SHARE * RESCUE_SECONDS
             queues = sorted([queue for queue, due in self._due.items() if due <= soon], key=self._due.__getitem__)
-            self._check(queues[:MAX_QUEUES_PER_RESCUE])
+            del queues[MAX_QUEUES_PER_RESCUE:]
+            session = Session.on(queues[0].port.alias, queues[0].port.model)
+            left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
+            for queue in queues:
+                wait = rescue_due(session, queue, left.get(queue.name), self._metrics)
+                self._due[queue] = clock.monotonic() + wait
         now = clock.monotonic()
         return max(min(self._due.values()) - now, (now - began) / RESCUE_TIME_SHARE)
-
-    def _sweep(self, session: Session, began: float) -> None:
-        dependencies.sweep(session)
-        if self._sweep_missing_due <= began:
-            self._sweep_missing_after = dependencies.sweep_missing(session, self._sweep_missing_after)
-            self._sweep_missing_due = clock.monotonic() + SWEEP_MISSING_SECONDS * random.uniform(0.8, 1.0)
-        self._sweep_due = clock.monotonic() + SWEEP_SECONDS * random.uniform(0.8, 1.0)
-
-    def _check(self, queues: list[QueueState]) -> None:
-        session, began = Session.on(queues[0].port.alias, queues[0].port.model), clock.monotonic()
-        left = seconds_until_exhausted_by_queue(session, [queue.name for queue in queues])
-        waits = {queue: rescue_due(session, queue, left.get(queue.name), self._metrics) for queue in queues}
-        now = clock.monotonic()
-        self._due.update({queue: now + wait for queue, wait in waits.items()})
-        if self._sweep_due <= began:  # last: what it meets must not keep dead pollers' tasks
-            self._sweep(session, began)
 
 
 def rescue_due(session: Session, queue: QueueState, left: float | None, metrics: Collector | None) -> float:
@@ -297,7 +281,7 @@ def rescue_due(session: Session, queue: QueueState, left: float | None, metrics:
             metrics.add(queue.port.alias, queue.name, ended)
         left = seconds_until_exhausted(session, queue.name)
     lease = queue.settings.lease.total_seconds()
-    wait = min(RESCUE_SECONDS, lease / 3) * random.uniform(0.8, 1.0)
+    wait = _spread(min(RESCUE_SECONDS, lease / 3))
     if left is not None:
         wait = min(wait, left + lease * random.uniform(0.02, 0.1) if left > 0 else LOCKED_RESCUE_SECONDS)
     return wait
@@ -331,6 +315,7 @@ class PeriodicJob:
     name: str  # as its failures are logged
     run: Callable[[], float]
     due: float = 0.0  # clock.monotonic()
+    at_end: bool = False  # it runs once more when the thread ends
     pause: float = 0.0  # before the next attempt; 0 while the job works
 
 
@@ -365,26 +350,14 @@ class PeriodicThread:
     """
 
     def __init__(
-        self,
-        title: str,
-        thread_name: str,
-        jobs: Iterable[PeriodicJob],
-        *,
-        last: Iterable[PeriodicJob],
-        retry: tuple[float, float],
-        timeout: float,
+        self, title: str, thread_name: str, jobs: Iterable[PeriodicJob], *, retry: tuple[float, float], timeout: float
     ) -> None:
-        """``last``: jobs to run once at the end. ``retry``: the first and the longest pause after failures in a row.
-
-        ``timeout``: the seconds after which a job's connection is taken to be dead. It grows for a job that is slow.
-        """
         self.ended = threading.Event()
         self.busy_since: float | None = None  # since when a job runs; None between two jobs
         self._title = title
         self._jobs = list(jobs)
-        self._last = list(last)
-        self._retry = retry
-        self._timeout = timeout
+        self._retry = retry  # the first and the longest pause after failures in a row
+        self._timeout = timeout  # seconds, after which a job's connection is taken to be dead; it grows for a slow job
         self._deadlines: dict[str, liveness.Deadline] = {}  # by alias
         self.thread = WatchedThread(target=self._run, name=thread_name, daemon=True)
 
@@ -392,7 +365,7 @@ class PeriodicThread:
         self.thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Run the last jobs and end; wait at most ``timeout`` seconds if the database is away."""
+        """Run the jobs of the end, and end; wait at most ``timeout`` seconds if the database is away."""
         self.ended.set()
         if self.thread.is_alive():
             self.thread.join(timeout)
@@ -405,8 +378,9 @@ class PeriodicThread:
             tidy()  # a connection of a pool goes back
             self.busy_since = None
             clock.wait(self.ended, max(0.0, min([job.due for job in self._jobs]) - clock.monotonic()))
-        for job in self._last:
-            self._attempt(job)
+        for job in self._jobs:
+            if job.at_end:
+                self._attempt(job)
         connections.close_all()
 
     def _attempt(self, job: PeriodicJob) -> float:
@@ -446,53 +420,48 @@ class PeriodicThread:
 
 
 def background_jobs(aliases: Collection[str], metrics: Collector) -> PeriodicThread:
-    """Return the thread that stores metrics, deletes old tasks and metrics, and works on bulk operations.
-
-    A poller can run without it. A failure is tried again later and does not touch any task.
-    """
-    store = partial(_every, STORE_METRICS_SECONDS, metrics.store)
+    """Return the thread for what a poller can run without: metrics, retention and bulk operations."""
     kinds = (
-        ("metrics", store, STORE_METRICS_SECONDS),
+        ("metrics", partial(_every, STORE_METRICS_SECONDS, metrics.store), STORE_METRICS_SECONDS),
         ("roll-up of metrics", partial(_every, ROLL_UP_SECONDS, lambda on: roll_up(Session.on(on))), ROLL_UP_SECONDS),
         ("deleting metrics", partial(_every, DELETE_METRICS_SECONDS, delete_old), DELETE_METRICS_SECONDS),
         ("retention", partial(_apply_retention, Housekeeper()), FIRST_RETENTION_SECONDS),
         ("bulk operations", _bulk, IDLE_BULK_SECONDS),
     )
+    now = clock.monotonic()
     jobs = [
-        PeriodicJob(alias, name, partial(run, alias), clock.monotonic() + first * random.uniform(0.5, 1.0))
+        PeriodicJob(alias, name, partial(run, alias), now + first * random.uniform(0.5, 1.0), at_end=name == "metrics")
         for alias in aliases
         for name, run, first in kinds
     ]
-    last = [PeriodicJob(alias, "metrics", partial(store, alias)) for alias in aliases]
     title = "Metrics, retention and bulk operations"
     return PeriodicThread(
-        title, "dbtaskqueue-maintain", jobs, last=last, retry=PERIODIC_RETRY_SECONDS, timeout=PERIODIC_TIMEOUT_SECONDS
+        title, "dbtaskqueue-maintain", jobs, retry=PERIODIC_RETRY_SECONDS, timeout=PERIODIC_TIMEOUT_SECONDS
     )
-
-
-def _every(seconds: float, work: Callable[[str], object], alias: str) -> float:
-    work(alias)
-    return _spread(seconds)
 
 
 def _apply_retention(housekeeper: Housekeeper, alias: str) -> float:
     every = conf.settings().housekeeping
-    if every is None and clock.monotonic() < housekeeper.upkeep_due.get(alias, 0.0):
-        return _spread(RETENTION_OFF_SECONDS)
-    policy = RetentionPolicy() if every is None else RetentionPolicy.of_settings()  # without an age nothing is old
-    report = housekeeper.turn(policy, using=alias, within=housekeeping.MAX_TURN)
-    if every is None and report.over:
+    if every is not None or clock.monotonic() >= housekeeper.upkeep_due.get(alias, 0.0):
+        policy = RetentionPolicy() if every is None else RetentionPolicy.of_settings()  # without an age nothing is old
+        report = housekeeper.turn(policy, using=alias, within=housekeeping.MAX_TURN)
+        if report.expired or report.moved or report.deleted or report.attempts or report.partitions:
+            logger.info("Housekeeping: %s", report)
+        if not report.over:
+            return _spread(IDLE_BULK_SECONDS)
         housekeeper.upkeep_due[alias] = clock.monotonic() + _spread(UPKEEP_SECONDS)
-        every = timedelta(seconds=RETENTION_OFF_SECONDS)
-    if report.expired or report.moved or report.deleted or report.attempts or report.partitions:
-        logger.info("Housekeeping: %s", report)
-    return _spread(every.total_seconds() if every is not None and report.over else IDLE_BULK_SECONDS)
+    return _spread(RETENTION_OFF_SECONDS if every is None else every.total_seconds())
 
 
 def _bulk(alias: str) -> float:
     return _spread(BUSY_BULK_SECONDS if bulk.turn(alias) else IDLE_BULK_SECONDS)
 
 
+def _every(seconds: float, work: Callable[[T], object], on: T) -> float:
+    work(on)
+    return _spread(seconds)
+
+
 def _spread(seconds: float) -> float:
     """Return a little less than ``seconds``, so that pollers do not all work at the same time."""
-    return seconds * random.uniform(0.9, 1.0)
+    return seconds * random.uniform(0.8, 1.0)

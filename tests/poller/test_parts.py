@@ -98,7 +98,7 @@ def test_a_job_that_fails_is_tried_again_after_a_pause() -> None:
         raise ValueError("as asked")
 
     job = PeriodicJob("default", "failing", fail)
-    jobs = PeriodicThread("Jobs", "test-jobs", [job], last=(), retry=(600.0, 600.0), timeout=60.0)
+    jobs = PeriodicThread("Jobs", "test-jobs", [job], retry=(600.0, 600.0), timeout=60.0)
     jobs.start()
     until(lambda: job.due)
     assert job.due > clock.monotonic()
