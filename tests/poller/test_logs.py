@@ -121,11 +121,11 @@ def test_log_lines_stand_whole_above_it() -> None:
     stream = Terminal()
     line = StatusLine(stream, ["work"])
     line.draw(PollerSnapshot("RUNNING"))
-    line.above("from a child process")
+    line.write("from a child process")
     handler = logging.StreamHandler(line)
     handler.emit(logging.LogRecord("ours", logging.INFO, __file__, 1, "from this process", (), None))
     line.close()
-    line.above("at the end")
+    line.write("at the end")
     shown = stream.getvalue().split(lifetime.CLEAR_LINE)
     assert [part.partition("\n")[0] for part in shown] == [
         "", "work | 0/0 running | 0 done | 0 failed | 0/s | idle", "from a child process", "from this process", "",

@@ -81,7 +81,6 @@ class Command(BaseCommand):
                 work = self._run_reloaded
             else:
                 watcher = supervisor.FileWatcher(self._shutdown)
-                watcher.start()
         with exit_codes():
             queues = registry.parse(options["queue"], options["exclude"])
             registry.check_databases(queues, options["database"])
@@ -99,7 +98,6 @@ class Command(BaseCommand):
             channel = None
             if options["child"] is not None:
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
-                channel.start()
             poller = Poller(queues, poller_options(options, executor), using=options["database"])
             if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
                 for alias in poller.aliases:
@@ -138,7 +136,7 @@ class Command(BaseCommand):
             endless=not (options["once"] or options["drain"] or options["max_tasks"]),
             heartbeat=settings.heartbeat,
             timeout=options["shutdown_timeout"],
-            above=status.above if status else None,
+            above=status.write if status else None,
             options_of=lambda number: ["--metrics-port", port.of_child(number)] if port else [],
             wear=Wear(
                 options["recycle_after"] or settings.recycle_after, options["recycle_memory"] or settings.recycle_memory

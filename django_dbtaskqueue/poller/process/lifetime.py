@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -23,7 +23,7 @@ from django.db import connections
 from django.db.models import Model
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue.conf.queue import setting_text
+from django_dbtaskqueue.conf.queue import changed_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("django_dbtaskqueue")
 
-RUN, DRAIN, CANCEL = range(3)
+RUN, RETIRE, DRAIN, CANCEL = range(4)  # to retire is to drain without a deadline: another process takes over
 SHUTDOWN_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 REQUEST_POLL_INTERVAL_S = 0.1
 CANCEL_GRACE_S = 1.0  # time that cancelled tasks get to end
 
 
 class ShutdownRequest:
-    """The requested level: ``RUN``, ``DRAIN`` or ``CANCEL``. It never goes down.
+    """The requested level, from ``RUN`` to ``CANCEL``. It never goes down.
 
     A signal handler may interrupt the main thread anywhere, under any lock. So the handler only counts.
     """
@@ -54,11 +54,10 @@ class ShutdownRequest:
     def __init__(self) -> None:
         self._signals = 0
         self._requested = RUN
-        self.retired = False  # drain without a deadline: another process takes this one's place
 
     @property
     def level(self) -> int:
-        return max(self._requested, min(self._signals, CANCEL))
+        return max(self._requested, (RUN, DRAIN, CANCEL)[min(self._signals, 2)])
 
     def request(self, level: int) -> None:
         """Request ``level``. Any thread may call this, and may call it twice."""
@@ -96,66 +95,47 @@ def run(
     poller.start()
     heartbeat.start()
     try:
-        threads = _ThreadMonitor(poller, heartbeat)
-        deadline = _wait_for_end(poller, shutdown, timeout.total_seconds(), threads, on_tick)
+        ended, deadline = _wait_for_end(poller, heartbeat, shutdown, timeout.total_seconds(), on_tick)
         _wait_for_threads(poller, shutdown, deadline)
-        return threads.left + _left(poller)
+        left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
+        return left + _left(poller)
     finally:
         heartbeat.stop()
         poller.close()
         notify.flush()
 
 
-class _ThreadMonitor:
-    """Notices a thread that ended although the poller runs. Without it the poller would only look healthy."""
-
-    def __init__(self, poller: Poller, heartbeat: Heartbeat) -> None:
-        self.left: list[str] = []  # what to report at the end
-        self._poller = poller
-        self._heartbeat = heartbeat
-
-    def is_over(self) -> bool:
-        """Stop the poller if a thread has ended; return whether no thread is left that can store an outcome."""
-        poller = self._poller
-        if not self.left:
-            threads = [*poller.threads(), *self._heartbeat.threads()]
-            ended = [thread.name for thread in threads if thread.ended]
-            if not ended or poller.stopping:
-                return False
-            self.left = [f"Thread {name} ended: its poller ends, another one must replace it" for name in ended]
-            poller.stop()
-        return not poller.can_settle()
+def ended_threads(poller: Poller, heartbeat: Heartbeat) -> list[str]:
+    """Return the threads that ended although the poller runs. Without them it would only look healthy."""
+    ended = [thread.name for thread in (*poller.threads(), *heartbeat.threads()) if thread.ended]
+    return [] if poller.stopping else ended
 
 
 def _wait_for_end(
-    poller: Poller,
-    shutdown: ShutdownRequest,
-    timeout: float,
-    threads: _ThreadMonitor,
-    on_tick: Callable[[Poller], None],
-) -> float:
-    """Pass requests on until the loop has ended or the timeout is over; return the deadline."""
-    done, deadline = RUN, float("inf")
+    poller: Poller, heartbeat: Heartbeat, shutdown: ShutdownRequest, timeout: float, on_tick: Callable[[Poller], None]
+) -> tuple[list[str], float]:
+    """Pass requests on until the loop ends or must be left; return threads that ended too early, and the deadline."""
+    ended, done, deadline = list[str](), RUN, float("inf")
     while not poller.wait(REQUEST_POLL_INTERVAL_S) and clock.monotonic() < deadline:
         on_tick(poller)
-        if threads.is_over():
-            return clock.monotonic()
-        if threads.left:
-            deadline = min(deadline, clock.monotonic() + timeout)
-        if shutdown.retired and not poller.stopping:
-            logger.info("Another process takes over: waiting for %s running tasks", len(poller.running()))
+        if not ended and (ended := ended_threads(poller, heartbeat)):
+            deadline = clock.monotonic() + timeout
             poller.stop()
+        if ended and not poller.can_settle():
+            return ended, clock.monotonic()
         if shutdown.level > done:
-            deadline = min(deadline, clock.monotonic() + timeout)
-            done = shutdown.level
-            count = len(poller.running())
-            if done == DRAIN:
-                logger.info("Stopping: waiting at most %s for %s running tasks", format_seconds(timeout), count)
-                poller.stop()
-            else:
+            done, count = shutdown.level, len(poller.running())
+            if done > RETIRE:
+                deadline = min(deadline, clock.monotonic() + timeout)
+            if done == CANCEL:
                 logger.warning("Stopping now: cancelling %s running tasks", count)
                 poller.cancel()
-    return min(deadline, clock.monotonic() + timeout)
+            else:
+                longest = "" if done == RETIRE else f" at most {format_seconds(timeout)}"
+                reason = "Another process takes over" if done == RETIRE else "Stopping"
+                logger.info("%s: waiting%s for %s running tasks", reason, longest, count)
+                poller.stop()
+    return ended, min(deadline, clock.monotonic() + timeout)
 
 
 def _wait_for_threads(poller: Poller, shutdown: ShutdownRequest, deadline: float) -> None:
@@ -229,22 +209,14 @@ class StatusLine:
         """Show a snapshot, unless the last one was shown less than ``REDRAW_INTERVAL_S`` ago."""
         if clock.monotonic() - self._drawn >= REDRAW_INTERVAL_S:
             self._drawn = clock.monotonic()
-            width = shutil.get_terminal_size().columns
-            self._rewrite(shown=self._text(now)[: max(1, width - 1)])
-
-    def above(self, line: str) -> None:
-        """Write a whole line above the status line."""
-        self._rewrite(f"{line}\n")
+            self._rewrite(shown=self._text(now)[: max(1, shutil.get_terminal_size().columns - 1)])
 
     def close(self) -> None:
         self._rewrite(shown="")
 
     def write(self, text: str) -> None:
-        """Take what a ``logging.StreamHandler`` writes: one line with its end, or a line and its traceback."""
-        self.above(text.removesuffix("\n"))
-
-    def flush(self) -> None:
-        """Do nothing: every write is flushed."""
+        """Write a line above the status line, or a line and its traceback, with or without its end."""
+        self._rewrite(text.removesuffix("\n") + "\n")
 
     def _rewrite(self, above: str = "", *, shown: str | None = None) -> None:
         with self._lock:
@@ -253,8 +225,10 @@ class StatusLine:
             self._terminal.flush()
 
     def _text(self, now: PollerSnapshot) -> str:
+        texts = {"INIT": "starting", "STARTUP": "starting", "WAITING": "waiting for the database", "ENDING": "draining"}
+        doing = texts.get(now.state) or ("working" if now.running else "idle")
         parts = [f"{now.running}/{now.slots} running", f"{now.finished} done", f"{now.failed} failed"]
-        return " | ".join([self._queues, *parts, f"{self._rate(now.finished):.0f}/s", _doing(now)])
+        return " | ".join([self._queues, *parts, f"{self._rate(now.finished):.0f}/s", doing])
 
     def _rate(self, finished: int) -> float:
         now = clock.monotonic()
@@ -263,11 +237,6 @@ class StatusLine:
             self._past.popleft()
         since, before = self._past[0]
         return max(0, finished - before) / (now - since) if now > since else 0.0
-
-
-def _doing(now: PollerSnapshot) -> str:
-    texts = {"INIT": "starting", "STARTUP": "starting", "WAITING": "waiting for the database", "ENDING": "draining"}
-    return texts.get(now.state) or ("working" if now.running else "idle")
 
 
 # -- opening and closing lines -----------------------------------------------------------------------------------------
@@ -296,10 +265,7 @@ def closing(poller: Poller, seconds: float) -> str:
 
 
 def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
-    """Return the vendor and version of a database, or that it cannot be reached.
-
-    Raises ``ImproperlyConfigured`` for one that Django does not support, or that lacks a table or column.
-    """
+    """Return a database's vendor and version, or that it is away; ``ImproperlyConfigured`` if it cannot be used."""
     connection = connections.create_connection(alias)
     try:
         with migrated(), liveness.bounded_answers(connection):
@@ -314,8 +280,5 @@ def database(alias: str, task_tables: Iterable[type[Model]]) -> str:
 
 def _queue(state: QueueState) -> str:
     parts = [f"weight {state.weight}"] if state.weight != 1 else []
-    for field in fields(QueueSettings):
-        value = getattr(state.settings, field.name)
-        if value != getattr(DEFAULT_QUEUE_SETTINGS, field.name):
-            parts.append(f"{field.name} {setting_text(value)}")
+    parts += [f"{name} {value}" for name, _default, value in changed_settings(DEFAULT_QUEUE_SETTINGS, state.settings)]
     return f"{state.name} ({', '.join(parts)})" if parts else state.name

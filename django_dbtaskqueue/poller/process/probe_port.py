@@ -28,7 +28,7 @@ from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.flow.usage import CountKey
 from django_dbtaskqueue.metrics import Exposition, MetricSpec, Sums, client, gauge, text_of, total
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
-from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot
+from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, ended_threads
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.poller.heartbeat import Heartbeat
@@ -106,8 +106,7 @@ class PollerProbes:
     def live(self, stuck_s: float) -> str:
         """Return why the process should be replaced: a thread has ended, or has been busy for longer than this."""
         poller, now = self._poller, clock.monotonic()
-        ended = [one.name for one in (*poller.threads(), *self._heartbeat.threads()) if one.ended]
-        if ended and not poller.stopping:
+        if ended := ended_threads(poller, self._heartbeat):
             return f"Threads ended: {', '.join(ended)}."
         busy = {**poller.busy_since, **self._heartbeat.busy_since()}
         stuck = [name for name, since in busy.items() if since is not None and now - since > stuck_s]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -19,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from itertools import count as counted_from
 from select import select
 from typing import IO
@@ -27,10 +25,11 @@ from typing import IO
 from django.utils import autoreload
 
 from django_dbtaskqueue.core.durations import clock, format_seconds, next_pause
-from django_dbtaskqueue.poller.executors.process import Wear, exit_text
+from django_dbtaskqueue.poller.executors.process import Wear, exit_text, kill_group
 from django_dbtaskqueue.poller.process.lifetime import (
     DRAIN,
     REQUEST_POLL_INTERVAL_S,
+    RETIRE,
     RUN,
     PollerSnapshot,
     ShutdownRequest,
@@ -46,12 +45,12 @@ MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.1, 5.0
 SHUTDOWN_MARGIN = timedelta(seconds=10)  # that children get beyond their own shutdown timeout
 USAGE_CODE, CONFIGURATION_CODE = 2, 3  # exit codes that a new child would end with, too
 CHILD_FLAG = "--child"
-RETIRE = 9  # in place of a shutdown level: drain without a deadline
 RECEIVE_BYTES = 65_536
+LOG_END_S = 0.5  # that the last log lines of a child may take; a process that it started may keep the pipe open
 
 
 class ChildChannel:
-    """The child's end of the socket. It shows that this process runs its threads; the heartbeat row shows the rest."""
+    """The child's end of the socket, with a thread that ends with the process: so it shows that threads run here."""
 
     def __init__(self, fd: int, shutdown: ShutdownRequest, heartbeat: timedelta) -> None:
         self.snapshot: Callable[[], PollerSnapshot] = PollerSnapshot
@@ -59,11 +58,7 @@ class ChildChannel:
         self._interval = min(MAX_SNAPSHOT_INTERVAL_S, heartbeat.total_seconds() / 3)
         os.set_inheritable(fd, False)  # a program started by a processor must not keep it open
         self._socket = socket.socket(fileno=fd)
-        self._thread = threading.Thread(target=self._loop, name="dbtaskqueue-child-channel", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread; it ends with the process."""
-        self._thread.start()
+        threading.Thread(target=self._loop, name="dbtaskqueue-child-channel", daemon=True).start()
 
     def polls(self, snapshot: Callable[[], PollerSnapshot]) -> None:
         """Tell the supervisor that this child's settings are right, and send these snapshots from now on."""
@@ -80,9 +75,7 @@ class ChildChannel:
                 received = self._socket.recv(RECEIVE_BYTES)
             if not received:
                 break
-            levels = [int(digit) for digit in received.decode()]
-            self._shutdown.retired = self._shutdown.retired or RETIRE in levels
-            self._shutdown.request(max([level for level in levels if level != RETIRE], default=RUN))
+            self._shutdown.request(max(map(int, received.decode())))
         logger.warning("The supervisor is gone: stopping")
         self._shutdown.request(DRAIN)
 
@@ -109,9 +102,8 @@ class PollerProcess:
     polled: bool = False  # its settings are right, so its exit code is not about them: a task may exit with any
     code: int | None = None  # exit code of the last process, when no other follows
     latest: PollerSnapshot = field(default_factory=PollerSnapshot)
-    earlier: PollerSnapshot = field(default_factory=PollerSnapshot)  # what earlier processes finished and failed
     partial_snapshot: bytes = b""  # the beginning of an unfinished line
-    partial_log: bytes = b""
+    log: threading.Thread | None = None  # that passes its log lines on
 
 
 class Supervisor:
@@ -126,45 +118,39 @@ class Supervisor:
         endless: bool,
         heartbeat: timedelta,
         timeout: timedelta,
-        above: Callable[[str], None] | None = None,
+        above: Callable[[str], object] | None = None,
         options_of: Callable[[int], list[str]] = lambda number: [],
         wear: Wear | None = None,
     ) -> None:
-        """``above`` takes the children's log lines; without it they write to standard error themselves.
-
-        ``options_of`` returns what the child at a place gets besides. ``wear``: after how much a child is replaced. Its
-        successor polls before it drains, so there is no gap; it has another place.
-        """
-        self._wear = wear or Wear()
-        self._retired = PollerSnapshot()  # what children did that were replaced
+        self._wear = wear or Wear()  # after which a child is replaced
+        self._done = PollerSnapshot()  # what the processes did that have ended
         self._command = list(command)
-        self._above = above
-        self._options_of = options_of
+        self._above = above  # takes the children's log lines; without it they write to standard error themselves
+        self._options_of = options_of  # returns what the child at a place gets besides
         self.shutdown = shutdown
         self._endless = endless
         self._silence_limit = MAX_SILENT_HEARTBEATS * heartbeat.total_seconds()
         self._stop_timeout = (timeout + SHUTDOWN_MARGIN).total_seconds()
         self._deadline = float("inf")
-        self._selector = selectors.DefaultSelector()
         self.children = [PollerProcess(place) for place in range(1, count + 1)]
 
     def run(self, on_tick: Callable[[PollerSnapshot], None] = lambda snapshot: None) -> int:
         """Supervise until every child has ended for good; return the worst exit code of the last ones."""
         while any(child.code is None for child in self.children):
-            for key, _ in self._selector.select(REQUEST_POLL_INTERVAL_S):  # first: a sign of life may wait there
-                key.data()
+            channels = {child.channel: child for child in self.children if child.channel is not None}
+            for channel in select(list(channels), [], [], REQUEST_POLL_INTERVAL_S)[0]:  # a sign of life may wait there
+                self._receive(channels[channel])
             for child in self.children[:]:
                 if child.code is None:
                     self._check(child)
             self._pass_request_on()
             on_tick(self.snapshot())
-        self._selector.close()
         return max(child.code or 0 for child in self.children)
 
     def snapshot(self) -> PollerSnapshot:
         """Return the sum of all children, with what earlier processes did."""
         running = [child.latest for child in self.children if child.code is None]
-        return PollerSnapshot.total([*running, *(child.earlier for child in self.children), self._retired])
+        return PollerSnapshot.total([*running, self._done])
 
     # -- one child ---------------------------------------------------------------------------------------------------
 
@@ -173,12 +159,12 @@ class Supervisor:
             if self.shutdown.level > RUN:
                 child.code = 0
             elif clock.monotonic() >= child.start_at:
+                child.start_at = clock.monotonic() + MAX_RESTART_DELAY_S
                 try:
                     self._start(child)
                 except OSError as error:  # the machine is out of processes or memory
-                    delay = MAX_RESTART_DELAY_S
-                    child.start_at = clock.monotonic() + delay
-                    logger.error("Cannot start a child, trying again in %s: %s", format_seconds(delay), error)
+                    text = "Cannot start a child, trying again in %s: %s"
+                    logger.error(text, format_seconds(MAX_RESTART_DELAY_S), error)
             return
         code = child.process.poll()
         if code is not None:
@@ -188,8 +174,8 @@ class Supervisor:
             self._retire_if_worn_out(child, child.process.pid)
 
     def _retire_if_worn_out(self, child: PollerProcess, pid: int) -> None:
-        """Start a successor of a worn-out child; when the successor polls, let the child drain and end."""
-        if self.shutdown.level > RUN or child.requested != RUN or child.channel is None or not self._endless:
+        """Start a successor of a worn-out child, at another place; when it polls, let the child drain and end."""
+        if self.shutdown.level > RUN or child.requested != RUN or not self._endless:
             return
         if child.successor is None and child.polled and self._wear.reached(child.latest.finished, pid):
             logger.info("Child %s is replaced after %s tasks", pid, child.latest.finished)
@@ -197,9 +183,7 @@ class Supervisor:
             child.successor = PollerProcess(next(place for place in counted_from(1) if place not in taken))
             self.children.append(child.successor)
         elif child.successor is not None and child.successor.latest.state == "RUNNING":
-            child.requested = RETIRE
-            with suppress(OSError):  # it has just ended
-                child.channel.send(str(RETIRE).encode())
+            self._request(child, RETIRE)
 
     def _start(self, child: PollerProcess) -> None:
         ours, theirs = socket.socketpair()
@@ -216,27 +200,24 @@ class Supervisor:
             )
         child.channel, child.started, child.last_seen, child.partial_snapshot = ours, clock.monotonic(), None, b""
         child.requested, child.killed, child.polled, child.latest = RUN, False, False, PollerSnapshot()
-        self._selector.register(ours, selectors.EVENT_READ, partial(self._receive, child))
-        if log := child.process.stderr:
-            os.set_blocking(log.fileno(), False)
-            self._selector.register(log, selectors.EVENT_READ, partial(self._relay_log, child, log))
+        if child.process.stderr and self._above:
+            child.log = threading.Thread(target=_relay, args=[child.process.stderr, self._above], daemon=True)
+            child.log.start()
         logger.info("Started child %s", child.process.pid)
 
     def _ended(self, child: PollerProcess, pid: int, code: int) -> None:
         self._receive(child)
         self._close(child)
-        if child.process and (log := child.process.stderr):
-            while self._relay_log(child, log):
-                pass
+        if child.log:
+            child.log.join(LOG_END_S)
         child.process = None
         done = PollerSnapshot(finished=child.latest.finished, failed=child.latest.failed)
-        child.earlier = PollerSnapshot.total([child.earlier, done])
+        self._done = PollerSnapshot.total([self._done, done])
         child.latest = PollerSnapshot()
         if code in (USAGE_CODE, CONFIGURATION_CODE) and not child.polled:
             child.code = code
             self.shutdown.request(DRAIN)
         elif child.successor is not None:
-            self._retired = PollerSnapshot.total([self._retired, child.earlier])
             self.children.remove(child)
             logger.info("Child %s was replaced: %s", pid, exit_text(code))
         elif self.shutdown.level > RUN:
@@ -246,7 +227,7 @@ class Supervisor:
         else:
             self._replace(child, pid, code)
         if code:
-            _kill_group(pid)  # its pools' worker processes would run for ever
+            kill_group(pid)  # its pools' worker processes would run for ever
         if child.code:
             logger.error("Child %s ended: %s", pid, exit_text(code))
 
@@ -275,7 +256,7 @@ class Supervisor:
             logger.error("Child %s did not end in time. Killing it", process.pid)
         else:
             return
-        _kill_group(process.pid)
+        kill_group(process.pid)
         child.killed = True
 
     # -- sockets and logs of the children ----------------------------------------------------------------------------
@@ -301,28 +282,10 @@ class Supervisor:
 
     def _close(self, child: PollerProcess) -> None:
         if child.channel is not None:
-            self._selector.unregister(child.channel)
             child.channel.close()
             child.channel = None
 
-    def _relay_log(self, child: PollerProcess, log: IO[bytes]) -> bool:
-        """Pass on what a child logged; return whether there was anything."""
-        if log.closed or self._above is None:
-            return False
-        try:
-            received = os.read(log.fileno(), RECEIVE_BYTES)
-        except BlockingIOError:
-            return False
-        *lines, child.partial_log = (child.partial_log + received).split(b"\n")
-        for line in lines:
-            self._above(line.decode(errors="replace"))
-        if not received:
-            self._selector.unregister(log)
-            log.close()
-        return bool(received)
-
     def _pass_request_on(self) -> None:
-        """Send the requested level to the children, once per level: a service manager may have signalled them, too."""
         level = self.shutdown.level
         if level == RUN:
             return
@@ -330,16 +293,21 @@ class Supervisor:
             self._deadline = clock.monotonic() + self._stop_timeout
             logger.info("Stopping %s children", sum(child.process is not None for child in self.children))
         for child in self.children:
-            if child.requested % RETIRE < level and child.channel is not None:
-                child.requested = level
-                with suppress(OSError):  # it has just ended
-                    child.channel.send(str(level).encode())
+            self._request(child, level)
+
+    def _request(self, child: PollerProcess, level: int) -> None:
+        """Send a level to a child, once: a service manager may have signalled it, too."""
+        if child.requested < level and child.channel is not None:
+            child.requested = level
+            with suppress(OSError):  # it has just ended
+                child.channel.send(str(level).encode())
 
 
-def _kill_group(pid: int) -> None:
-    """Kill a child and the processes it started: each child has a process group of its own."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+def _relay(log: IO[bytes], above: Callable[[str], object]) -> None:
+    """Pass on what a child logs, line by line."""
+    with log:
+        for line in log:
+            above(line.decode(errors="replace").removesuffix("\n"))
 
 
 # -- reload ------------------------------------------------------------------------------------------------------------
@@ -383,11 +351,9 @@ class FileWatcher:
     """Requests a drain when a file that this process has loaded changes."""
 
     def __init__(self, shutdown: ShutdownRequest) -> None:
+        """Start the thread; it ends with the process."""
         self.changed = False
         self._shutdown = shutdown
-
-    def start(self) -> None:
-        """Start the thread; it ends with the process."""
         threading.Thread(target=self._follow, name="dbtaskqueue-reload", daemon=True).start()
 
     def _follow(self) -> None:
