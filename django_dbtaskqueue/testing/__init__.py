@@ -35,18 +35,9 @@ _MODULE_OF = {
 }  # others: running
 
 __all__ = [
-    "DrainReport",
-    "TaskBackendConformance",
-    "TaskQueueKit",
-    "TaskQueueTestCase",
-    "Wanted",
-    "advance",
-    "assert_enqueued",
-    "drain",
-    "perform",
-    "refute_enqueued",
-    "run_poller",
-]
+    "DrainReport", "TaskBackendConformance", "TaskQueueKit", "TaskQueueTestCase", "Wanted", "advance",
+    "assert_enqueued", "drain", "perform", "refute_enqueued", "run_poller",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -164,7 +164,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
                 task.get_result(nothing)
 
     def test_a_result_of_another_function(self) -> None:
-        """A result belongs to the function that it was enqueued for."""
         self._needs("supports_get_result")
         result = self._task(give_back).enqueue()
         with self.assertRaises(compat.TaskResultMismatch):
@@ -180,7 +179,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
             _ = result.return_value
 
     def test_exit_is_a_failure(self) -> None:
-        """``SystemExit`` fails the task, and the worker goes on."""
         self._needs("supports_get_result")
         exits, after = self._task(exit_process).enqueue(), self._task(give_back).enqueue()
         self.run_tasks()
@@ -210,7 +208,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
             self.assertEqual(self._ran(result).return_value, [[1], {}])
 
     def test_the_higher_priority_is_first(self) -> None:
-        """Of two tasks that are due, the one with the higher priority runs first."""
         self._needs("supports_priority")
         for priority in (0, -100, 100, 5):
             self._task(give_back, priority=priority).enqueue(priority)
@@ -218,7 +215,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
         self.assertEqual(calls, [100, 5, 0, -100])
 
     def test_a_task_for_later(self) -> None:
-        """A task with ``run_after`` waits."""
         self._needs("supports_defer")
         later = self._task(give_back).using(run_after=timezone.now() + timedelta(hours=1))
         result = later.enqueue()
@@ -229,8 +225,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
         self.assertEqual(self._ran(past.enqueue()).status, TaskResultStatus.SUCCESSFUL)
 
     def test_a_transaction_that_is_rolled_back(self) -> None:
-        """A task enqueued in a transaction that is rolled back does not run."""
-
         with transaction.atomic(using=self.database):
             self._task(give_back).enqueue("no")
             transaction.set_rollback(True, using=self.database)
@@ -238,7 +232,6 @@ class TaskBackendConformance(TestCase if TYPE_CHECKING else object):  # type: ig
         self.assertEqual(calls, [])
 
     def test_an_unknown_queue(self) -> None:
-        """A queue that the settings do not name is refused."""
         if self._backend.queues:
             with self.assertRaises(compat.InvalidTask):
                 self._task(give_back).using(queue_name="no-such-queue")

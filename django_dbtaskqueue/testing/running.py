@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from asgiref.sync import async_to_sync
 from django.apps import apps
@@ -96,11 +96,11 @@ def drain(
     A failed attempt is stored as a poller would store it; ``raising=True`` then raises the processor's exception.
     Raises ``AssertionError`` naming the queue when there is more to do after ``limit`` attempts.
     """
-    poller = InlinePoller([queue] if queue is not None else known_queues(), using, tags)
+    poller = InlinePoller([queue] if queue is not None else sorted(placement.known_queues()), using, tags)
     counts, outcomes, before = Counter[str](), list[Outcome](), -1
     while True:
         wait = poller.seconds_until_due() if with_scheduled else None  # asked first: a task may become due meanwhile
-        counts["failed"] += len(poller.begin_pass())
+        counts["failed"] += poller.begin_pass()
         while poller.fetch():
             if poller.taken and counts.total() >= limit:
                 raise AssertionError(_endless(poller.taken[0], limit))
@@ -188,20 +188,20 @@ def _delete_traces(session: Session, task: AbstractTask) -> None:
 
 def _processor(target: Any) -> Processor | None:
     """Return the one processor that ``target`` (a function or class) is registered as; None for a queue's name."""
+
+    def is_of(function: object) -> bool:
+        owner = getattr(function, "__self__", function)
+        return function == target or (isinstance(target, type) and isinstance(owner, target))
+
     if isinstance(target, str):
         return None
     known = [processor for queue in registry.queues() for processor in registry.processors(queue)]
-    found = [processor for processor in known if _is_of(processor.function, target)]
+    found = [processor for processor in known if is_of(processor.function)]
     if len(found) != 1:
         queues = ", ".join(repr(processor.queue) for processor in found) or "no queue"
         name = getattr(target, "__qualname__", repr(target))
         raise TaskQueueError(f"perform(): {name} is the processor of {queues}; give perform() the queue's name.")
     return found[0]
-
-
-def _is_of(function: Callable[[Lease], Any], target: Any) -> bool:
-    owner = getattr(function, "__self__", function)
-    return function == target or (isinstance(target, type) and isinstance(owner, target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,7 @@ class _Exactly:
 # -- the poller of a test --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Ran:
+class Ran(NamedTuple):
     """What became of a lease, and the outcome that is stored."""
 
     kind: str
@@ -266,13 +265,6 @@ class InlineExecutors(Executors):
             self.submit_special(job.processor, [job.lease])
 
 
-class CallersConnections(ConnectionSet):
-    """The connections of the calling thread, so that all takes part in its transactions."""
-
-    def session(self, queue: QueueState) -> Session:
-        return Session.on(queue.port.alias, queue.port.model)
-
-
 class InlinePoller:
     """Polls queues one call of a processor at a time: ``fetch``, then ``work``."""
 
@@ -288,26 +280,23 @@ class InlinePoller:
         counts = Counts()
         self._settler = Settler(by_key, counts, lambda: None)
         executors = InlineExecutors(self._settler.finish)
-        self._executor, self.connections = executors.inline, CallersConnections()
+        self._executor = executors.inline
+        ports = [queue.port for queue in self.queues]
+        self.connections = ConnectionSet({(one.alias, one.model): Session.on(one.alias, one.model) for one in ports})
         options = Options(threads=1, tags=tuple(tags))
         self._fetcher = Fetcher(TEST_INSTANCE, by_key, executors, self._settler, lambda *_: None, counts, options)
 
-    def begin_pass(self) -> list[Lease]:
-        """Do what pollers do beside their polls, and let the next fetches look at all queues.
-
-        Return the leases of processes that died on the last attempt; their tasks are in ERROR.
-        """
+    def begin_pass(self) -> int:
+        """Do what pollers do beside their polls; return how many tasks of dead processes went to ERROR."""
         for job in self._schedules:
             job.run()
-        for alias, model in {(queue.port.alias, queue.port.model) for queue in self.queues}:
-            session = Session.on(alias, model)
+        for session in self.connections.sessions.values():
             dependencies.sweep(session)  # in a test's transaction nothing is committed, so no end of a task was told
             dependencies.sweep_missing(session, 0)
-        dead: list[Lease] = []
+        dead = 0
         for queue in self.queues:
-            queue.next_poll = 0.0
-            ended = rescue(self.connections.session(queue), queue.name, queue.port, keep=queue.settings.keep)
-            dead += [lease for lease, *_ in ended]
+            queue.next_poll = 0.0  # the next fetches look at all queues
+            dead += len(rescue(self.connections.session(queue), queue.name, queue.port, keep=queue.settings.keep))
         return dead
 
     @property
@@ -394,16 +383,11 @@ def advance(delta: timedelta | str, *, using: str | None = None) -> None:
     passed = conf.duration(delta, where="advance(delta)")
     if passed < timedelta(0):
         raise ValueError(f"advance({delta!r}): time only goes forward, so delta must not be negative.")
-    everywhere = sorted({router.db_for_write(Task)}.union(*map(aliases_of, known_queues())))
+    everywhere = sorted({router.db_for_write(Task)}.union(*map(aliases_of, placement.known_queues())))
     for alias in everywhere if using is None else [using]:
         for model in apps.get_models():
             if model._meta.app_label == Task._meta.app_label or issubclass(model, AbstractTask):
                 _shift(model, passed, alias)
-
-
-def known_queues() -> list[str]:
-    """Return the queues that have settings, a processor, or a row of those made at runtime."""
-    return sorted({*placement.known_queues(), *registry.queues()})
 
 
 def _shift(model: type[Model], passed: timedelta, alias: str) -> None:
