@@ -116,14 +116,7 @@ class Partition(NamedTuple):
 
 def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
     """Whether the table is made of partitions; never outside PostgreSQL."""
-    if connection.vendor != "postgresql":
-        return False
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT relkind = 'p' FROM pg_class WHERE oid = to_regclass(%s)", [connection.ops.quote_name(table)]
-        )
-        row = cursor.fetchone()
-    return bool(row and row[0])
+    return connection.vendor == "postgresql" and bool(_texts(connection, COLUMN, connection.ops.quote_name(table)))
 
 
 def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
@@ -133,14 +126,11 @@ def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
 
 def missing_months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
     """Return the months without a partition: this one, the next ones, and those with rows in the default partition."""
-    there, default = _children(connection, table), f"{table}_default"
-    with connection.cursor() as cursor:
-        cursor.execute(MONTHS, [AHEAD])
-        suffixes = {suffix for (suffix,) in cursor.fetchall()}
-        if default in there:
-            column = connection.ops.quote_name(_column(connection, table))
-            cursor.execute(MONTHS_OF_ROWS.format(column=column, table=connection.ops.quote_name(default)))
-            suffixes |= {suffix for (suffix,) in cursor.fetchall()}
+    quote, there, default = connection.ops.quote_name, _children(connection, table), f"{table}_default"
+    suffixes = {*_texts(connection, MONTHS, AHEAD)}
+    if default in there:
+        column = quote(_column(connection, table))
+        suffixes.update(_texts(connection, MONTHS_OF_ROWS.format(column=column, table=quote(default))))
     return [month for month in _named(f"{table}{suffix}" for suffix in sorted(suffixes)) if month.name not in there]
 
 
@@ -168,26 +158,27 @@ def make_month(connection: BaseDatabaseWrapper, table: str, month: Partition) ->
             cursor.execute(statement)
 
 
-def _children(connection: BaseDatabaseWrapper, table: str) -> list[str]:
+def _texts(connection: BaseDatabaseWrapper, sql: str, *params: str | int) -> list[str]:
     with connection.cursor() as cursor:
-        cursor.execute(CHILDREN, [connection.ops.quote_name(table)])
-        return [str(name) for (name,) in cursor.fetchall()]
+        cursor.execute(sql, params or None)
+        return [str(text) for (text,) in cursor.fetchall()]
+
+
+def _children(connection: BaseDatabaseWrapper, table: str) -> list[str]:
+    return _texts(connection, CHILDREN, connection.ops.quote_name(table))
 
 
 def _column(connection: BaseDatabaseWrapper, table: str) -> str:
-    with connection.cursor() as cursor:
-        cursor.execute(COLUMN, [connection.ops.quote_name(table)])
-        return str(cursor.fetchone()[0])
+    return _texts(connection, COLUMN, connection.ops.quote_name(table))[0]
 
 
 def _named(names: Iterable[str]) -> list[Partition]:
-    found = [(name, NAME.search(name)) for name in names]
-    return [_partition(name, int(match[1]), int(match[2])) for name, match in found if match]
+    return [_partition(name, int(found[1]), int(found[2])) for name in names if (found := NAME.search(name))]
 
 
 def _partition(name: str, year: int, month: int) -> Partition:
-    first = datetime(year, month, 1, tzinfo=UTC)
-    return Partition(name, first, datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC))
+    end = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
+    return Partition(name, datetime(year, month, 1, tzinfo=UTC), end)
 
 
 class PartitionByMonth(TableOperation):
