@@ -44,13 +44,10 @@ class Instrumentation(signals.Listener):
     def __init__(self, tracers: TracerProvider | None, meters: MeterProvider | None) -> None:
         self._tracer = trace.get_tracer(SCOPE, __version__, tracers)
         meter = metrics.get_meter(SCOPE, __version__, meters)
-        self._operation = meter.create_histogram(
-            "messaging.client.operation.duration", "s", "Duration of enqueueing, by operation"
-        )
+        duration, of_process = "messaging.client.operation.duration", "messaging.process.duration"
+        self._operation = meter.create_histogram(duration, "s", "Duration of enqueueing, by operation")
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Tasks enqueued")
-        self._process = meter.create_histogram(
-            "messaging.process.duration", "s", "Duration of attempts until their outcome is stored"
-        )
+        self._process = meter.create_histogram(of_process, "s", "Duration of attempts until their outcome is stored")
         self._consumed = meter.create_counter("messaging.client.consumed.messages", "{message}", "Attempts started")
         # Of each attempt that runs: its span, and when that began by the clock of this process.
         self._open: OrderedDict[tuple[object, ...], tuple[Span, float]] = OrderedDict()
@@ -70,11 +67,10 @@ class Instrumentation(signals.Listener):
             try:
                 made = call()
             except Exception as error:
-                failed = {"error.type": _error_type(error)}
-                _fail(span, error)
+                failed = _fail(span, error)
                 raise
             finally:
-                self._operation.record(clock.monotonic() - began, {**common, **failed})
+                self._operation.record(clock.monotonic() - began, common | failed)
             number = getattr(made, "enqueued", None)  # of a report
             if number is None:
                 span.set_attribute("messaging.message.id", str(getattr(made, "pk", None)))
@@ -88,7 +84,9 @@ class Instrumentation(signals.Listener):
     def started(self, task: Lease) -> None:
         """Begin the span of an attempt, and make it the parent of what the processor does."""
         common = _attributes(task.queue, "process", "process")
-        producer = _producer(task)
+        known = trace_id(task.context_text) is not None
+        headers = json.loads(task.context_text or "{}") if known else {}
+        producer = PROPAGATOR.extract(headers, otel_context.Context())
         link = trace.get_current_span(producer).get_span_context()
         own: Attributes = {
             "messaging.message.id": str(task.id),
@@ -122,13 +120,10 @@ class Instrumentation(signals.Listener):
         if found is None:
             return
         span, began = found
-        failed: Attributes = {} if error is None else {"error.type": _error_type(error)}
         span.add_event("dbtaskqueue.settled", {"dbtaskqueue.outcome": outcome})
-        if error is not None:
-            _fail(span, error)
+        failed = {} if error is None else _fail(span, error)
         span.end()
-        common = _attributes(task.queue, "process", "process")
-        self._process.record(clock.monotonic() - began, {**common, **failed})
+        self._process.record(clock.monotonic() - began, _attributes(task.queue, "process", "process") | failed)
 
 
 _instrumentation: Instrumentation | None = None
@@ -168,12 +163,6 @@ def _key(task: Lease) -> tuple[object, ...]:
     return task.port.key, task.id, task.total_attempt
 
 
-def _producer(task: Lease) -> otel_context.Context:
-    known = trace_id(task.context_text) is not None
-    headers = json.loads(task.context_text or "{}") if known else {}
-    return PROPAGATOR.extract(headers, otel_context.Context())
-
-
 def _continue(task: Lease, span: Span) -> None:
     """Have the processor run in the span, here and in a child process: both read the task's context."""
     try:
@@ -185,10 +174,9 @@ def _continue(task: Lease, span: Span) -> None:
         task.context_text, task.decoded_context = json.dumps(stored), None
 
 
-def _error_type(error: BaseException | str) -> str:
-    return "failed" if isinstance(error, str) else type(error).__qualname__
-
-
-def _fail(span: Span, error: BaseException | str) -> None:
+def _fail(span: Span, error: BaseException | str) -> Attributes:
+    """Let the span fail, and return the attributes that say with what."""
+    kind = "failed" if isinstance(error, str) else type(error).__qualname__
     span.set_status(Status(StatusCode.ERROR, masked_line(error)))
-    span.set_attribute("error.type", _error_type(error))
+    span.set_attribute("error.type", kind)
+    return {"error.type": kind}
