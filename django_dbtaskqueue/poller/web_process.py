@@ -46,9 +46,6 @@ class EmbeddedPoller:
         self._shutdown = ShutdownRequest()
         self._stopping = threading.Event()
         self._thread = WatchedThread(target=self._serve, name="dbtaskqueue-embedded", daemon=True)
-
-    def start(self) -> None:
-        """Start; returns at once."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -88,10 +85,9 @@ class EmbeddedPoller:
 
 
 def chosen() -> tuple[dict[str, int], Options]:
-    """Return the queues and options of ``DBTASKQUEUE["EMBEDDED_POLLER"]``.
+    """Return the queues and options of the setting, without queues whose processors name an executor.
 
-    Queues whose processors name an executor are left to ``runtaskpoller``. Raise ``ImproperlyConfigured`` if one of
-    them is named, and for what ``runtaskpoller --queue`` refuses.
+    Raise ``ImproperlyConfigured`` if one of those is named, and for what ``runtaskpoller --queue`` refuses.
     """
     settings = conf.settings()
     given = settings.embedded_poller if isinstance(settings.embedded_poller, Mapping) else {}
@@ -143,7 +139,6 @@ def _begin(sender: type, **_: object) -> None:
     with _starting:
         if _embedded is None:
             _embedded = EmbeddedPoller()
-            _embedded.start()
     request_started.disconnect(dispatch_uid="dbtaskqueue-embedded")
 
 

@@ -38,7 +38,6 @@ def once() -> None:
 @contextmanager
 def embedded(database: ProcessDatabase) -> Iterator[None]:
     poller = EmbeddedPoller()
-    poller.start()
     try:
         yield
     finally:

@@ -105,7 +105,6 @@ def test_a_poller_whose_thread_died_is_started_again(settings: Any, caplog: pyte
     listener = LeavesOnce()
     signals.register(listener)
     embedded = web_process.EmbeddedPoller()
-    embedded.start()
     try:
         until(lambda: pids() and Poller.objects.count() == 2)
         task = enqueue("work")
