@@ -169,10 +169,7 @@ _CONNECTS = {inspect.unwrap(getattr(BaseDatabaseWrapper, name)).__code__ for nam
 
 
 def note_statements(connection: BaseDatabaseWrapper) -> None:
-    """See whether the connection is dead at the first statement of each call, and which statements change its session.
-
-    For as long as it is in use: that costs less than to begin and to end with each call.
-    """
+    """From now on, note at each call's first statement whether the connection is dead, and what changes its session."""
     if _note_statement not in connection.execute_wrappers:
         connection.execute_wrappers.insert(0, _note_statement)
 

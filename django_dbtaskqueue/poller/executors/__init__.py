@@ -77,10 +77,7 @@ class _CallState:
 
 
 class ConcurrencyLimiter:
-    """Limits each processor's concurrent calls. Calls over the limit wait here and take no slot.
-
-    It counts by queue and payload type, so a processor that is registered again keeps the count.
-    """
+    """Limits the concurrent calls of each queue and payload type. Calls over the limit wait here and take no slot."""
 
     def __init__(self) -> None:
         self._calls: dict[tuple[str, type | None], _CallState] = {}
@@ -151,16 +148,13 @@ def stopped(job: Job, failure: Fail) -> list[Settlement | None]:
 
 
 class Executor:
-    """What all executors are: the jobs that wait, those that run, and what a job's beginning and end mean.
+    """What all executors are: the jobs that wait, those that run, and what a job's beginning and end mean."""
 
-    The poller reads ``slots``, how many jobs may run at a time, and ``todo``, the jobs that wait for a slot.
-    """
-
-    slots: int
+    slots: int  # how many jobs may run at a time
     blocked = False  # it begins no job for now, and is given none
 
     def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
-        self.todo: deque[Job] = deque()
+        self.todo: deque[Job] = deque()  # the jobs that wait for a slot
         self._finish = finish
         self._limiter = limiter
         self._given_up: set[Run] = set()

@@ -401,11 +401,7 @@ class ProcessExecutor(ThreadExecutor):
         connections.close_all()  # those that listeners opened on this thread
 
     def _has_child(self, slot: int) -> bool:
-        """See to a child for the next job; return whether there is one.
-
-        It is given a job only when it has loaded, and its connections live: a wire that stands still would delay the
-        job beyond its lease.
-        """
+        """See to a child for the next job, that has loaded and whose connections live; return whether there is one."""
         worker, reason = self._workers[slot], ""
         if worker is not None and not worker.is_alive():
             worker.end()
