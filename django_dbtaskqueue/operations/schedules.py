@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 from zoneinfo import ZoneInfo
 
 from django.core.checks import CheckMessage, Error, Warning, register
@@ -29,24 +29,13 @@ from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError,
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import alias_for
 from django_dbtaskqueue.flow import schedule
-from django_dbtaskqueue.flow.schedule import (
-    MAX_LISTED_SCHEDULES,
-    SCHEDULE_FIELDS,
-    Definition,
-    aware,
-    home_of,
-    is_gone,
-    rows_on,
-)
+from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS, Definition, aware, home_of, rows_on
 from django_dbtaskqueue.models import Schedule
 from django_dbtaskqueue.models.control import CODE
 from django_dbtaskqueue.operations.actions import ADDITION, CHANGE, DELETION, log, record, recorded
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, by_name, check, check_queue, narrow
 from django_dbtaskqueue.operations.serializers import Document, RowDocument, is_storable
 from django_dbtaskqueue.operations.verbs import with_secrets_of
-
-if TYPE_CHECKING:
-    from django_dbtaskqueue.operations.permissions import Text
 
 SHOWN_TIMES = 5
 CRON_DAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
@@ -92,7 +81,7 @@ def homes(using: str | None = None) -> list[str]:
 
 def listed(actor: Actor, using: str | None = None) -> list[Schedule]:
     """Return the schedules of queues that the actor may view, by name; at most 500 of a database."""
-    found = [row for alias in homes(using) for row in narrow(rows_on(alias), actor)[:MAX_LISTED_SCHEDULES]]
+    found = [row for alias in homes(using) for row in narrow(rows_on(alias), actor)[: schedule.MAX_LISTED_SCHEDULES]]
     return sorted(found, key=lambda row: row.name)
 
 
@@ -171,7 +160,7 @@ def schedule_document(row: Schedule, actor: Actor) -> ScheduleDocument:
         words=in_words(row.cron, row.timezone),
         next_times=[] if row.paused else next_times(row),
         payload=masked(row.payload) if seen else None,
-        declared=not is_gone(row, registry.periodics()),
+        declared=not schedule.is_gone(row, registry.periodics()),
         code=code_of_edited(row, seen=seen),
     )
 
@@ -195,42 +184,38 @@ def check_schedules(**_: object) -> Iterator[CheckMessage]:
 
 # -- verbs -------------------------------------------------------------------------------------------------------------
 
-
-def _verb(name: str, label: Text, effect: Text, done: Text, permission: str = "change_schedule") -> Verb:
-    return Verb(f"{name}_schedule", label, effect, done, permission)
-
-
-ADD_SCHEDULE = _verb(
-    "add", gettext_lazy("New schedule"), gettext_lazy("From its next tick on, pollers enqueue its tasks."),
+ADD_SCHEDULE = Verb(
+    "add_schedule", gettext_lazy("New schedule"), gettext_lazy("From its next tick on, pollers enqueue its tasks."),
     ngettext_lazy("%(number)s schedule made", "%(number)s schedules made", "number"), "add_schedule",
 )  # fmt: skip
-EDIT_SCHEDULE = _verb(
-    "edit", gettext_lazy("Edit"),
+EDIT_SCHEDULE = Verb(
+    "edit_schedule", gettext_lazy("Edit"),
     gettext_lazy("What you change here wins over the code, until you choose “Back to the code”."),
-    ngettext_lazy("%(number)s schedule changed", "%(number)s schedules changed", "number"),
+    ngettext_lazy("%(number)s schedule changed", "%(number)s schedules changed", "number"), "change_schedule",
 )  # fmt: skip
 SCHEDULE_VERBS = by_name(
-    _verb(
-        "pause", gettext_lazy("Pause"),
+    Verb(
+        "pause_schedule", gettext_lazy("Pause"),
         gettext_lazy("No task is enqueued until the schedule is resumed. Ticks of the pause are not made up for."),
-        ngettext_lazy("%(number)s schedule paused", "%(number)s schedules paused", "number"),
+        ngettext_lazy("%(number)s schedule paused", "%(number)s schedules paused", "number"), "change_schedule",
     ),
-    _verb(
-        "resume", gettext_lazy("Resume"), gettext_lazy("The next tick is the first one from now on."),
-        ngettext_lazy("%(number)s schedule resumed", "%(number)s schedules resumed", "number"),
+    Verb(
+        "resume_schedule", gettext_lazy("Resume"), gettext_lazy("The next tick is the first one from now on."),
+        ngettext_lazy("%(number)s schedule resumed", "%(number)s schedules resumed", "number"), "change_schedule",
     ),
-    _verb(
-        "run", gettext_lazy("Run now"),
+    Verb(
+        "run_schedule", gettext_lazy("Run now"),
         gettext_lazy("One task is enqueued at once, also of a paused schedule. The next tick stays as it is."),
         ngettext_lazy("%(number)s task enqueued", "%(number)s tasks enqueued", "number"), "run_schedule",
     ),
-    _verb(
-        "reset", gettext_lazy("Back to the code"),
+    Verb(
+        "reset_schedule", gettext_lazy("Back to the code"),
         gettext_lazy("What was changed by hand is dropped: the schedule is as the code says, and follows it."),
         ngettext_lazy("%(number)s schedule follows the code", "%(number)s schedules follow the code", "number"),
+        "change_schedule",
     ),
-    _verb(
-        "delete", gettext_lazy("Delete"),
+    Verb(
+        "delete_schedule", gettext_lazy("Delete"),
         gettext_lazy("The schedule goes; its tasks stay. What the code declares cannot be deleted: pause it."),
         ngettext_lazy("%(number)s schedule deleted", "%(number)s schedules deleted", "number"), "delete_schedule",
     ),
