@@ -186,8 +186,8 @@ def can_operate(user: User, verb: Verb, queue: str | None = None) -> bool:
     permitted = user.has_perm(f"{APP}.{verb.permission}")
     if queue is None or not permitted:
         return permitted
-    path = conf.settings().can_operate
-    return can_view(user, queue) and (path is None or bool(_rule("CAN_OPERATE", path)(user, verb.name, queue)))
+    rule = _rule("CAN_OPERATE", "(user, verb, queue)")
+    return can_view(user, queue) and (rule is None or bool(rule(user, verb.name, queue)))
 
 
 def can_view(user: User, queue: str) -> bool:
@@ -195,8 +195,8 @@ def can_view(user: User, queue: str) -> bool:
 
     The permissions of the models (``view_task`` and so on) are asked for besides.
     """
-    path = conf.settings().can_view
-    return path is None or bool(_rule("CAN_VIEW", path)(user, queue))
+    rule = _rule("CAN_VIEW", "(user, queue)")
+    return rule is None or bool(rule(user, queue))
 
 
 def all_queues() -> list[str]:
@@ -236,13 +236,14 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
     )
 
 
-def _rule(key: str, path: str) -> Rule:
+def _rule(key: str, given: str) -> Rule | None:
+    if (path := getattr(conf.settings(), key.lower())) is None:
+        return None
     try:
         rule = import_string(path)
     except ImportError as error:
         raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} cannot be imported: {error}') from None
     if not callable(rule):
-        given = "(user, verb, queue)" if key == "CAN_OPERATE" else "(user, queue)"
         raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {given} -> bool.')
     return cast(Rule, rule)
 
