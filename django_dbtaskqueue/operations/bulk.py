@@ -252,7 +252,12 @@ def step(operation: BulkOperation) -> None:
 
     Raises ``PermissionDenied`` when the user who ordered it may no longer do so.
     """
-    verb, actor = verb_of(operation), _actor(operation)
+    verb, user = verb_of(operation), None
+    if operation.actor_id:  # with the permissions of now: one that was revoked ends the operation
+        user = get_user_model()._default_manager.filter(pk=operation.actor_id).first()
+        if user is None:
+            raise PermissionDenied(_("The user %(who)s, who ordered it, no longer exists.") % {"who": operation.actor})
+    actor = Actor(user, operation.source)
     if not actor.may(verb):
         words = _("%(who)s may not use %(verb)s any more.")
         raise PermissionDenied(words % {"who": operation.actor, "verb": verb.name})
@@ -347,13 +352,3 @@ def end(operation: BulkOperation, state: str, words: str = "") -> None:
     operation.state = state
     operation.note = words or operation.note
     operation.finish_time = Coalesce(F("finish_time"), Now())
-
-
-def _actor(operation: BulkOperation) -> Actor:
-    """Return the user who ordered it, with the permissions of now: a permission that was revoked ends the operation."""
-    if not operation.actor_id:
-        return Actor(None, operation.source)
-    user = get_user_model()._default_manager.filter(pk=operation.actor_id).first()
-    if user is None:
-        raise PermissionDenied(_("The user %(who)s, who ordered it, no longer exists.") % {"who": operation.actor})
-    return Actor(user, operation.source)

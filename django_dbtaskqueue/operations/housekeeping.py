@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from functools import partial
 from math import inf
 
@@ -227,7 +227,8 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport) -> s
     """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
-    now = _now(session)
+    found = session.run("SELECT statement_timestamp()", {})[0][0]
+    now = found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
     for partition in months(session.connection, HISTORY_TABLE):
         if partition.end <= now - age and report.has_time():
             try:
@@ -236,11 +237,6 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport) -> s
             except DatabaseError as error:
                 logger.warning("%s could not be dropped, trying again later: %s", partition.name, _line(error))
     return f"{HISTORY_TABLE}_default"
-
-
-def _now(session: Session) -> datetime:
-    found = session.run("SELECT statement_timestamp()", {})[0][0]
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)  # type: ignore[no-any-return]
 
 
 def _line(error: Exception) -> str:

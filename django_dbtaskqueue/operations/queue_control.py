@@ -130,7 +130,15 @@ def pause(queue: str, alias: str, *, by: str, reason: str = "", until: datetime 
     the future by the database's clock.
     """
     ensure_row(queue, alias)
-    end = None if until is None else _stored(until, alias)
+    session = Session.on(alias)
+    if until is not None and until.year > LAST_PAUSE_YEAR:
+        raise TaskQueueError(f"A pause until {until} is too long: it ends in the year {LAST_PAUSE_YEAR} at the latest.")
+    if until is not None and session.is_past(until):
+        raise TaskQueueError(
+            f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "
+            "Give a later time, or none to pause until an operator resumes the queue."
+        )
+    end = None if until is None else session.stored_time(until)  # as the database's clock will be compared with it
     return Queue.objects.using(alias).filter(pk=queue).update(
         paused_time=Case(When(IN_EFFECT, then=F("paused_time")), default=Now()), paused_until=end,
         paused_by=by[:200], paused_reason=reason,
@@ -162,19 +170,6 @@ def is_in_use(name: str, alias: str) -> bool:
     if any(name in served for served in alive(alias).values()):
         return True
     return select(of_queue(name), model_for(name)._default_manager.using(alias).all()).exists()
-
-
-def _stored(until: datetime, alias: str) -> datetime:
-    """Return the end of a pause as the database's clock will be compared with it."""
-    session = Session.on(alias)
-    if until.year > LAST_PAUSE_YEAR:
-        raise TaskQueueError(f"A pause until {until} is too long: it ends in the year {LAST_PAUSE_YEAR} at the latest.")
-    if session.is_past(until):
-        raise TaskQueueError(
-            f"A pause until {until} would end before it begins, by the clock of database {alias!r}. "
-            "Give a later time, or none to pause until an operator resumes the queue."
-        )
-    return session.stored_time(until)
 
 
 # -- pollers -----------------------------------------------------------------------------------------------------------
@@ -211,23 +206,18 @@ def command_pollers(
         rows = permissions.narrow(running, actor)
         found = list(rows.select_for_update().order_by("pk"))
         for poller in found:
-            _check_poller(poller, actor)
+            queues = queue_names_in(poller.queues)
+            for queue in filter(actor.sees, queues):  # a hidden one is not named
+                check(CONTROL_POLLERS, "", actor, queue)
+            if not all(map(actor.sees, queues)):
+                words = _("%(poller)s also serves queues that you may not control.")
+                raise PermissionDenied(words % {"poller": poller.instance})
         for poller in found:
             details = {"poller": poller.instance, "command": command}
             record(using, actor, CONTROL_POLLERS, reason=reason, changed=1, details=details)
         rows.filter(pk__in=[poller.pk for poller in found]).update(requested_command=command)
         log(actor, found, CHANGE, f"{verb.label} {reason}".strip())
     return len(found)
-
-
-def _check_poller(poller: Poller, actor: Actor) -> None:
-    """Raise ``PermissionDenied`` unless the actor may control each queue of a poller; a hidden one is not named."""
-    queues = queue_names_in(poller.queues)
-    for queue in permissions.visible_names(queues, actor):
-        check(CONTROL_POLLERS, "", actor, queue)
-    if not all(map(actor.sees, queues)):
-        words = _("%(poller)s also serves queues that you may not control.")
-        raise PermissionDenied(words % {"poller": poller.instance})
 
 
 # -- shards ------------------------------------------------------------------------------------------------------------
