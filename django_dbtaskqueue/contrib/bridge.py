@@ -123,24 +123,18 @@ def checked_address(host: str, port: int, *, allow_private: bool) -> str:
 
 
 def _may_open(address: Address, *, allow_private: bool) -> bool:
-    inner = _ipv4_inside(address)
-    if inner is not None:
-        return _may_open(inner, allow_private=allow_private)
+    if isinstance(address, ipaddress.IPv6Address):  # it can lead to an IPv4 address
+        inner = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF) if address in NAT64 else None
+        inner = inner or address.ipv4_mapped or address.sixtofour or (address.teredo or [None, None])[1]
+        if inner is not None:
+            return _may_open(inner, allow_private=allow_private)
+        if address.is_site_local:
+            return False
     if address.is_loopback:  # ::1 counts as reserved
         return allow_private
-    site_local = isinstance(address, ipaddress.IPv6Address) and address.is_site_local
-    if address.is_multicast or address.is_link_local or site_local or address.is_unspecified or address.is_reserved:
+    if address.is_multicast or address.is_link_local or address.is_unspecified or address.is_reserved:
         return False
     return address.is_global or allow_private
-
-
-def _ipv4_inside(address: Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address leads to, if it does."""
-    if not isinstance(address, ipaddress.IPv6Address):
-        return None
-    if address in NAT64:
-        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
-    return address.ipv4_mapped or address.sixtofour or (address.teredo or [None, None])[1]
 
 
 # -- bridge ------------------------------------------------------------------------------------------------------------
@@ -169,11 +163,7 @@ class _Replayed(Exception):
 
 
 class Refused(Exception):
-    """A genuine message that can never be accepted. The sender gives up."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        self.status, self.reason = status, reason
-        super().__init__(reason)
+    """A genuine message that can never be accepted: the status of the answer, and why. The sender gives up."""
 
 
 # -- signatures --------------------------------------------------------------------------------------------------------
@@ -323,8 +313,9 @@ def _answered(peer: Peer, source: str, request: HttpRequest, body: bytes) -> Htt
                 _counted_until[source] -= 1 / peer.rate.per_second
         return _not_genuine(source, "it was received before")
     except Refused as refusal:
-        status, document = refusal.status, {"error": refusal.reason}
-        logger.warning("The bridge refused a task of %s (%s): %s", source, status, refusal.reason)
+        status, reason = refusal.args
+        document = {"error": reason}
+        logger.warning("The bridge refused a task of %s (%s): %s", source, status, reason)
     except (Error, exceptions.QueueFull, exceptions.UnknownQueue, ImproperlyConfigured) as error:
         logger.warning("The bridge could not store a task of %s: %s", source, error)
         return HttpResponse(status=503, headers={"Retry-After": "10"})
