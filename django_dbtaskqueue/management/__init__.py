@@ -85,7 +85,7 @@ class Output:
 
     out: OutputWrapper
     style: Style
-    err: OutputWrapper
+    err: OutputWrapper  # for lines about the work itself, so that they do not mix with the answer
     as_json: bool = False
     yes: bool = False  # the operator has confirmed by an option
 
@@ -102,10 +102,6 @@ class Output:
         """Write a line of text; with ``as_json`` nothing."""
         if not self.as_json:
             self.out.write(text)
-
-    def progress(self, text: str) -> None:
-        """Write a line about the work itself, where it does not mix with the answer."""
-        self.err.write(text)
 
     def data(self, value: object) -> None:
         """Write a JSON document; without ``as_json`` nothing."""
@@ -135,12 +131,14 @@ class Output:
             self.write("  ".join(map(self._coloured, line)).rstrip())
         return 0
 
-    def facts(self, pairs: Mapping[str, object]) -> None:
-        """Write names and values, one pair per line, without the empty ones."""
+    def facts(self, document: object, pairs: Mapping[str, object]) -> int:
+        """Write a document as JSON, or names and values, one pair per line, without the empty ones."""
+        self.data(document)
         shown = {name: _cell(value) for name, value in pairs.items() if value not in (None, "", [], {})}
         width = max(map(len, shown), default=0)
         for name, value in shown.items():
             self.write(f"{name.rjust(width)}  {self._coloured(value)}")
+        return 0
 
     def _coloured(self, text: str) -> str:
         name = STYLE_OF_WORD.get(text.strip())

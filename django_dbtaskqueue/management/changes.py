@@ -121,11 +121,10 @@ def _followed(output: Output, operation: BulkOperation) -> int:
             output.write(f"{operation.progress:4.0%}  {operation.changed:,} changed, {operation.skipped:,} skipped")
         if not worked and operation.state in UNFINISHED:
             return _ordered(output, operation)  # a poller carries it out
-    output.data(OPERATION.of(operation))
     _skips(output, operation.skips)
     verb = PUT_BACK if operation.verb == PUT_BACK.name else ID_VERBS[operation.verb]
-    output.write(f"{verb.done % {'number': operation.changed}}. {operation.note}".strip())
-    return FAILED_CODE if operation.state == FAILED else 0
+    text = f"{verb.done % {'number': operation.changed}}. {operation.note}".strip()
+    return output.answer(OPERATION.of(operation), text, FAILED_CODE if operation.state == FAILED else 0)
 
 
 def _reported(output: Output, chosen: Any, report: ActReport) -> int:
@@ -166,8 +165,7 @@ def queue_verb(output: Output, options: Options) -> int:
 
 def show_settings(output: Output, options: Options) -> int:
     """Show the settings of a queue: each value, and where it comes from."""
-    _settings(output, options["queue"], _overrides(options))
-    return 0
+    return _settings(output, options["queue"], _overrides(options))
 
 
 def set_settings(output: Output, options: Options) -> int:
@@ -193,8 +191,7 @@ def set_settings(output: Output, options: Options) -> int:
     except ImproperlyConfigured as error:  # of what was typed, so not the site's fault
         raise wrong_usage(str(error)) from None
     output.write("Nothing was changed: --dry-run. It would be:" if dry else str(CHANGE_SETTINGS.effect))
-    _settings(output, queue, after, [*values, *reset], **({"dry_run": True} if dry else {}))
-    return 0
+    return _settings(output, queue, after, [*values, *reset], **({"dry_run": True} if dry else {}))
 
 
 def _overrides(options: Options) -> dict[str, object]:
@@ -207,13 +204,13 @@ def _overrides(options: Options) -> dict[str, object]:
 
 def _settings(
     output: Output, queue: str, values: Mapping[str, object], only: Sequence[str] = (), **more: object
-) -> None:
+) -> int:
     """Write the settings of a queue with ``values``, what operators set, laid over; with ``only`` those named."""
     shown = [one for one in queue_control.settings_in_force(queue, values) if not only or one.name in only]
     plain = [one.value if one.value is None or isinstance(one.value, int) else setting_text(one.value) for one in shown]
     facts = [asdict(replace(one, value=value)) for one, value in zip(shown, plain, strict=True)]
     rows = [(one["name"], str(one["value"]), one["source"]) for one in facts]
-    output.table({**more, "queue": queue, "settings": facts}, ("setting", "value", "source"), rows)
+    return output.table({**more, "queue": queue, "settings": facts}, ("setting", "value", "source"), rows)
 
 
 # -- bulk operations ---------------------------------------------------------------------------------------------------
@@ -244,8 +241,7 @@ def bulk(output: Output, options: Options) -> int:
         return output.answer(OPERATION.of(operation), ended, FAILED_CODE)
     operation.refresh_from_db()
     document = OPERATION.of(operation)
-    output.data(document)
-    output.facts({**document, "skips": None})
+    output.facts(document, {**document, "skips": None})
     _skips(output, operation.skips)
     return 0
 
@@ -418,11 +414,9 @@ def run_schedules(output: Output, options: Options) -> int:
     if what != "show":
         output.write(f"{(WRITE_WORDS | VERB_WORDS)[what].done % {'number': 1}}.")
     document = schedules.schedule_document(row, actor)
-    output.data(document)
     times = ", ".join(f"{one:%a %Y-%m-%d %H:%M:%S %Z}" for one in document["next_times"])
-    if what not in VERB_WORDS:
-        output.facts({**document, "next_times": times, "edited": ", ".join(row.edited)})
-    return 0
+    shown = {**document, "next_times": times, "edited": ", ".join(row.edited)}
+    return output.facts(document, {} if what in VERB_WORDS else shown)
 
 
 def _import(output: Output, options: Options, actor: Actor) -> int:
@@ -443,7 +437,7 @@ def _import(output: Output, options: Options, actor: Actor) -> int:
     output.table(documents, ("name", "there", "result", "here"), rows)
     left = sum(one.definition is None for one in found)
     end = " Nothing was changed: --dry-run." if options["dry_run"] else ""
-    output.write(f"{len(found) - left} of {len(found)} schedules can be imported." + end)
+    output.write(f"{len(found) - left} of {len(found)} schedules can be imported.{end}")
     return FAILED_CODE if left else 0
 
 
@@ -485,9 +479,8 @@ def run_batches(output: Output, options: Options) -> int:
         changed = related_tasks.act_on_batch(BATCH_WORDS[what], row, actor, reason=options["reason"])
         output.write(f"{BATCH_WORDS[what].done % {'number': changed}}.")
     [document] = related_tasks.batch_documents([row])
-    output.data(document)
-    output.facts({**document, "queues": ", ".join(document["queues"]), **document["statuses"], "statuses": None})
-    return 0
+    shown = {**document, "queues": ", ".join(document["queues"]), **document["statuses"], "statuses": None}
+    return output.facts(document, shown)
 
 
 def _batch_line(one: related_tasks.BatchDocument) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from django_dbtaskqueue.operations.bounded_reads import limits_text, statement_t
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.lookup import locations_on
-from django_dbtaskqueue.operations.queue_stats import QueuesOverview, overview, with_limits
+from django_dbtaskqueue.operations.queue_stats import overview, with_limits
 from django_dbtaskqueue.operations.search import parse, to_text
 from django_dbtaskqueue.operations.search.query import Page, TaskFilter, look_through, tasks_for
 
@@ -54,7 +54,8 @@ def status(output: Output, options: Options) -> int:
     found = replace(view, queues=rows)
     if not rows:
         return output.answer(found, "No queue is known: neither in DBTASKQUEUE nor by a processor.")
-    output.write(_summary(view))
+    alive = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'} alive"
+    output.write("\n".join([f"{view.health.sentence.rstrip('.')}; {alive}", *map(printable, view.health.notes)]))
     durations = ("run p50", "run p95", "wait p50", "wait p95", "time to drain")
     rates = ("in/min", "out/min", "failed, 1 h")
     head = ("queue", "state", "oldest waiting", *rates, *durations, *map(str, Status), "TOTAL")
@@ -73,13 +74,6 @@ def status(output: Output, options: Options) -> int:
     return 0
 
 
-def _summary(view: QueuesOverview) -> str:
-    """Return "2 queues late, oldest 4m12s; 5 attempts failed in the last hour; 3 pollers alive", then the notes."""
-    pollers = f"{view.pollers} {'poller' if view.pollers == 1 else 'pollers'}"
-    first = f"{view.health.sentence.rstrip('.')}; {pollers} alive"
-    return "\n".join([first, *map(printable, view.health.notes)])
-
-
 def _age(value: timedelta | None) -> str | None:
     return None if value is None else format_duration(value, rough=True)
 
@@ -95,9 +89,9 @@ def list_tasks(output: Output, options: Options) -> int:
         for page in look_through(task_filter.search, listed, limit, before=before):
             shown, before, read = shown + page.rows, page.older, read + page.window
             if page.window and len(shown) < limit:
-                output.progress(f"Read {read:,} tasks, {page.progress:.0%}, back to {page.back_to:%Y-%m-%d %H:%M}.")
+                output.err.write(f"Read {read:,} tasks, {page.progress:.0%}, back to {page.back_to:%Y-%m-%d %H:%M}.")
     except KeyboardInterrupt:
-        output.progress(f"Stopped. To go on: --before {before}")
+        output.err.write(f"Stopped. To go on: --before {before}")
     documents, rows = [serializers.summary(task) for task in shown], [_row(task) for task in shown]
     head = ("id", "status", "queue", "reference", "attempt", "enqueued", "result or error")
     none = "" if page.window else f"No task matches {to_text(task_filter.search) or 'anything'}."
@@ -115,12 +109,10 @@ def show(output: Output, options: Options) -> int:
     newest = attempts.order_by("-total_attempt")[:MAX_SHOWN_ATTEMPTS]
     document["explanation"] = explain(task)
     document["attempts"] = [serializers.attempt_of(row) for row in newest]
-    output.data(document)
     names = [*LISTED, *(["moved_time"] if "moved_time" in document else [])]
     plain = {name: _shown(name, document[name], task.clock) for name in names}
-    output.facts(
-        {"now": document["explanation"].sentence} | plain | {"message": serializers.message_of(task.process_result)}
-    )
+    message = serializers.message_of(task.process_result)
+    output.facts(document, {"now": document["explanation"].sentence, **plain, "message": message})
     for name in LONG:
         if document[name] is not None:
             text = json.dumps(document[name], indent=2, ensure_ascii=False, default=str)

@@ -28,11 +28,9 @@ class Command(BaseCommand):
         parser.add_argument("--queues", type=positive, default=20, metavar="N", help="Number of queues (%(default)s).")
         parser.add_argument("--database", metavar="ALIAS", help="Database to fill. Default: that of new tasks.")
 
+    @exit_codes()
     def handle(self, *args: Any, **options: Any) -> None:
-        with exit_codes():
-            self._generate(Session.on(alias_for("", options["database"])), options)
-
-    def _generate(self, session: Session, options: dict[str, Any]) -> None:
+        session = Session.on(alias_for("", options["database"]))
         alias = session.connection.alias
         if not session.postgresql:
             raise CommandError(f"generatetasks needs PostgreSQL for COPY; {alias} is {session.connection.vendor}.")

@@ -69,6 +69,7 @@ class Command(BaseCommand):
         with self._shutdown.on_signals():
             return super().execute(*args, **options)
 
+    @exit_codes()
     def handle(self, *args: Any, **options: Any) -> None:
         """Run to the end; exit with one of the codes in the help."""
         self._manager = ServiceManager()
@@ -81,11 +82,10 @@ class Command(BaseCommand):
                 work = self._run_reloaded
             else:
                 watcher = supervisor.FileWatcher(self._shutdown)
-        with exit_codes():
-            queues = registry.parse(options["queue"], options["exclude"])
-            registry.check_databases(queues, options["database"])
-            with self._logging(queues, options) as status, tuned_interpreter():
-                code = work(queues, options, status)
+        queues = registry.parse(options["queue"], options["exclude"])
+        registry.check_databases(queues, options["database"])
+        with self._logging(queues, options) as status, tuned_interpreter():
+            code = work(queues, options, status)
         if watcher is not None and watcher.changed:
             code = supervisor.RELOAD_CODE
         if code and self._arguments is None:
@@ -98,7 +98,10 @@ class Command(BaseCommand):
             channel = None
             if options["child"] is not None:
                 channel = supervisor.ChildChannel(options["child"], self._shutdown, conf.settings().heartbeat)
-            poller = Poller(queues, poller_options(options, executor), using=options["database"])
+            same = {name: options[name] for name in ("coroutines", "once", "drain", "max_tasks", "name")}
+            threads = options["threads"] or conf.settings().threads
+            given = Options(threads=threads, executor=executor, tags=tuple(options["tag"]), **same)
+            poller = Poller(queues, given, using=options["database"])
             if options["once"] or options["drain"]:  # it may end before the heartbeat's thread looks for ticks
                 for alias in poller.aliases:
                     with suppress(Exception):  # the heartbeat looks again, and says what is wrong
@@ -260,13 +263,6 @@ def executor_options(options: dict[str, Any]) -> dict[str, Any]:
     if given and options["executor"] is None:
         raise wrong_usage("--master, --conf and --worker-env say how --executor runs: add --executor spark.")
     return given
-
-
-def poller_options(options: dict[str, Any], executor: Any = None) -> Options:
-    """Return the options of one poller."""
-    same = {name: options[name] for name in ("coroutines", "once", "drain", "max_tasks", "name")}
-    threads = options["threads"] or conf.settings().threads
-    return Options(threads=threads, executor=executor, tags=tuple(options["tag"]), **same)
 
 
 def leave(code: int) -> None:

@@ -69,11 +69,11 @@ class Command(BaseCommand):
         _add_rows(add)
         _add_schedules(add)
 
+    @exit_codes(CODES)
     def handle(self, *args: Any, **options: Any) -> None:
         """Run one subcommand; exit with one of the codes in the help."""
         output = Output(self.stdout, self.style, self.stderr, as_json=options["as_json"], yes=options.get("yes", False))
-        with exit_codes(CODES):
-            code = options["run"](output, options)
+        code = options["run"](output, options)
         if code:
             sys.exit(code)
 
