@@ -72,13 +72,8 @@ def _about(entry: AuditEntry, location: str, ids: list[int], **columns: object) 
 def difference(before: Any, after: Any, path: str = "") -> list[dict[str, Any]]:
     """Return what differs between two JSON values, both masked: the path, before, after."""
     if isinstance(before, dict) and isinstance(after, dict):
-        keys = [*before, *(key for key in after if key not in before)]
-        return [
-            row
-            for key in keys
-            if before.get(key, ABSENT) != after.get(key, ABSENT)
-            for row in difference(before.get(key, ABSENT), after.get(key, ABSENT), f"{path}.{key}" if path else key)
-        ]
+        pairs = {key: (before.get(key, ABSENT), after.get(key, ABSENT)) for key in {**before, **after}}
+        return [row for key, pair in pairs.items() for row in difference(*pair, f"{path}.{key}" if path else key)]
     return [] if before == after else [{"path": path, "before": masked(before), "after": masked(after)}]
 
 
@@ -124,10 +119,8 @@ def restore(
             skips[_("changed since")].append(pk)
         elif pk in taken:
             skips[_("its reference is taken in its old queue")].append(pk)
-        else:
-            denied = [queue for queue in {now[pk].queue, before[pk]["queue"]} if not may(queue)]
-            if denied:
-                skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
+        elif denied := [queue for queue in {now[pk].queue, before[pk]["queue"]} if not may(queue)]:
+            skips[_("not permitted on queue %(queue)s") % {"queue": denied[0]}].append(pk)
     left = {pk for ids in skips.values() for pk in ids}
     wanted = {pk: before[pk] for pk in change.task_ids if pk not in left}
     chosen = rows.filter(pk__in=list(wanted))

@@ -94,8 +94,8 @@ def _write(one: Imported, made: Definition, actor: Actor, source: str, *, dry_ru
     alias = home_of(made.queue)
     there = rows_on(alias).filter(pk=one.name).first()
     if there is not None:
-        before, after = asdict(definition_of(there)), asdict(made)
-        if different := [name for name in SCHEDULE_FIELDS if before[name] != after[name]]:
+        before = definition_of(there)
+        if different := [name for name in SCHEDULE_FIELDS if getattr(before, name) != getattr(made, name)]:
             raise Untranslatable(f"there is a schedule with this name here, with another {', '.join(different)}")
         return "unchanged"
     with suppress(_DryRun), recorded(alias):

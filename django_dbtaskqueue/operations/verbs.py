@@ -164,9 +164,8 @@ def _with_secrets(stored: Any, shown: Any, edited: Any, path: str) -> Any:
     if isinstance(edited, list):
         was, parts = (stored, shown) if isinstance(shown, list) else ([], [])
         if len(was) != len(edited) and parts != was:
-            raise OperationRefused(
-                gettext("%(path)s holds secrets: its items can be changed only one by one.") % {"path": path}
-            )
+            words = gettext("%(path)s holds secrets: its items can be changed only one by one.")
+            raise OperationRefused(words % {"path": path})
         trios = zip_longest(was[: len(edited)], parts[: len(edited)], edited)
         items = [_with_secrets(*trio, f"{path}[{at}]") for at, trio in enumerate(trios)]
         again = masked(items)
@@ -220,10 +219,8 @@ class TaskVerb(Verb):
         for one in self.inputs:
             value = given.get(one.name, None if one.is_json else one.initial)
             if one.initial is None and ((value is None and not one.is_json) or (one.is_json and one.name not in given)):
-                raise OperationRefused(
-                    gettext("%(verb)s needs %(name)s. %(help)s")
-                    % {"verb": self.name, "name": repr(one.name), "help": one.help}
-                )
+                words = gettext("%(verb)s needs %(name)s. %(help)s")
+                raise OperationRefused(words % {"verb": self.name, "name": repr(one.name), "help": one.help})
             try:
                 values[one.field] = one.read(value)
             except ValueError as error:

@@ -63,11 +63,8 @@ class Command(BaseCommand):
                 one.add_argument(option, **given)
             return lambda name, text="", **given: one.add_argument(name, help=text, **given)
 
-        _add_reading(add)
-        _add_verbs(add)
-        _add_queues(add)
-        _add_rows(add)
-        _add_schedules(add)
+        for add_some in (_add_reading, _add_verbs, _add_queues, _add_rows, _add_schedules):
+            add_some(add)
 
     @exit_codes(CODES)
     def handle(self, *args: Any, **options: Any) -> None:
