@@ -298,8 +298,6 @@ class Migration(migrations.Migration):
                 ("create_time", models.DateTimeField("stored", db_default=Now())),
             ],
             options={
-                "verbose_name": "step",
-                "verbose_name_plural": "steps",
                 "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["name", "id"], condition=Q(kind="wait"), name="dbtaskqueue_step_waits")
@@ -322,8 +320,6 @@ class Migration(migrations.Migration):
                 ("expire_time", models.DateTimeField("expires", null=True, blank=True)),
             ],
             options={
-                "verbose_name": "used reference",
-                "verbose_name_plural": "used references",
                 "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(fields=["queue", "reference"], name="dbtaskqueue_usedreference_unique"),
@@ -352,8 +348,6 @@ class Migration(migrations.Migration):
                 ("outcome", models.CharField("outcome", max_length=30, null=True, blank=True)),
             ],
             options={
-                "verbose_name": "dependency",
-                "verbose_name_plural": "dependencies",
                 "default_permissions": (),
                 "indexes": [
                     models.Index(fields=["parent_location", "parent_id"], name="dbtaskqueue_dependency_parent"),
@@ -374,8 +368,6 @@ class Migration(migrations.Migration):
                 ),
             ],
             options={
-                "verbose_name": "held task",
-                "verbose_name_plural": "held tasks",
                 "default_permissions": (),
                 "constraints": [models.UniqueConstraint(fields=["location", "task_id"], name="dbtaskqueue_hold_task")],
             },
@@ -446,8 +438,6 @@ class Migration(migrations.Migration):
                 ("full_time", models.DateTimeField("full again", null=True, blank=True)),
             ],
             options={
-                "verbose_name": "limits of a queue",
-                "verbose_name_plural": "limits of queues",
                 "default_permissions": (),
                 "constraints": [models.UniqueConstraint(fields=["queue", "group"], name="dbtaskqueue_limit_unique")],
                 "indexes": [
@@ -554,8 +544,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "verbose_name": "metric",
-                "verbose_name_plural": "metrics",
                 "indexes": [
                     models.Index(fields=["kind", "minute", "queue"], name="dbtaskqueue_count_minute"),
                     models.Index(fields=["queue"], condition=Q(kind="call"), name="dbtaskqueue_count_calls"),
@@ -694,8 +682,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "verbose_name": "changed tasks",
-                "verbose_name_plural": "changed tasks",
                 "indexes": [
                     models.Index(
                         fields=["location", "last_task_id"],
@@ -717,8 +703,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "verbose_name": "saved search",
-                "verbose_name_plural": "saved searches",
                 "constraints": [models.UniqueConstraint(fields=["owner", "name"], name="dbtaskqueue_savedsearch_name")],
             },
         ),
@@ -749,8 +733,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "verbose_name": "API token",
-                "verbose_name_plural": "API tokens",
                 "constraints": [
                     models.CheckConstraint(
                         condition=Q(scope__in=["read", "operate"]), name="dbtaskqueue_apitoken_scope"
@@ -791,8 +773,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 "default_permissions": (),
-                "verbose_name": "archive batch",
-                "verbose_name_plural": "archive batches",
                 "constraints": [
                     models.CheckConstraint(
                         condition=Q(state__in=["open", "closed", "abandoned"]),
@@ -834,8 +814,6 @@ class Migration(migrations.Migration):
                 ("read_time", models.DateTimeField("last read", db_default=Now())),
             ],
             options={
-                "verbose_name": "stream",
-                "verbose_name_plural": "streams",
                 "default_permissions": (),
                 "constraints": [
                     models.UniqueConstraint(fields=["location", "name"], name="dbtaskqueue_streamposition_name")
@@ -862,8 +840,6 @@ class Migration(migrations.Migration):
                 ("task_id", models.BigIntegerField("task")),
             ],
             options={
-                "verbose_name": "finish of a task",
-                "verbose_name_plural": "finishes of tasks",
                 "default_permissions": (),
             },
         ),

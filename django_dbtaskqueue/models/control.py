@@ -82,8 +82,6 @@ class Limit(NumberedRow):
     full_time = TimeField(_("full again"), null=True, blank=True)  # of a group: then the row can be deleted
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("limits of a queue")
-        verbose_name_plural = _("limits of queues")
         constraints: ClassVar = [unique("unique", "queue", "group")]
         indexes: ClassVar = [index("limit_full", "full_time", full_time__isnull=False)]
 
@@ -204,8 +202,6 @@ class MinuteCount(NumberedRow):
     waits = JsonField(_("histogram of waits"), shape=dict, of=int)
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("metric")
-        verbose_name_plural = _("metrics")
         indexes: ClassVar = [
             index("count_minute", "kind", "minute", "queue"),
             index("count_calls", "queue", kind=CALL),
@@ -375,8 +371,6 @@ class TaskChange(NumberedRow):
     difference = JsonField(_("difference"), null=True, blank=True)  # of an edited payload, masked
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("changed tasks")
-        verbose_name_plural = _("changed tasks")
         indexes: ClassVar = [index("change_task", "location", "last_task_id", skip_reason="")]
 
 
@@ -392,8 +386,6 @@ class SavedSearch(NumberedRow):
     create_time = TimeField(_("created"), db_default=Now())
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("saved search")
-        verbose_name_plural = _("saved searches")
         constraints: ClassVar = [unique("name", "owner", "name")]
 
 
@@ -417,8 +409,6 @@ class ApiToken(NumberedRow):
     last_used_time = TimeField(_("last used"), null=True, blank=True)
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("API token")
-        verbose_name_plural = _("API tokens")
         constraints: ClassVar = [check("scope", Q(scope__in=[READ_SCOPE, OPERATE_SCOPE]))]
 
     @property
@@ -463,8 +453,6 @@ class ArchiveBatch(NumberedRow):
     close_time = TimeField(_("closed at"), null=True, blank=True)
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("archive batch")
-        verbose_name_plural = _("archive batches")
         constraints: ClassVar = [
             check("state", Q(state__in=[state for state, _name in BATCH_STATES])),
             # Two batches of one table under way at once could take the same rows into the lake twice.
@@ -487,8 +475,6 @@ class StreamPosition(NumberedRow):
     read_time = TimeField(_("last read"), db_default=Now())
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("stream")
-        verbose_name_plural = _("streams")
         constraints: ClassVar = [unique("name", "location", "name")]
 
 
@@ -501,8 +487,6 @@ class FinishEvent(models.Model):
     task_id = models.BigIntegerField(_("task"))
 
     class Meta:
-        verbose_name = _("finish of a task")
-        verbose_name_plural = _("finishes of tasks")
         default_permissions = ()
 
     def __str__(self) -> str:

@@ -231,8 +231,6 @@ class UsedReference(NumberedRow):
     expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("used reference")
-        verbose_name_plural = _("used references")
         constraints: ClassVar = [
             unique("unique", "queue", "reference"),
             readable("create_time", "expire_time"),
@@ -303,8 +301,6 @@ class Step(NumberedRow):
     create_time: Time = TimeField(_("stored"), db_default=Now())
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("step")
-        verbose_name_plural = _("steps")
         constraints: ClassVar = [unique("position", "location", "task_id", "position")]
         indexes: ClassVar = [index("step_waits", "name", "id", kind=WAIT)]
 
@@ -332,8 +328,6 @@ class Dependency(NumberedRow):
     outcome = models.CharField(_("outcome"), max_length=30, null=True, blank=True)  # noqa: DJ001 -- NULL is "not ended"
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("dependency")
-        verbose_name_plural = _("dependencies")
         # No index has the outcome: ending a wait stays a HOT update.
         indexes: ClassVar = [
             index("dependency_parent", "parent_location", "parent_id"),
@@ -352,8 +346,6 @@ class Hold(NumberedRow):
     on_parent_failure = models.CharField(_("when a parent fails"), max_length=30, choices=ON_PARENT_FAILURE)
 
     class Meta(NumberedRow.Meta):
-        verbose_name = _("held task")
-        verbose_name_plural = _("held tasks")
         constraints: ClassVar = [unique("task", "location", "task_id")]
 
 
