@@ -45,20 +45,23 @@ class InsertOptions(NamedTuple):
     using: str | None = None
 
 
-class EnqueueManyOptions(TypedDict, total=False):
-    """The options of ``enqueue_many``."""
-
+class _CallOptions(TypedDict, total=False):
     unique: UniqueRule | str | None
     on_duplicate: str
     keep_due: bool
-    on_invalid: str
     after: object
     on_parent_failure: str
     timeout: timedelta | None
+
+
+class EnqueueManyOptions(_CallOptions, total=False):
+    """The options of ``enqueue_many``."""
+
+    on_invalid: str
     using: str | None
 
 
-class PutOptions(TypedDict, total=False):
+class PutOptions(_CallOptions, total=False):
     """The options of ``enqueue``, without the place: those of a queue's handle."""
 
     delay: timedelta | None
@@ -68,14 +71,8 @@ class PutOptions(TypedDict, total=False):
     tag: str | None
     ttl: timedelta | None
     context: Mapping[str, object] | None
-    unique: UniqueRule | str | None
-    on_duplicate: str
-    keep_due: bool
     lease: timedelta | None
     columns: Mapping[str, object] | None
-    after: object
-    on_parent_failure: str
-    timeout: timedelta | None
 
 
 class EnqueueOptions(PutOptions, total=False):

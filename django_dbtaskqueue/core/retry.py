@@ -274,17 +274,13 @@ def describe(policy: Policy) -> str:
 
 
 def _words(policy: _Schedule) -> list[str]:
-    match policy:
-        case Sequence():
-            return [format_duration(delay) for delay in policy.delays]
-        case Staged():
-            return [f"{'rest' if last is None else last}={format_duration(delay)}" for last, delay in policy.stages]
-        case Geometric():
-            top = [] if policy.maximum is None else [f"max={format_duration(policy.maximum)}"]
-            return [format_duration(policy.initial), f"x{policy.ratio!r}".removesuffix(".0"), *top]
-        case Arithmetic():
-            step = [] if policy.step is None else [f"step={format_duration(policy.step)}"]
-            return [format_duration(policy.initial), *step]
-        case Fixed():
-            return [format_duration(policy.interval)]
-    return []
+    if isinstance(policy, Sequence):
+        return [format_duration(delay) for delay in policy.delays]
+    if isinstance(policy, Staged):
+        return [f"{'rest' if last is None else last}={format_duration(delay)}" for last, delay in policy.stages]
+    beginnings = {"interval": "", "initial": "", "step": "step=", "ratio": "x", "maximum": "max="}
+    given = {name: value for name in beginnings if (value := getattr(policy, name, None)) is not None}
+    return [
+        beginnings[name] + (format_duration(value) if name != "ratio" else repr(value).removesuffix(".0"))
+        for name, value in given.items()
+    ]
