@@ -191,8 +191,8 @@ def duration(value: Any, *, where: str) -> timedelta:
 
 
 def parse(key: str, value: Any, *, where: str) -> Any:
-    """Return a queue setting in its proper type: text durations and retry policies parsed."""
-    if key in DURATIONS and value is not None:
+    """Return a setting of a queue or of the bridge in its proper type: text durations and retry policies parsed."""
+    if key in (*DURATIONS, "remember") and value is not None:
         return duration(value, where=where)
     if key == "reenqueue" and value in (None, "manual"):
         return None
@@ -397,8 +397,6 @@ def bridge_of(given: object) -> Bridge:
     """Return ``DBTASKQUEUE["BRIDGE"]`` checked; ``ImproperlyConfigured`` names the key. No error shows a secret."""
     where = 'DBTASKQUEUE["BRIDGE"]'
     values = _keys(given, BRIDGE_KEYS, where)
-    if (remember := values.get("remember")) is not None:
-        values["remember"] = duration(remember, where=f'{where}["remember"]')
     peers = values.get("peers", {})
     if not isinstance(peers, Mapping):
         raise ImproperlyConfigured(f'{where}["peers"] must be a dict of name to settings.')
@@ -419,10 +417,6 @@ def _peer_of(name: object, given: object, where: str) -> Peer:
     if not isinstance(name, str) or PEER_NAME.fullmatch(name) is None:
         raise ImproperlyConfigured(f"{where}: a peer's name has 1 to 50 letters, digits, '_' or '-'.")
     values = _keys(given, PEER_KEYS, where)
-    if "timeout" in values:
-        values["timeout"] = duration(values["timeout"], where=f'{where}["timeout"]')
-    if "rate" in values:
-        values["rate"] = parse("rate", values["rate"], where=f'{where}["rate"]')
     if _are_types(values.get("queues")):
         values["queues"] = dict.fromkeys(values["queues"])
     if not _are_secrets(values.get("secrets")):
@@ -446,7 +440,7 @@ def _keys(given: object, known: Sequence[str], where: str) -> dict[str, Any]:
             )
         if key not in known:
             raise ImproperlyConfigured(f"{where} has no setting {key!r}.{near_match(str(key), known)}")
-    return dict(given)
+    return {key: parse(key, value, where=f'{where}["{key}"]') for key, value in given.items()}
 
 
 # -- the file that is followed -----------------------------------------------------------------------------------------
