@@ -18,13 +18,8 @@ from django.contrib.admin.utils import unquote
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
-from django.http import (
-    HttpRequest,
-    HttpResponse,
-    HttpResponseNotAllowed,
-    HttpResponseNotModified,
-    HttpResponseRedirect,
-)
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseNotModified
+from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, URLPattern, reverse
 from django.utils.html import format_html
@@ -117,9 +112,10 @@ def list_in_order(site: admin.AdminSite) -> None:
     site.get_app_list = get_app_list  # type: ignore[method-assign]
 
 
-def browser_texts() -> str:
-    """Return, as JSON, the texts that the browser fills in."""
-    texts = {
+def frame_of(page: ModelAdmin, request: HttpRequest) -> dict[str, Any]:
+    """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
+    site = page.admin_site
+    texts = {  # what the browser fills in
         "ago": _("%(time)s ago"),
         "within": _("in %(time)s"),
         "ticked": _("%(number)s ticked"),
@@ -130,18 +126,12 @@ def browser_texts() -> str:
         "time": _("Time"),
         "key": _("g %(key)s"),
     }
-    return json.dumps(texts)
-
-
-def frame_of(page: ModelAdmin, request: HttpRequest) -> dict[str, Any]:
-    """Return the context of the frame of a page: navigation, refresh intervals, shortcuts."""
-    site = page.admin_site
     return {
         **site.each_context(request),
         "nav_entries": list(nav_entries(request, site, page.opts.model_name)),
         "intervals": REFRESH_INTERVALS_S,
         "keys": SHORTCUTS,
-        "texts": browser_texts(),
+        "texts": json.dumps(texts),
         "opts": page.opts,
         "page": page,
         "title": capfirst(str(page.opts.verbose_name_plural)),
@@ -153,12 +143,7 @@ OWN_WRITES_S = 10  # after a change a user reads from the primary this long, so 
 
 
 def show(
-    page: ModelAdmin,
-    request: HttpRequest,
-    template: str,
-    context: Callable[[], Mapping[str, Any]],
-    *,
-    status: int = 200,
+    page: ModelAdmin, request: HttpRequest, template: str, context: Callable[[], Mapping[str, Any]]
 ) -> HttpResponse:
     """Return a page, or its part that refreshes when that was asked for.
 
@@ -166,19 +151,19 @@ def show(
     """
     request.current_app = page.admin_site.name
     live = LIVE_KEY in request.GET
-    name = f"admin/dbtaskqueue/{template}{'_live' if live else ''}.html"
+    whole, part = (f"admin/dbtaskqueue/{template}{end}.html" for end in ("", "_live"))
     alias = page.get_queryset(request).db
-
     try:
         with statement_timeout(alias):
             as_of = database_now(Session.on(alias))
             filled = {
                 **({"opts": page.opts, "page": page} if live else frame_of(page, request)),
+                "live_template": part,
                 "as_of": as_of,
                 "where_read": standby.where_read(),
                 **context(),
             }
-            response = TemplateResponse(request, name, filled, status=status).render()
+            response = TemplateResponse(request, part if live else whole, filled).render()
             return _fragment(request, response, as_of) if live else response
     except SearchTooSlow:
         message = _("The database did not answer in time, and the question was given up.")
@@ -264,7 +249,6 @@ class ReadOnlyAdmin(ModelAdmin):
         return request.user.has_perm(f"{self.opts.app_label}.{self.view_permission}")
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """Show the page in the index to users who may see it."""
         return self.has_view_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
@@ -288,7 +272,9 @@ class ReadOnlyAdmin(ModelAdmin):
         return self.url(model_named(location), "change", pk) if is_task_table(location) else ""
 
     def link(self, text: object, address: str) -> str:
-        """Return a link, or the bare text when there is no address."""
+        """Return a link, or the bare text when there is no address; a dash for None."""
+        if text is None:
+            return cells.EMPTY_VALUE
         return format_html('<a href="{}">{}</a>', address, text) if address else str(text)
 
     def page_of(self, row: Model) -> str:
@@ -315,17 +301,15 @@ class ReadOnlyAdmin(ModelAdmin):
             return self.act(request)
         return show(self, request, self.list_template, lambda: self.list_context(request))
 
-    def reply(self, request: HttpRequest, text: str, level: int, address: str = "") -> HttpResponseRedirect:
+    def reply(self, request: HttpRequest, text: str, level: int, address: str = "") -> HttpResponse:
         """Show a message on the next page: that of ``address``, or this page again."""
         self.message_user(request, text, level)
-        return HttpResponseRedirect(address or request.get_full_path())
+        return redirect(address or request.get_full_path())
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Do the action that was posted to the list."""
         return HttpResponseNotAllowed(["GET"])
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        """Return the context of the list's template."""
         return {}
 
     # -- the page of one row -----------------------------------------------------------------------------------------
@@ -339,7 +323,6 @@ class ReadOnlyAdmin(ModelAdmin):
         return {}
 
     def page_fields(self, row: Any) -> Sequence[str]:
-        """Return the names of the facts that the page shows."""
         return self.page_lines
 
     def change_view(
@@ -398,9 +381,7 @@ class ReadOnlyAdmin(ModelAdmin):
 
 def viewer(request: HttpRequest) -> Actor:
     """Return the user of a request, one object for the whole request."""
-    if not hasattr(request, "dbtaskqueue_viewer"):
-        vars(request)["dbtaskqueue_viewer"] = Actor(request.user, "admin")
-    found: Actor = vars(request)["dbtaskqueue_viewer"]
+    found: Actor = vars(request).setdefault("dbtaskqueue_viewer", Actor(request.user, "admin"))
     return found
 
 

@@ -41,7 +41,6 @@ else:
 
 PAGE_ROWS = 50
 COUNT_TIMEOUT = timedelta(milliseconds=60)  # after that the number of rows is estimated
-MAX_SMALL_LIST_ROWS = 500
 BEFORE_KEY, AFTER_KEY = "before", "after"  # query keys: the ids at which a page begins
 FULL_SEARCH_KEY = "whole"  # query key: search to the end, as long as OPERATIONS_TIMEOUT allows
 SORT_KEY = "sort"  # query key: the order of the rows
@@ -81,7 +80,8 @@ class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types
         super().__init__(verbose_name=title, accessor="pk", empty_values=(), orderable=False)
         self.hint = page.hints.get(name, "")
         self._value = method or attrgetter(name)
-        self._page = page if name in (page.list_display_links or ()) else None
+        links = page.list_display[:1] if page.list_display_links == () else page.list_display_links or ()
+        self._page = page if name in links else None
 
     def cell(self, record: Model, place: int) -> str:
         """Return the cell. The table escapes text from a row."""
@@ -140,11 +140,6 @@ class ListAdmin(ReadOnlyAdmin):
     list_across = False  # whether an action can apply to all rows that match
     waits_for_tick = False  # whether the verbs are shown only while a row is ticked
 
-    @property
-    def live_template(self) -> str:
-        """The template of the part that refreshes."""
-        return f"admin/dbtaskqueue/{self.list_template}_live.html"
-
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         """Return the verbs that the user may apply to rows of the list."""
         return ()
@@ -168,8 +163,8 @@ class ListAdmin(ReadOnlyAdmin):
         self.prepare(request, page.rows)
         looked = id_of(request.GET.get(LOOKED_KEY, "0")) or 0
         place = None if looked else before or after
-        verbs = self.list_verbs(request)
-        names = str(self.opts.verbose_name_plural)
+        verbs, names = self.list_verbs(request), str(self.opts.verbose_name_plural)
+        count = self._of_window(page, place) if page.window or page.first else None
         return {
             "filterset": filterset,
             "has_q": "q" in filterset.filters,
@@ -179,14 +174,11 @@ class ListAdmin(ReadOnlyAdmin):
             "verbs": verbs,
             "slice": page,
             "table": table_of(self, page.rows, caption=names, tickable=bool(verbs)),
-            "found": self._of_window(page, place)
-            if page.window or page.first
-            else self._number(rows, page, place, filterset),
+            "found": count or self._number(rows, page, place, filterset),
             "searched": _searched(page, looked, first=place is None),
             "full_search_url": _address(request, **{FULL_SEARCH_KEY: 1}),
             "look_on_url": _look_on(request, page, looked),
             "empty": _("Nothing more.") if place else self.empty or _("None."),
-            "first_url": _address(request),
             "newer_url": _address(request, after=page.newer),
             "older_url": _address(request, before=page.older),
         }
@@ -232,15 +224,31 @@ class NameFilter(FilterSet):
 
 
 class SmallListAdmin(ListAdmin):
-    """A short list: at most 500 rows on one page, in the order of ``ordering``."""
+    """A short list: one page, in the order of ``ordering``."""
 
-    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        ordered = rows if rows.query.order_by else rows.order_by(*self.ordering)
-        return Page(list(ordered[:MAX_SMALL_LIST_ROWS]))
+    most_rows = 500
+
+    def read_page(self, request: HttpRequest, filterset: Any, rows: Any, **place: int | None) -> Page:
+        return Page(list(rows[: self.most_rows]))
 
     def count(self, rows: Any, found: Page, place: int | None, filterset: Any) -> ApproxCount | None:
         """Return how many rows the one page has; the places in an address mean nothing here."""
         return super().count(rows, found, None, filterset)
+
+
+class NamedListAdmin(SmallListAdmin):
+    """Rows with names, of several databases."""
+
+    filterset = NameFilter
+
+    def listed(self, request: HttpRequest) -> Sequence[Any]:
+        """Return all that the user may view."""
+        return list(self.get_queryset(request))
+
+    def rows_of(self, filterset: Any) -> list[Any]:  # type: ignore[override]
+        """Return those with the given part of a name: a list."""
+        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
+        return [row for row in self.listed(filterset.request) if part.lower() in row.name.lower()]
 
 
 def _searched(page: Page, looked: int, *, first: bool) -> str:

@@ -9,16 +9,17 @@ from typing import Any
 import django_filters
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import BadRequest, PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.core.exceptions import PermissionDenied
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.html import format_html, format_html_join
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
-from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer
+from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
 from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListAdmin, part_of_name
-from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import TaskQueueError
@@ -81,13 +82,11 @@ class BulkOperationAdmin(SearchedAdmin):
     filterset = BulkFilter
     empty = gettext_lazy("No bulk operation yet. Tick “all that match” on the task list to begin one.")
     list_display = ("id", "what", "state_badge", "bar", "changed_tasks", "skipped_tasks", "actor", "ordered")
-    list_display_links = ("id",)
     page_lines = (*list_display[1:6], "reason", "note", "actor", "source", "ordered", "started", "ended")
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Cancel an operation, or carry out steps of unfinished operations in this request."""
-        number = id_of(request.POST.get("operation", ""))
-        operation = None if number is None else self.get_queryset(request).filter(pk=number).first()
+        operation = self.get_object(request, request.POST.get("operation", ""))
         if operation is None:
             raise Http404
         alias = self.get_queryset(request).db
@@ -101,7 +100,7 @@ class BulkOperationAdmin(SearchedAdmin):
             deadline = clock.monotonic() + WORK_TIME_S
             while bulk.turn(alias) and clock.monotonic() < deadline:
                 pass
-        return HttpResponseRedirect(self.page_of(operation))
+        return redirect(self.page_of(operation))
 
     def _put_back(self, request: HttpRequest, operation: BulkOperation, alias: str) -> HttpResponse:
         """Ask for a confirmation; once confirmed, order that its tasks become what they were."""
@@ -119,7 +118,6 @@ class BulkOperationAdmin(SearchedAdmin):
         return self.reply(request, _("The bulk operation has started."), messages.SUCCESS, self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Add whether it can be stopped or put back, and the skipped tasks."""
         may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
         no_undo = "" if row.state in control.UNFINISHED else bulk.why_not_put_back(row)
         return {
@@ -158,7 +156,6 @@ class BulkOperationAdmin(SearchedAdmin):
 
     @admin.display(description=gettext_lazy("skipped"))
     def skipped_tasks(self, operation: Any) -> str:
-        """Show how many tasks were skipped, and why."""
         if not operation.skipped:
             return cells.number(operation.skipped)
         reasons = ", ".join(f"{reason}: {cells.number(count)}" for reason, count in operation.skips.items())
@@ -173,7 +170,6 @@ class AuditEntryAdmin(SearchedAdmin):
     filterset = AuditFilter
     empty = gettext_lazy("No action yet.")
     list_display = ("id", "when", "actor", "what", "target", "changed_tasks", "skipped_tasks", "reason", "source")
-    list_display_links = ("id",)
     page_lines = (*list_display[1:], "operation_link", "details_box")
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
@@ -212,8 +208,7 @@ class AuditEntryAdmin(SearchedAdmin):
 
     @admin.display(description=gettext_lazy("bulk operation"))
     def operation_link(self, entry: Any) -> str:
-        key = entry.operation_id
-        return self.link(key, self.url(BulkOperation, "change", key)) if key else cells.EMPTY_VALUE
+        return self.link(entry.operation_id, self.url(BulkOperation, "change", entry.operation_id))
 
 
 class PollerFilter(FilterSet):
@@ -229,7 +224,6 @@ class PollerAdmin(SmallListAdmin):
     list_display = (
         "instance", "state_badge", "heartbeat", "version", "queue_names", "held_of", "finished", "failed", "runs",
     )  # fmt: skip
-    list_display_links = ("instance",)
     ordering = ("-heartbeat_time",)
     page_lines = (*list_display, "host", "pid", "release", "started", "applied_box")
 
@@ -260,9 +254,7 @@ class PollerAdmin(SmallListAdmin):
 
     def act(self, request: HttpRequest) -> HttpResponse:
         """Ask for a confirmation; once confirmed, send the command to the ticked pollers that still run."""
-        verb = POLLER_VERBS.get(request.POST.get("action", ""))
-        if verb is None:
-            raise BadRequest(f"Pollers have no action {request.POST.get('action')!r}.")
+        verb = verb_of(request, POLLER_VERBS)
         check_may(CONTROL_POLLERS, viewer(request))
         ticked = filter(is_storable, request.POST.getlist(ACTION_CHECKBOX_NAME)[:MAX_COMMANDED_POLLERS])
         rows = self.get_queryset(request).filter(pk__in=list(ticked))
@@ -294,7 +286,6 @@ class PollerAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("running"))
     def runs(self, poller: Any) -> str:
-        """Link to each task that the poller reports as running."""
         held = [(item["task_id"], item.get("queue")) for item in poller.running if isinstance(item.get("task_id"), int)]
         links = ((self.link(pk, self.url(model_for(str(queue)), "change", pk)),) for pk, queue in held)
         return format_html_join(", ", "{}", links) or cells.EMPTY_VALUE

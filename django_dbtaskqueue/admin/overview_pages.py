@@ -95,7 +95,7 @@ def heat_map(kind: str, title: str, points: Sequence[queue_stats.Point]) -> dict
 def _heat_cell(count: int, total: int) -> tuple[str, int]:
     if not count:
         return "", 0
-    return number_format(count, force_grouping=True), math.ceil(MAX_HEAT_LEVEL * count / total)
+    return cells.number(count), math.ceil(MAX_HEAT_LEVEL * count / total)
 
 
 def ended(points: list[queue_stats.Point]) -> list[queue_stats.Point]:
@@ -141,7 +141,7 @@ class OverviewAdmin(ReadOnlyAdmin):
 
     def _cards(self, found: queue_stats.QueuesOverview) -> list[tuple[str, str]]:
         waiting = found.statuses[Status.CREATED]
-        failed = self.link(number_format(found.failed, force_grouping=True), self.url(FailureGroup, "changelist"))
+        failed = self.link(cells.number(found.failed), self.url(FailureGroup, "changelist"))
         rates = [sum(of_queues) for of_queues in zip(*(row.rates for row in found.queues), strict=True)]
         rate_in, rate_out = (sum(getattr(row, name) for row in found.queues) for name in ("rate_in", "rate_out"))
         return [
@@ -158,7 +158,6 @@ class OverviewAdmin(ReadOnlyAdmin):
         return page if page and page.has_view_permission(request) else None
 
     def _failures(self, request: HttpRequest) -> PageTable | None:
-        """Return what failed in the last hour, new kinds first."""
         page = self._shown_to(request, FailureGroup)
         if page is None:
             return None
@@ -220,7 +219,6 @@ class DoctorAdmin(ReadOnlyAdmin):
     view_permission = "view_queue"
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return all findings, the worst first."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         # Before the page's transaction: an error of the database would end it.

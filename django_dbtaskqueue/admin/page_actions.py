@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from django.utils.timezone import get_current_timezone_name, now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, frame_of, id_of, may_see, viewer
+from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, V, frame_of, id_of, may_see, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
@@ -61,7 +61,6 @@ class PlainForm(forms.Form):
         )
 
     def reason(self) -> str:
-        """Return the reason as it was typed."""
         return str(self.cleaned_data["reason"]).strip()
 
 
@@ -174,6 +173,14 @@ class PauseForm(PlainForm):
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
+def verb_of(request: HttpRequest, known: Mapping[str, V]) -> V:
+    """Return the verb whose button was pressed."""
+    name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
+    if name not in known:
+        raise BadRequest(f"There is no action {name!r} here.")
+    return known[name]
+
+
 def is_on_all(request: HttpRequest) -> bool:
     """Return whether the action is on all rows that match the address, not on the ticked ones."""
     return request.POST.get("select_across") == "1" or ACTION_ON_ALL_KEY in request.POST
@@ -232,11 +239,7 @@ class TaskPageAdmin(ListAdmin):
 
 def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
-    name = request.POST.get(ACTION_ON_ALL_KEY) or request.POST.get("action", "")
-    verb = {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}.get(name)
-    if verb is None:
-        raise BadRequest(f"Tasks have no action {name!r}.")
-    actor = viewer(request)
+    verb, actor = verb_of(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
     permissions.check_may(verb, actor)
     try:
         return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
@@ -314,10 +317,7 @@ def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
 
 def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     """Ask for a confirmation; once confirmed, enqueue a copy and show the new task."""
-    pk = id_of(request.POST.get("again", ""))
-    task = (
-        None if pk is None else permissions.narrow(page.model._default_manager.filter(pk=pk), viewer(request)).first()
-    )
+    task = page.get_object(request, request.POST.get("again", ""))
     if task is None:
         raise Http404
     for verb in (permissions.ENQUEUE_COPY, permissions.VIEW_PAYLOAD):

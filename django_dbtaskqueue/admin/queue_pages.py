@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import BadRequest, ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html
@@ -19,9 +19,9 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import permitted, viewer
-from django_dbtaskqueue.admin.list_pages import ListAdmin, NameFilter, SmallListAdmin
+from django_dbtaskqueue.admin.list_pages import ListAdmin, NamedListAdmin
 from django_dbtaskqueue.admin.overview_pages import chart_context
-from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
@@ -38,8 +38,6 @@ from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
 if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
-
-MAX_SHOWN_QUEUES = 200  # on one page; others are found by name
 
 
 def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
@@ -59,19 +57,17 @@ def _count_column(status: Status | None = None) -> cells.Column:
     return cell
 
 
-class QueueAdmin(SmallListAdmin):
+class QueueAdmin(NamedListAdmin):
     """The queues; a ``Queue`` row is made when the first one is paused."""
 
     detail_template = "queue"
     list_across = True
-    filterset = NameFilter
+    most_rows = 200  # others are found by name
     empty = gettext_lazy("No queue has this name.")
     list_display = (
         "name", "state", "oldest", "created", "processing", "completed", "error", "poison", "total", "failed", "in_out",
         "run", "wait", "drain", "changed_settings",
     )  # fmt: skip
-    list_display_links = ("name",)
-    ordering = ("name",)
     page_lines = ("state", "limits", *list_display[2:-1])
     hints: ClassVar = {
         "failed": gettext_lazy("attempts that failed in the last hour"),
@@ -88,29 +84,20 @@ class QueueAdmin(SmallListAdmin):
             return change_settings(self, request)
         if "purge" in request.POST:
             return purge(self, request)
-        verb = QUEUE_VERBS.get(request.POST.get("action", ""))
-        if verb is None:
-            raise BadRequest(f"Queues have no action {request.POST.get('action')!r}.")
-        return act_on_queues(self, request, verb)
-
-    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        """Return the first queues by name."""
-        return Page(list(rows[:MAX_SHOWN_QUEUES]))
+        return act_on_queues(self, request, verb_of(request, QUEUE_VERBS))
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
-        """Add the figures of a queue on a page of its own."""
         for queue in rows:
             if not hasattr(queue, "stats"):
                 queue.stats = queue_stats.stats_of_queue(queue.name)
 
-    def rows_of(self, filterset: Any) -> Any:
-        """Return all queues that match, with their figures: a list.
+    def listed(self, request: HttpRequest) -> Sequence[Queue]:
+        """Return the queues with their figures.
 
         Also those that only have tasks or a living poller: this process may lack the processors of a worker.
         """
-        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        found = queue_stats.overview(only=permissions.visible_queues(viewer(filterset.request)))
-        return [one for one in self.with_figures(found, filterset.queryset) if part.lower() in one.name.lower()]
+        found = queue_stats.overview(only=permissions.visible_queues(viewer(request)))
+        return self.with_figures(found, self.get_queryset(request))
 
     def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
         """Return the queues of an overview, with a row or without."""
@@ -158,7 +145,6 @@ class QueueAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("failed, 1 h"))
     def failed(self, queue: Any) -> str:
-        """Show how many attempts failed in the last hour, with a link to the queue's failures."""
         count = queue.stats.failed
         return self.link(cells.number(count), self.url(FailureGroup, "changelist", queue=queue.name) if count else "")
 
@@ -172,12 +158,9 @@ class QueueAdmin(SmallListAdmin):
     oldest = _stats_column(gettext_lazy("oldest waiting"), lambda row: cells.age_text(row.oldest))
     drain = _stats_column(gettext_lazy("time to drain"), cells.drain_text)
 
-    changed_settings = cells.column(
-        gettext_lazy("changed while running"), lambda queue: changes_of(queue) or cells.EMPTY_VALUE
-    )
+    changed_settings = cells.column(gettext_lazy("changed while running"), lambda queue: changes_of(queue))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Add figures, charts, and every setting with its source."""
         user, name = request.user, row.name
         return {
             "types": self._types(name),
@@ -205,7 +188,6 @@ class QueueAdmin(SmallListAdmin):
         ]
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[permissions.Verb]:
-        """Return pause, and for a paused queue resume."""
         return permitted(request, QUEUE_VERBS.values() if row.stats.paused else [permissions.PAUSE], row.name)
 
 
@@ -219,8 +201,8 @@ def stored_queues(rows: QuerySet[Queue], **only: str) -> dict[str, Queue]:
 
 
 def changes_of(queue: Queue) -> str:
-    """Return the settings that an operator changed, such as ``lease=5m``."""
-    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in queue.changes.items())
+    """Return the settings that an operator changed, such as ``lease=5m``, or a dash."""
+    return ", ".join(f"{name}={_as_text(name, value)}" for name, value in queue.changes.items()) or cells.EMPTY_VALUE
 
 
 def _as_text(name: str, value: Any) -> Any:
@@ -287,7 +269,10 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb)
     fitting = [queue for queue in queues if verb is permissions.PAUSE or queue.stats.paused]
     form = bound_form(request, PauseForm if verb is permissions.PAUSE else PlainForm)
     if not confirmed(request, form):
-        sentences = _queue_sentences(queues, fitting)
+        selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
+        skipped = len(queues) - len(fitting)
+        left = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
+        sentences = [selected % {"count": len(queues)}, *([left % {"count": skipped}] if skipped else [])]
         return ask(page, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
     given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
     try:
@@ -308,12 +293,3 @@ def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:
         return known
     ticked = set(request.POST.getlist(ACTION_CHECKBOX_NAME))
     return [queue for queue in known if queue.name in ticked]
-
-
-def _queue_sentences(queues: Sequence[Queue], fitting: Sequence[Queue]) -> list[str]:
-    selected = ngettext("%(count)s queue is selected.", "%(count)s queues are selected.", len(queues))
-    lines = [selected % {"count": len(queues)}]
-    if skipped := len(queues) - len(fitting):
-        text = ngettext("%(count)s is skipped: not paused.", "%(count)s are skipped: not paused.", skipped)
-        lines.append(text % {"count": skipped})
-    return lines

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import django_filters
 from django import forms
+from django.apps import apps
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import DEFAULT_DB_ALIAS
@@ -29,7 +30,7 @@ from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Poller, Task
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import Verb, narrow
-from django_dbtaskqueue.operations.queue_stats import WINDOWS, FailureStats, new_releases, stats_of_groups
+from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
 from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import since
@@ -41,12 +42,12 @@ class TaskIdFilter(FilterSet):
     """Rows about a task, by its id."""
 
     task_id = django_filters.CharFilter(label=gettext_lazy("Task"), method="of_task")
-    locations: tuple[str, ...] = ()  # the tables that an admin site shows
 
     def of_task(self, rows: QuerySet[Any], _name: str, value: str) -> QuerySet[Any]:
         task_id = id_of(value.strip())
         # With the locations, because the index begins with them.
-        return rows.none() if task_id is None else rows.filter(location__in=self.locations, task_id=task_id)
+        tables = [model._meta.label_lower for model in apps.get_models() if issubclass(model, AbstractTask)]
+        return rows.none() if task_id is None else rows.filter(location__in=tables, task_id=task_id)
 
 
 class AttemptFilter(TaskIdFilter):
@@ -65,21 +66,10 @@ class HistoryFilter(TaskIdFilter):
     reference = django_filters.CharFilter(label=gettext_lazy("Reference"))
 
 
-class LocatedAdmin(ListAdmin):
-    """Rows about tasks of any table."""
-
-    def filtered(self, request: HttpRequest) -> Any:
-        """Search in the task tables that this site shows."""
-        filterset = super().filtered(request)
-        filterset.locations = tuple(task_tables(self.admin_site))
-        return filterset
-
-
-class AttemptAdmin(LocatedAdmin):
+class AttemptAdmin(ListAdmin):
     """Failed attempts."""
 
     list_display = ("id", "task_link", "queue", "attempt", "exception", "says", "failed")
-    list_display_links = ("id",)
     long_columns = ("traceback",)
     filterset = AttemptFilter
     secrets = ("message_box", "traceback_box")
@@ -96,11 +86,10 @@ class AttemptAdmin(LocatedAdmin):
 
     @admin.display(description=gettext_lazy("task"))
     def task_link(self, attempt: Any) -> str:
-        table = task_tables(self.admin_site).get(attempt.location)
-        return self.link(attempt.task_id, self.url(table, "change", attempt.task_id) if table else "")
+        return self.link(attempt.task_id, self.task_url(attempt.location, attempt.task_id))
 
 
-class TaskHistoryAdmin(LocatedAdmin):
+class TaskHistoryAdmin(ListAdmin):
     """Tasks that left TASKS."""
 
     filterset = HistoryFilter
@@ -119,15 +108,9 @@ class TaskHistoryAdmin(LocatedAdmin):
     says = cells.column(gettext_lazy("error"), cells.line_of)
 
 
-def task_tables(site: admin.AdminSite) -> dict[str, type[AbstractTask]]:
-    """Return the task tables this admin site shows, by location. A location in a row is looked up here only."""
-    shown: Iterable[Any] = site._registry
-    return {model._meta.label_lower: model for model in shown if issubclass(model, AbstractTask)}
-
-
 def _window(name: str) -> cells.Column:
     def count(group: Any) -> str:
-        found = figures(group).failed[name]
+        found = group.figures.failed[name]
         return cells.number(found) if found else "·"
 
     return cells.column(f"{name[:-1]} {name[-1]}", count)
@@ -184,7 +167,7 @@ class FailureGroupAdmin(SmallListAdmin):
     ordering = ("-last_seen",)
     empty = gettext_lazy("Nothing has failed.")
     list_display = ("failure", "in_1h", "in_24h", "in_7d", "first", "last", "release", "tasks")
-    list_display_links = ()
+    list_display_links = None
     page_lines = ("queue", "error_type", "says", "pattern", "frame", "first", "last", "release", "tasks", "attempts")
 
     in_1h, in_3h, in_24h, in_3d, in_7d = map(_window, WINDOWS)
@@ -203,41 +186,34 @@ class FailureGroupAdmin(SmallListAdmin):
         return {**super().list_context(request), "news": links[:MAX_NEWS]}
 
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
-        """Add figures, the newest traceback, and the verbs of the list."""
         traces = newest_traces([group for group in rows[:MAX_SHOWN_TRACES] if may_see(request, group)])
         stats = stats_of_groups([group.pk for group in rows], str(rows[0]._state.db)) if rows else []
         for group, found in zip(rows, stats, strict=True):
-            vars(group)["figures"] = found
+            group.figures = found
             group.trace, group.verbs = traces.get(group.pk, ""), self.page_verbs(request, group)[:MAX_SPOT_VERBS]
 
     @admin.display(description=gettext_lazy("failure"))
     def failure(self, group: Any) -> str:
         """Show the error as a link, where it happens, the newest traceback folded, and what can be done at once."""
-        parts = [self.title(group)]
-        parts.append(
-            format_html('<div class="quiet">{} · <code>{}</code></div>', group.queue, group.frame or cells.EMPTY_VALUE)
-        )
+        quiet, place = '<div class="quiet">{}</div>', (group.queue, group.frame or cells.EMPTY_VALUE)
+        parts = [self.title(group), format_html(quiet, format_html("{} · <code>{}</code>", *place))]
         if group.newest and group.message != group.newest:
-            parts.append(format_html('<div class="quiet">{}</div>', masked_text(group.message)))
+            parts.append(format_html(quiet, masked_text(group.message)))
         if group.trace:
-            title, name = _("Newest traceback"), f"dbtq-trace-{group.pk}"
-            parts.append(
-                format_html('<details id="{}"><summary>{}</summary>{}</details>', name, title, cells.box(group.trace))
-            )
+            html, name = '<details id="{}"><summary>{}</summary>{}</details>', f"dbtq-trace-{group.pk}"
+            parts.append(format_html(html, name, _("Newest traceback"), cells.box(group.trace)))
         parts.append(self.buttons(group))
         return format_html_join("", "{}", ((part,) for part in parts))
 
     @admin.display(description=gettext_lazy("failure"))
     def title(self, group: Any) -> str:
-        """Show the error as a link, and whether it is new."""
         is_new = group.first_seen and group.clock - group.first_seen < WINDOWS["1h"]
         shown = self.link(self.what(group), self.page_of(group))
         return format_html("<strong>{}</strong> {}", shown, cells.badge("late", "✱", _("new")) if is_new else "")
 
     @admin.display(description="")
     def buttons(self, group: Any) -> str:
-        """Show what can be done at once with its tasks in ERROR."""
-        if not group.verbs or not figures(group).open:
+        if not group.verbs or not group.figures.open:
             return ""
         address = self.url(Task, "changelist", q=text_of(fingerprint=group.fingerprint, status=Status.ERROR))
         html = '<button type="submit" form="dbtq-act" formaction="{}" name="{}" value="{}" class="button">{}…</button> '
@@ -255,7 +231,7 @@ class FailureGroupAdmin(SmallListAdmin):
 
     @admin.display(description=gettext_lazy("tasks in ERROR or POISON"))
     def tasks(self, group: Any) -> str:
-        found = figures(group).open
+        found = group.figures.open
         query = text_of(fingerprint=group.fingerprint)
         return self.link(found, self.url(Task, "changelist", q=query)) if found else str(found)
 
@@ -264,7 +240,6 @@ class FailureGroupAdmin(SmallListAdmin):
         return self.link(_("all"), self.url(Attempt, "changelist", fingerprint=group.fingerprint))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[Verb]:
-        """Return the verbs for all its tasks in ERROR."""
         return permitted(request, [verb for verb in TASK_VERBS.values() if Status.ERROR in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
@@ -272,7 +247,7 @@ class FailureGroupAdmin(SmallListAdmin):
         query = text_of(fingerprint=row.fingerprint, status=Status.ERROR)
         return {
             "act_url": self.url(Task, "changelist", q=query),
-            "windows": figures(row).failed.items(),
+            "windows": row.figures.failed.items(),
             "title": self.what(row),
             "boxes": [(_("newest traceback"), cells.box(row.trace), "traceback")] if row.trace else [],
         }
@@ -285,11 +260,6 @@ def newest_traces(groups: Sequence[FailureGroup]) -> dict[str, str]:
     attempts = Attempt.objects.filter(fingerprint=OuterRef("pk")).order_by("-pk").values("traceback")[:1]
     rows = type(groups[0])._default_manager.using(groups[0]._state.db).filter(pk__in=[group.pk for group in groups])
     return {pk: trace or "" for pk, trace in rows.values_list("pk", Subquery(attempts))}
-
-
-def figures(group: FailureGroup) -> FailureStats:
-    found: FailureStats = vars(group)["figures"]
-    return found
 
 
 CHART_FIGURES = ("over_time", "curve")
@@ -320,7 +290,7 @@ class PipelineReportAdmin(ListAdmin):
         """Return the report as a file to save: in a sandbox, in which only the file's own scripts run."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        row = self.get_queryset(request).filter(pk=pk).first()
+        row = self.get_object(request, str(pk))
         try:
             html = html_file(row.kind, row.data) if row else ""
         except ValueError as error:
@@ -330,7 +300,6 @@ class PipelineReportAdmin(ListAdmin):
         return HttpResponse(html, headers={"Content-Security-Policy": f"sandbox allow-scripts; {policy()}"})
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
-        """Add the report, the address of its file, and its figures without those of the charts."""
         figures = cells.json_box({key: row.data[key] for key in row.data if key not in CHART_FIGURES} or None)
         return {
             "report": report_body(row.kind, row.data),

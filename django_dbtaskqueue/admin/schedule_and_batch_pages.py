@@ -6,7 +6,7 @@ And the verbs on them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -14,8 +14,6 @@ from typing import Any
 from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.core.exceptions import BadRequest
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
@@ -25,8 +23,8 @@ from django.utils.translation import gettext_lazy, ngettext
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import may_see, permitted, viewer
-from django_dbtaskqueue.admin.list_pages import NameFilter, SmallListAdmin
-from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed
+from django_dbtaskqueue.admin.list_pages import NamedListAdmin
+from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf.cron import default_zone
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.masking import masked
@@ -37,10 +35,9 @@ from django_dbtaskqueue.flow.schedule import MAX_SCHEDULE_NAME, SCHEDULE_FIELDS,
 from django_dbtaskqueue.models import Batch, Schedule
 from django_dbtaskqueue.models.control import CODE, MISSED_POLICIES, OVERLAP_POLICIES
 from django_dbtaskqueue.operations import related_tasks, schedules
-from django_dbtaskqueue.operations.permissions import Actor, Verb, check_may
+from django_dbtaskqueue.operations.permissions import Verb, by_name, check_may
 from django_dbtaskqueue.operations.related_tasks import Node
 from django_dbtaskqueue.operations.search import text_of
-from django_dbtaskqueue.operations.search.query import Page
 from django_dbtaskqueue.operations.verbs import json_of
 
 
@@ -80,41 +77,26 @@ class ScheduleForm(PlainForm):
         return {name: self.cleaned_data[name] for name in SCHEDULE_FIELDS if name in self.cleaned_data}
 
 
-class PlanAdmin(SmallListAdmin):
-    """Rows of several databases, by name."""
-
-    filterset = NameFilter
-    listed: Callable[[Actor], Sequence[Schedule | Batch]]  # those that an actor may view, of every database
-
-    def rows_of(self, filterset: Any) -> list[Schedule | Batch]:  # type: ignore[override]
-        """Return those that match: a list."""
-        part = filterset.form.cleaned_data.get("name", "") if filterset.is_valid() else ""
-        return [row for row in self.listed(viewer(filterset.request)) if part.lower() in row.name.lower()]
-
-    def read_page(self, request: HttpRequest, filterset: Any, rows: QuerySet[Any], **place: int | None) -> Page:
-        return Page(list(rows))
-
-
-class ScheduleAdmin(PlanAdmin):
+class ScheduleAdmin(NamedListAdmin):
     """The schedules, of the code and of persons."""
 
-    listed = staticmethod(schedules.listed)
     detail_template = "schedule"
     empty = gettext_lazy("No schedule. Make one here, or declare it in the code with @periodic.")
     list_display = ("name", "state", "when", "queue", "coming", "last", "task", "origin")
-    list_display_links = ("name",)
-    ordering = ("name",)
     page_lines = (
         "state", "when", "cron", "next_five", "queue", "missed_words", "overlap_words", "priority", "payload_type",
         "last", "task", "note", "origin",
     )  # fmt: skip
     secrets = ("payload_box",)
+    most_rows = 10_000  # of one database 500
+
+    def listed(self, request: HttpRequest) -> Sequence[Schedule]:
+        return schedules.listed(viewer(request))
 
     def list_verbs(self, request: HttpRequest) -> Sequence[Verb]:
         return permitted(request, [schedules.ADD_SCHEDULE, *schedules.SCHEDULE_VERBS.values()])
 
     def page_verbs(self, request: HttpRequest, row: Schedule) -> Sequence[Verb]:
-        """Return the verbs that fit the row."""
         hidden = {"resume_schedule"} if not row.paused else {"pause_schedule"}
         hidden |= set() if row.edited else {"reset_schedule"}
         hidden |= {"delete_schedule"} if row.source == CODE and row.name in registry.periodics() else set()
@@ -134,19 +116,17 @@ class ScheduleAdmin(PlanAdmin):
         }
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a confirmation or for the fields; once confirmed, act and report."""
-        name = request.POST.get("action", "")
-        if name == schedules.ADD_SCHEDULE.name:
-            return self._write(request, schedules.ADD_SCHEDULE, None)
-        rows = [self.get_object(request, ticked) for ticked in request.POST.getlist(ACTION_CHECKBOX_NAME)]
-        found = [row for row in rows if row is not None]
-        if name == schedules.EDIT_SCHEDULE.name:
-            if not found:
-                raise Http404
-            return self._write(request, schedules.EDIT_SCHEDULE, found[0])
-        if name not in schedules.SCHEDULE_VERBS:
-            raise BadRequest(f"Schedules have no action {name!r}.")
-        return self._act(request, schedules.SCHEDULE_VERBS[name], found)
+        forms_of = by_name(schedules.ADD_SCHEDULE, schedules.EDIT_SCHEDULE)
+        verb = verb_of(request, {**forms_of, **schedules.SCHEDULE_VERBS})
+        ticked = [self.get_object(request, name) for name in request.POST.getlist(ACTION_CHECKBOX_NAME)]
+        rows = [row for row in ticked if row is not None]
+        if verb.name not in forms_of:
+            return self._act(request, verb, rows)
+        if verb is schedules.ADD_SCHEDULE:
+            return self._write(request, verb, None)
+        if not rows:
+            raise Http404
+        return self._write(request, verb, rows[0])
 
     def _act(self, request: HttpRequest, verb: Verb, rows: Sequence[Schedule]) -> HttpResponse:
         check_may(verb, viewer(request))
@@ -196,7 +176,6 @@ class ScheduleAdmin(PlanAdmin):
 
     @admin.display(description=gettext_lazy("last task"))
     def task(self, row: Schedule) -> str:
-        """Link to the task that the schedule enqueued last."""
         if row.last_task is None:
             return cells.EMPTY_VALUE
         return self.link(row.last_task, self.url(model_for(row.queue), "change", row.last_task))
@@ -227,19 +206,18 @@ def _origin(row: Schedule) -> str:
     return _("the code; changed by hand: %(fields)s") % {"fields": ", ".join(row.edited)}
 
 
-class BatchAdmin(PlanAdmin):
+class BatchAdmin(NamedListAdmin):
     """The batches, the newest first."""
 
-    listed = staticmethod(related_tasks.listed_batches)
     detail_template = "batch"
     empty = gettext_lazy("No batch. The code makes one with batch() or Workflow.")
     list_display = ("name", "progress", "failed", "tasks", "queue_names", "created")
-    list_display_links = ("name",)
-    ordering = ("-pk",)
     page_lines = ("progress", "statuses", "queue_names", "callback", "created")
 
+    def listed(self, request: HttpRequest) -> Sequence[Batch]:
+        return related_tasks.listed_batches(viewer(request))
+
     def prepare(self, request: HttpRequest, rows: Sequence[Any]) -> None:
-        """Add the counts of their tasks: one query for each task table."""
         counts = counts_of(rows)
         for row in rows:
             vars(row)["counts"] = counts[row.pk]
@@ -255,7 +233,6 @@ class BatchAdmin(PlanAdmin):
         return found
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, object]:
-        """Add the graph, and the same as a list."""
         graph = related_tasks.graph_of(row, viewer(request))
         return {
             "graph": graph,
@@ -268,17 +245,13 @@ class BatchAdmin(PlanAdmin):
         }
 
     def _address(self, row: Batch, node: Node) -> str:
-        """Return the page of a box's task, or the list of its tasks."""
         if node.number == 1 or not node.queue:
             return self.task_url(*node.key)
         words = {"batch": row.pk, "queue": node.queue, "status": node.status}
         return self.url(model_named(node.key.location), "changelist", q=text_of(**words))
 
     def act(self, request: HttpRequest) -> HttpResponse:
-        """Ask for a confirmation; once confirmed, act and report."""
-        verb = related_tasks.BATCH_VERBS.get(request.POST.get("action", ""))
-        if verb is None:
-            raise BadRequest("Batches have no such action.")
+        verb = verb_of(request, related_tasks.BATCH_VERBS)
         row = self.get_object(request, request.POST.get(ACTION_CHECKBOX_NAME, ""))
         if row is None:
             raise Http404
@@ -309,7 +282,6 @@ class BatchAdmin(PlanAdmin):
 
     @admin.display(description=gettext_lazy("progress"))
     def progress(self, row: Any) -> str:
-        """Show how many of the tasks have ended, as a bar."""
         ended = sum(row.counts[str(one)] for one in TERMINAL)
         percent = 100 * ended // row.total if row.total else 100
         html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
@@ -317,8 +289,5 @@ class BatchAdmin(PlanAdmin):
         return format_html(html, percent, _("progress"), text)
 
     @admin.display(description=gettext_lazy("runs at the end"))
-    def callback(self, row: Batch) -> str:
-        """Link to the task that runs when all others have ended."""
-        if row.callback_id is None:
-            return cells.EMPTY_VALUE
+    def callback(self, row: Any) -> str:
         return self.link(row.callback_id, self.task_url(row.callback_location, row.callback_id))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -18,7 +17,8 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, router
 from django.db.models import F, QuerySet
 from django.db.models.functions import Coalesce, Now
-from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
 from django.utils.html import format_html
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -33,7 +33,7 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
-from django_dbtaskqueue.models import AbstractTask, Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
+from django_dbtaskqueue.models import Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.readable import as_list
 from django_dbtaskqueue.models.tasks import SLEEP, WAIT, TemporaryTask
@@ -139,8 +139,15 @@ def statuses_of(search: Search) -> set[str]:
 def _of_status(search: Search, status: str | None, path: str) -> str:
     """Return the address of a search with another status, or with none."""
     rest = Search(tuple(term for term in search.terms if term.name != "status"))
-    found = parse(f"status:{status}") & rest if status else rest
-    return f"{path}?{urlencode({'q': to_text(found)})}" if found else path
+    return _address(parse(f"status:{status}") & rest if status else rest, path)
+
+
+def _without(search: Search, term: Term, path: str) -> str:
+    return _address(Search(tuple(one for one in search.terms if one is not term)), path)
+
+
+def _address(search: Search, path: str) -> str:
+    return f"{path}?{urlencode({'q': to_text(search)})}" if search else path
 
 
 def _search_words(queues: Sequence[str]) -> dict[str, list[str]]:
@@ -176,12 +183,12 @@ def saved_searches(actor: permissions.Actor, alias: str) -> list[dict[str, Any]]
     ]
 
 
-def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponseRedirect:
+def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
     """Save the search of the address under a name, or delete a saved search of the user."""
     mine = SavedSearch.objects.using(router.db_for_write(SavedSearch)).filter(owner=request.user.get_username())
     if "forget_view" in request.POST:
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
-        return HttpResponseRedirect(request.get_full_path())
+        return redirect(request.get_full_path())
     name = request.POST.get("view_name", "").replace("\0", "").strip()[:MAX_SEARCH_NAME_LENGTH]
     try:
         search = page.search_of(request)
@@ -199,31 +206,18 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
     return page.reply(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
 
 
-def _without(search: Search, term: Term, path: str) -> str:
-    rest = Search(tuple(one for one in search.terms if one is not term))
-    return f"{path}?{urlencode({'q': to_text(rest)})}" if rest else path
-
-
 # -- task pages --------------------------------------------------------------------------------------------------------
 
 MAX_TIMELINE_ATTEMPTS = 50
 MAX_TIMELINE_MESSAGE = 300  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """An event of a task, in the past or in the future."""
+Event = dict[str, Any]  # of a task, in the past or in the future
 
-    time: datetime
-    shown: str
-    what: str
-    note: str = ""
-    bad: bool = False
-    took: str = ""
-    trace: str = ""
-    key: int = 0
-    url: str = ""
-    acted: bool = False  # by an operator
+
+def _event(time: datetime, what: str, note: str = "", **more: object) -> Event:
+    """``bad``: something failed. ``acted``: an operator did it, which ``url`` shows."""
+    return {"time": time, "shown": cells.stamp(time), "what": what, "note": note, **more}
 
 
 class TaskAdmin(TaskPageAdmin):
@@ -260,7 +254,6 @@ class TaskAdmin(TaskPageAdmin):
         return enqueue_copy(self, request) if "again" in request.POST else act_on_tasks(self, request)
 
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
-        """Add the search and the saved searches."""
         context = super().list_context(request)
         filterset = context["filterset"]
         if ids := self._ids(request, filterset):
@@ -322,7 +315,6 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("when"))
     def when(self, task: Any) -> str:
-        """Show when the task is due, when its lease ends, or when it finished."""
         if task.parked_by:
             return _("parked")
         if task.status == Status.CREATED:
@@ -343,7 +335,6 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("poller"))
     def poller(self, task: Any) -> str:
-        """Link to the poller that holds the task, or held it last."""
         if not task.poller_instance:
             return cells.EMPTY_VALUE
         known = Poller.objects.using(task._state.db).filter(pk=task.poller_instance).exists()
@@ -351,7 +342,6 @@ class TaskAdmin(TaskPageAdmin):
 
     @admin.display(description=gettext_lazy("attempts"))
     def attempts_made(self, task: Any) -> str:
-        """Show the three counters in a sentence."""
         total, requeued = task.total_attempt, task.reenqueue_attempt
         words = [_("%(attempt)s of %(most)s") % {"attempt": task.attempt, "most": task.max_attempts}]
         if total:
@@ -379,16 +369,15 @@ class TaskAdmin(TaskPageAdmin):
         return self.link(_("Tasks that failed for the same reason"), self.url(self.model, "changelist", q=query))
 
     def page_verbs(self, request: HttpRequest, row: Any) -> Sequence[permissions.Verb]:
-        """Return the verbs that the user may use and that apply to the task's status."""
         verbs = [*TASK_VERBS.values()]
         verbs[-1:-1] = [EDIT] if may_see(request, row) else []
         return permitted(request, [verb for verb in verbs if row.status in verb.sources], row.queue)
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         seen = may_see(request, row)
-        events = [*timeline(row, list(failed_attempts(row)), traces=seen), *self._actions(row, viewer(request))]
+        events = [*timeline(row, traces=seen), *self._actions(row, viewer(request))]
         return {
-            "events": sorted(events, key=lambda event: (event.time, not event.bad)),
+            "events": sorted(events, key=lambda event: (event["time"], "bad" not in event)),
             "may_enqueue": seen and bool(permitted(request, [permissions.ENQUEUE_COPY], row.queue)),
             "log_url": self.url(self.model, "history", row.pk) if self._is_logged(row.pk) else "",
             "related": [
@@ -426,7 +415,7 @@ class TaskAdmin(TaskPageAdmin):
             seen = permissions.sees_record(entry, actor)
             note += f": {entry.reason}" if entry.reason and seen else ""
             url = self.url(AuditEntry, "change", entry.pk) if seen else ""
-            yield Event(change.time, cells.stamp(change.time), str(what), note, url=url, acted=True)
+            yield _event(change.time, str(what), note, url=url, acted=True)
 
     def history_view(
         self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
@@ -453,19 +442,13 @@ class PoisonTaskAdmin(TaskAdmin):
         return super().get_queryset(request).filter(final_status=Status.POISON)
 
     def page_of(self, row: Any) -> str:
-        """Return the address of the task's own page."""
         return self.url(Task, "change", row.pk)
 
 
-def failed_attempts(task: AbstractTask) -> QuerySet[Attempt]:
-    """Return the last failed attempts of a task, the newest first."""
-    location = task._meta.label_lower
-    attempts = Attempt.objects.using(task._state.db).filter(location=location, task_id=task.pk)
-    return attempts.order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS]
-
-
-def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
-    """Return the known events of a task, past and future, in no order."""
+def timeline(task: Any, *, traces: bool) -> list[Event]:
+    """Return the known events of a task, past and future, in no order, and its last failed attempts."""
+    attempts = Attempt.objects.using(task._state.db).filter(location=task._meta.label_lower, task_id=task.pk)
+    failed = list(attempts.order_by("-total_attempt")[:MAX_TIMELINE_ATTEMPTS])
     known: list[tuple[datetime | None, Any, str]] = [
         (task.create_time, _("created"), ""),
         (task.ready_time if task.status == Status.CREATED else None, _("ready from"), ""),
@@ -474,26 +457,20 @@ def timeline(task: Any, failed: list[Attempt], *, traces: bool) -> list[Event]:
         (task.finish_time, _("finished"), task.status),
         (task.expire_time, _("expires"), ""),
     ]
-    events = [Event(time, cells.stamp(time), what, note) for time, what, note in known if time is not None]
+    events = [_event(time, what, note) for time, what, note in known if time is not None]
     if task.finish_time and task.start_time and not failed:
         took = _("after %(time)s") % {"time": cells.age_text(_took(task))}
-        events = [replace(one, took=took) if one.time == task.finish_time else one for one in events]
+        events = [{**one, "took": took} if one["time"] == task.finish_time else one for one in events]
     return events + [_failure(row, traces=traces) for row in failed]
 
 
 def _failure(row: Attempt, *, traces: bool) -> Event:
-    took = row.finish_time - row.start_time if row.start_time else None
-    message = message_of(short_error(error_of(row)), MAX_TIMELINE_MESSAGE)
-    return Event(
-        row.finish_time,
-        cells.stamp(row.finish_time),
-        _("attempt %(n)s failed") % {"n": row.attempt},
-        message,
-        bad=True,
-        took="" if took is None else _("after %(time)s") % {"time": format_duration(took, rough=True)},
-        trace=cells.box(row.traceback) if traces and row.traceback else "",
-        key=row.total_attempt,
-    )
+    what, note = _("attempt %(n)s failed") % {"n": row.attempt}, short_error(error_of(row))
+    event = _event(row.finish_time, what, message_of(note, MAX_TIMELINE_MESSAGE), bad=True, key=row.total_attempt)
+    if row.start_time:
+        took = format_duration(row.finish_time - row.start_time, rough=True)
+        event["took"] = _("after %(time)s") % {"time": took}
+    return {**event, "trace": cells.box(row.traceback) if traces and row.traceback else ""}
 
 
 @lru_cache(maxsize=1000)
