@@ -124,6 +124,12 @@ def number(value: int | None) -> str:
     return EMPTY_VALUE if value is None else number_format(value, force_grouping=True)
 
 
+def progress(percent: int, text: str) -> str:
+    """Return a bar with a text behind it."""
+    html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
+    return format_html(html, percent, _("progress"), text)
+
+
 def in_and_out(rate_in: float, rate_out: float, rates: Sequence[float]) -> str:
     """Return how many tasks come and go per minute, and bars of those that went."""
     return format_html("{} / {} {}", per_minute(rate_in), per_minute(rate_out), sparkline(rates))

@@ -61,13 +61,8 @@ class TickColumn(tables.CheckBoxColumn):  # type: ignore[misc]  # publishes no t
         return format_html('<input type="checkbox" class="dbtq-all dbtq-script" hidden aria-label="{}">', label)
 
     def cell(self, record: Model, place: int) -> SafeString:
-        return format_html(
-            '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">',
-            ACTION_CHECKBOX_NAME,
-            record.pk,
-            place,
-            _("Tick %(what)s") % {"what": record},
-        )
+        html = '<input type="checkbox" name="{}" value="{}" id="dbtq-tick-{}" aria-label="{}">'
+        return format_html(html, ACTION_CHECKBOX_NAME, record.pk, place, _("Tick %(what)s") % {"what": record})
 
 
 class PageColumn(tables.Column):  # type: ignore[misc]  # publishes no types

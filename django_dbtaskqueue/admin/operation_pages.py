@@ -143,8 +143,7 @@ class BulkOperationAdmin(SearchedAdmin):
     @admin.display(description=gettext_lazy("progress"))
     def bar(self, operation: Any) -> str:
         percent = int(100 * operation.progress)
-        html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {0}%'
-        return format_html(html, percent, _("progress"))
+        return cells.progress(percent, f"{percent}%")
 
     @admin.display(description=gettext_lazy("changed"))
     def changed_tasks(self, operation: Any) -> str:
@@ -197,9 +196,8 @@ class AuditEntryAdmin(SearchedAdmin):
             return format_html("<code>{}</code>", text) if text else cells.EMPTY_VALUE
         shown = format_html_join(", ", "{}", ((name,) for name in names))
         left = (entry.changed if tasks else len(ids)) - len(names)
-        return (
-            format_html("{} {}", shown, _("and %(count)s more") % {"count": cells.number(left)}) if left > 0 else shown
-        )
+        more = _("and %(count)s more") % {"count": cells.number(left)}
+        return format_html("{} {}", shown, more) if left > 0 else shown
 
     def _name_of(self, entry: Any, task: dict[str, Any]) -> str:
         model = model_for(entry.queue) if entry.queue else Task

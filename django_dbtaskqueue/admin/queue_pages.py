@@ -136,10 +136,8 @@ class QueueAdmin(NamedListAdmin):
         marks = [cells.badge("late", "✕", _("late"))] if row.late else []
         if row.unserved:
             marks.append(cells.badge("late" if row.stale else "paused", "!", _("no poller")))
-        usual = (
-            cells.badge("running", "▸", _("running")) if row.pollers else cells.badge("stopped", "▪", _("no poller"))
-        )
-        return SafeString(" ".join(marks)) or usual
+        usual = ("running", "▸", _("running")) if row.pollers else ("stopped", "▪", _("no poller"))
+        return SafeString(" ".join(marks)) or cells.badge(*usual)
 
     limits = cells.column(gettext_lazy("limits"), lambda queue: limits_text(limits_of(queue.name)) or cells.EMPTY_VALUE)
 

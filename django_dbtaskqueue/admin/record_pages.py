@@ -26,8 +26,9 @@ from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListA
 from django_dbtaskqueue.admin.page_actions import ACTION_ON_ALL_KEY
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import masked_text
-from django_dbtaskqueue.core.states import TERMINAL, Status
+from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.models import AbstractTask, Attempt, FailureGroup, Poller, Task
+from django_dbtaskqueue.models.tasks import TERMINAL_VALUES
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import Verb, narrow
 from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
@@ -59,9 +60,7 @@ class HistoryFilter(TaskIdFilter):
 
     queue = django_filters.CharFilter(label=gettext_lazy("Queue"))
     status = django_filters.ChoiceFilter(
-        label=gettext_lazy("Status"),
-        choices=[(str(status), str(status)) for status in TERMINAL],
-        empty_label=gettext_lazy("any"),
+        label=gettext_lazy("Status"), choices=[(one, one) for one in TERMINAL_VALUES], empty_label=gettext_lazy("any")
     )
     reference = django_filters.CharFilter(label=gettext_lazy("Reference"))
 
@@ -177,11 +176,9 @@ class FailureGroupAdmin(SmallListAdmin):
         pollers = narrow(Poller.objects.using(self.get_queryset(request).db), viewer(request))
         times = [(_("the last hour"), "1h")]
         for time, release in new_releases(pollers, WINDOWS["7d"]):
-            words = _("%(release)s came (%(time)s)") % {
-                "release": release,
-                "time": date_format(cells.local(time), "D H:i"),
-            }
-            times.append((words, cells.local(time).replace(tzinfo=None).isoformat(timespec="seconds")))
+            here = cells.local(time)
+            words = _("%(release)s came (%(time)s)") % {"release": release, "time": date_format(here, "D H:i")}
+            times.append((words, here.replace(tzinfo=None).isoformat(timespec="seconds")))
         links = [(words, f"{request.path}?{urlencode({'new': time})}") for words, time in reversed(times)]
         return {**super().list_context(request), "news": links[:MAX_NEWS]}
 

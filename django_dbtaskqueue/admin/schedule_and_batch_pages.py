@@ -15,7 +15,7 @@ from django import forms
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.http import Http404, HttpRequest, HttpResponse
-from django.utils.html import format_html, format_html_join
+from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
@@ -191,11 +191,7 @@ def _badge(row: Schedule) -> str:
         return cells.badge("paused", "‖", _("paused"))
     if is_gone(row, registry.periodics()):
         return cells.badge("stopped", "▪", _("code is gone"))
-    return (
-        cells.badge("running", "▸", _("running"))
-        if row.next_time
-        else cells.badge("stopped", "▪", _("never comes again"))
-    )
+    return cells.badge(*(("running", "▸", _("running")) if row.next_time else ("stopped", "▪", _("never comes again"))))
 
 
 def _origin(row: Schedule) -> str:
@@ -268,25 +264,21 @@ class BatchAdmin(NamedListAdmin):
 
     # -- columns -----------------------------------------------------------------------------------------------------
 
-    created = cells.age_column(gettext_lazy("created"), "create_time")
     tasks = cells.number_column(gettext_lazy("tasks"), "total")
     queue_names = cells.column(gettext_lazy("queues"), lambda row: ", ".join(row.queues) or cells.EMPTY_VALUE)
     failed = cells.column(gettext_lazy("failed"), lambda row: cells.number(row.counts["ERROR"] + row.counts["POISON"]))
-    statuses = cells.column(
-        gettext_lazy("statuses"),
-        lambda row: (
-            ", ".join(f"{cells.number(row.counts[str(one)])} {one}" for one in Status if row.counts[str(one)])
-            or cells.EMPTY_VALUE
-        ),
-    )
+
+    @admin.display(description=gettext_lazy("statuses"))
+    def statuses(self, row: Any) -> str:
+        found = ((one, row.counts[str(one)]) for one in Status)
+        return ", ".join(f"{cells.number(count)} {one}" for one, count in found if count) or cells.EMPTY_VALUE
 
     @admin.display(description=gettext_lazy("progress"))
     def progress(self, row: Any) -> str:
         ended = sum(row.counts[str(one)] for one in TERMINAL)
         percent = 100 * ended // row.total if row.total else 100
-        html = '<progress max="100" value="{0}" aria-label="{1}">{0}%</progress> {2}'
         text = _("%(ended)s of %(total)s") % {"ended": cells.number(ended), "total": cells.number(row.total)}
-        return format_html(html, percent, _("progress"), text)
+        return cells.progress(percent, text)
 
     @admin.display(description=gettext_lazy("runs at the end"))
     def callback(self, row: Any) -> str:

@@ -58,21 +58,14 @@ MAX_ROWS_OF_TABS = 2000  # that the numbers of the status tabs count in each sta
 MAX_SAVED_SEARCHES = 100  # of a user, and shared ones on a page
 MAX_SEARCH_NAME_LENGTH = 100
 SEARCH_EXAMPLES = (
-    "status:ERROR",
-    "is:stale",
-    "queue:claims age:>10m",
-    "error:Timeout",
-    "attempt:>=3",
-    "payload.carrier:UA",
+    "status:ERROR", "is:stale", "queue:claims age:>10m", "error:Timeout", "attempt:>=3", "payload.carrier:UA",
     "-queue:bulk",
-)
+)  # fmt: skip
+TOOK = Coalesce("finish_time", Now()) - F("start_time")
 SORTS: dict[str, tuple[StrOrPromise, tuple[Any, ...]]] = {
     "oldest": (gettext_lazy("oldest first"), ("pk",)),
     "wait": (gettext_lazy("longest waiting first"), (F("ready_time").asc(nulls_last=True), "pk")),
-    "run": (
-        gettext_lazy("slowest first"),
-        ((Coalesce("finish_time", Now()) - F("start_time")).desc(nulls_last=True), "-pk"),
-    ),
+    "run": (gettext_lazy("slowest first"), (TOOK.desc(nulls_last=True), "-pk")),
     "attempts": (gettext_lazy("most attempts first"), ("-total_attempt", "-pk")),
 }
 
