@@ -29,7 +29,7 @@ from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import actions, bulk, lookup, permissions, verbs
+from django_dbtaskqueue.operations import actions, bulk, permissions, verbs
 from django_dbtaskqueue.operations.actions import ADDITION, log, record, recorded
 from django_dbtaskqueue.operations.search import Search, to_text
 from django_dbtaskqueue.operations.search.query import tasks_for
@@ -335,7 +335,7 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
 def _enqueued(task: AbstractTask, actor: permissions.Actor, reason: str) -> AbstractTask:
     alias = str(task._state.db)
     with recorded(alias):
-        fresh = lookup.enqueue_copy(task)
+        fresh = actions.enqueue_copy(task)
         details = {"task_id": fresh.pk, "again": task.pk}
         record(alias, actor, permissions.ENQUEUE_COPY, queue=task.queue, reason=reason, changed=1, details=details)
         log(actor, [fresh], ADDITION, _("Enqueued again: task %(id)s") % {"id": task.pk})

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.apps import apps
@@ -20,10 +20,13 @@ from django.db.models.functions import Now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
+from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.flow.enqueue import enqueue_task
 from django_dbtaskqueue.flow.move import put_back
+from django_dbtaskqueue.flow.placement import own_fields
 from django_dbtaskqueue.flow.selection import same_rows
 from django_dbtaskqueue.models import AbstractTask, AuditEntry, BulkOperation, FailureGroup, TaskChange
 from django_dbtaskqueue.models.control import FINISHED
@@ -397,3 +400,14 @@ def recorded(alias: str) -> Iterator[None]:
         if not transaction.get_connection(alias).features.has_select_for_update_skip_locked:
             AuditEntry.objects.using(alias).filter(pk=0).update(changed=0)
         yield
+
+
+def enqueue_copy(task: AbstractTask) -> AbstractTask:
+    """Insert a new task with all that was enqueued with ``task`` but its reference, due now, with the same ``ttl``."""
+    given = {column.option: getattr(task, column.name) for column in COPIED if column.option}
+    given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
+    given["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
+    given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
+    # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
+    stored = {column.db: getattr(task, column.name) for column in COPIED if not column.option}
+    return enqueue_task(task.queue, TaskOptions(**given), InsertOptions(using=str(task._state.db)), stored)

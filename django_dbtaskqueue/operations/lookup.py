@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from django.db.models import Count
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
-from django_dbtaskqueue.flow.enqueue import enqueue_task
-from django_dbtaskqueue.flow.placement import known_queues, own_fields
+from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.selection import free_references
 from django_dbtaskqueue.models import AbstractTask, Queue, Task
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -161,14 +159,3 @@ def _all_of(queue: str, using: str | None) -> TaskQuerySet:
 def _tasks(alias: str, model: type[AbstractTask]) -> TaskQuerySet:
     found: TaskQuerySet = model._default_manager.using(alias).all()
     return found
-
-
-def enqueue_copy(task: AbstractTask) -> AbstractTask:
-    """Insert a new task with all that was enqueued with ``task`` but its reference, due now, with the same ``ttl``."""
-    given = {column.option: getattr(task, column.name) for column in COPIED if column.option}
-    given["lease"] = None if task.lease_seconds is None else timedelta(seconds=task.lease_seconds)
-    given["columns"] = {name: getattr(task, name) for name in own_fields(type(task))}
-    given["ttl"] = None if task.expire_time is None else max(timedelta(0), task.expire_time - task.create_time)
-    # The payload is JSON already, so its type cannot be seen from it; and the budget is no argument.
-    stored = {column.db: getattr(task, column.name) for column in COPIED if not column.option}
-    return enqueue_task(task.queue, TaskOptions(**given), InsertOptions(using=str(task._state.db)), stored)

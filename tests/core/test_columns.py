@@ -88,7 +88,7 @@ from django_dbtaskqueue import Reenqueue, enqueue, enqueue_many, processor
 from django_dbtaskqueue.admin import TaskAdmin
 from django_dbtaskqueue.models import Task, TaskHistory
 from django_dbtaskqueue.operations import serializers
-from django_dbtaskqueue.operations.lookup import enqueue_copy
+from django_dbtaskqueue.operations.actions import enqueue_copy
 from django_dbtaskqueue.operations.search.query import select
 from django_dbtaskqueue.testing import assert_enqueued, drain
 
