@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from django_dbtaskqueue.pipeline.jobs import main
+from django_dbtaskqueue.pipeline.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -165,7 +165,8 @@ def of_which(names: list[str], commands: list[str]) -> str:
 
 def jobs(which: str) -> tuple[Row, Iterator[Row]]:
     """Return the options of a pipeline job, or those of every job."""
-    from django_dbtaskqueue.pipeline.jobs import COMMON, Face, job, parser
+    from django_dbtaskqueue.pipeline.command_line import COMMON, Face, parser
+    from django_dbtaskqueue.pipeline.jobs import job
 
     face = Face("", (), lambda *place: None, sys.stdout, sys.stderr)
     job_parser = parser(job("enqueue" if which == "every" else which), face)

@@ -25,10 +25,11 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
-from django_dbtaskqueue.pipeline import jobs
+from django_dbtaskqueue.pipeline import command_line, jobs
 from django_dbtaskqueue.pipeline import spark as terminal
+from django_dbtaskqueue.pipeline.command_line import Face
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import Argument, Context, Face, Objective, by_queue, complete, job, objective
+from django_dbtaskqueue.pipeline.jobs import Argument, Context, Objective, by_queue, complete, job, objective
 from django_dbtaskqueue.pipeline.lake import Lake
 from django_dbtaskqueue.pipeline.spark import shown_on
 from tests.conftest import ProcessDatabase
@@ -76,7 +77,7 @@ def _echo(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*words: str) -> tuple[int, str, str]:
     out, err = io.StringIO(), io.StringIO()
     url = Argument("database_url", "the database", metavar="URL")
-    code = jobs.perform(words, Face("run", (url,), jobs.database_of_url, out, err))
+    code = command_line.perform(words, Face("run", (url,), command_line.database_of_url, out, err))
     return code, out.getvalue(), err.getvalue()
 
 
@@ -125,12 +126,12 @@ def test_help_list_and_explain_do_nothing_else() -> None:
 
 def test_the_database_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", "postgresql://me:sesame@db/shop")
-    found = jobs.database_of_url(None)
+    found = command_line.database_of_url(None)
     assert found is not None and found.conninfo["dbname"] == "shop"
     monkeypatch.delenv("DATABASE_URL")
-    assert jobs.database_of_url(None) is None
+    assert command_line.database_of_url(None) is None
     with pytest.raises(PipelineError, match="is not understood"):
-        jobs.database_of_url("mysql://db/x")
+        command_line.database_of_url("mysql://db/x")
 
 
 def test_the_command_knows_the_project_s_database_queues_and_objectives(pg: Database, settings: Any) -> None:

@@ -29,8 +29,9 @@ from django_dbtaskqueue.models import Queue as QueueRow
 from django_dbtaskqueue.models import Task
 from django_dbtaskqueue.operations.lookup import locations, locations_on
 from django_dbtaskqueue.operations.report_page import html_file
+from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import USAGE, Argument, Face, perform, write_whole
+from django_dbtaskqueue.pipeline.jobs import Argument, write_whole
 
 LIBPQ_OPTIONS = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
 LIBPQ_NAMES = {"NAME": "dbname", "USER": "user", "PASSWORD": "password", "HOST": "host", "PORT": "port"}
