@@ -178,6 +178,11 @@ class Route:
         """The name of the view's function: the route's name in Django and its ``operationId``."""
         return str(getattr(self.view, "__name__", ""))
 
+    @property
+    def permission(self) -> str:
+        """The permission that it needs, in words."""
+        return self.needs if isinstance(self.needs, str) else f"view_{self.needs._meta.model_name}"
+
     def answer(self, call: ApiCall, parts: Mapping[str, object]) -> object:
         """Return the document that answers a call."""
         if not isinstance(self.needs, str):
@@ -278,7 +283,7 @@ def _operation(route: Route, schemas: dict[str, JsonSchema]) -> dict[str, Any]:
             **{code: _content(words, _ref("Error")) for code, words in ERRORS.items()},
         },
     }
-    if needs := route.needs if isinstance(route.needs, str) else f"view_{route.needs._meta.model_name}":
+    if needs := route.permission:
         found["description"] = f"Needs {needs}."
     if route.method != "GET":
         required = [one.name for one in route.body if one.required]
