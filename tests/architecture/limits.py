@@ -4,26 +4,26 @@ A limit may only fall, but for new functions: then the commit that raises it say
 """
 
 LIMITS: dict[str, int] = {
-    "lines": 48_777,
+    "lines": 45_961,
     "files": 172,
     "tables": 24,
     "entries at the top": 21,  # one more: the backend of Django's tasks
-    "lines of the longest file": 600,
+    "lines of the longest file": 575,
     "file names twice": 0,
     "constant names twice": 0,
     "class names twice": 2,
     "old names": 0,
     "longest import chain": 15,  # parents and children of tasks: two more; the settings of the bridge: one
-    "Any": 673,
+    "Any": 658,
     "files that branch on outcomes": 3,
-    "enqueue: calls": 35,
-    "enqueue: modules": 8,
-    "plain enqueue: calls": 25,
-    "plain enqueue: modules": 8,
-    "task: calls": 125,  # 124, or one more: which of two threads is first
-    "task: modules": 16,
-    "road of a task: lines": 7_675,
-    "road of a task: files": 22,
+    "enqueue: calls": 34,
+    "enqueue: modules": 7,
+    "plain enqueue: calls": 24,
+    "plain enqueue: modules": 7,
+    "task: calls": 110,  # 108, or two more: which of two threads is first
+    "task: modules": 13,
+    "road of a task: lines": 6_000,
+    "road of a task: files": 18,
     "median function lines": 8,
     "90 % of functions, lines": 20,
     "function lines": 40,
