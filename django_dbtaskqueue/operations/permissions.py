@@ -12,7 +12,7 @@ import os
 import pwd
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
@@ -111,7 +111,7 @@ class Scope:
     queues: tuple[str, ...] = ()  # the only queues it sees; empty: those of its user
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Actor:
     """The user who acts, and where the action comes from. Without a user it is the command line: it may do all."""
 
@@ -120,17 +120,17 @@ class Actor:
     scope: Scope = Scope()
     seen: list[str] = field(default_factory=list, compare=False, repr=False)  # queues, for one request or chunk
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The user's name; of the command line, the system's user."""
         return str(self.user.get_username()) if self.user is not None else _system_user()
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The user's primary key as text, or nothing."""
         return "" if self.user is None else str(self.user.pk)
 
-    @property
+    @cached_property
     def columns(self) -> dict[str, str]:
         """What a record of an action says of who did it."""
         return {"actor": self.name[:200], "actor_id": self.key, "source": self.source}
@@ -148,7 +148,7 @@ class Actor:
         in_scope = not self.scope.queues or queue in self.scope.queues
         return self.user is None or (in_scope and can_view(self.user, queue))
 
-    @property
+    @cached_property
     def sees_all(self) -> bool:
         """Whether no rule and no token hides a queue from the actor."""
         return self.user is None or (not self.scope.queues and conf.settings().can_view is None)

@@ -44,7 +44,7 @@ def backlog_of(values: dict[int, int]) -> pd.DataFrame:
 
 def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() -> None:
     levels = [level(hour, wait_p95=9.0 if hour == 77 else 1.0) for hour in range(24 * 100)]
-    found = over_time(pd.DataFrame(levels), backlog_of({}), {})
+    found = over_time(pd.DataFrame(levels), backlog_of({}), {}, HOUR)
     assert len(found["times"]) <= MAX_CHART_STEPS and found["times"][:2] == [MONDAY, MONDAY + timedelta(days=1)]
     assert (found["completed"][0], sum(found["completed"]), sum(found["failed"])) == (24, 2400, 2400)
     (waits,) = found["wait_p95"]
@@ -54,7 +54,7 @@ def test_a_chart_has_as_many_steps_as_can_be_told_apart_and_keeps_the_peaks() ->
 
 def test_the_line_of_an_error_budget_shows_how_much_was_spent_until_then() -> None:
     levels = [level(0), level(2, ended=4, good=1), {**level(1), "queue": "exact"}]
-    found = over_time(pd.DataFrame(levels), backlog_of({}), {"claims": 2.0, "exact": 0.0})
+    found = over_time(pd.DataFrame(levels), backlog_of({}), {"claims": 2.0, "exact": 0.0}, HOUR)
     assert found["budget_spent"] == [{"name": "claims", "values": [0.5, 0.5, 2.0]}]
 
 
@@ -73,7 +73,7 @@ def test_a_backlog_stays_as_it_was_where_nothing_happened() -> None:
     quiet = pd.DataFrame([level(0), level(4)])
 
     def shown(backlog: dict[int, int]) -> list[Any]:
-        return [line["values"] for line in over_time(quiet, backlog_of(backlog), {})["backlog"]]
+        return [line["values"] for line in over_time(quiet, backlog_of(backlog), {}, HOUR)["backlog"]]
 
     assert shown({-9: 30, -8: 5, 1: 7, 3: 2}) == [[5, 7, 7, 2, 2]]
     assert shown({}) == []
