@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import django_filters
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.core.exceptions import ImproperlyConfigured
@@ -19,7 +21,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import permitted, viewer
-from django_dbtaskqueue.admin.list_pages import ListAdmin, NamedListAdmin
+from django_dbtaskqueue.admin.list_pages import ListAdmin, NamedListAdmin, NameFilter
 from django_dbtaskqueue.admin.overview_pages import chart_context
 from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
@@ -40,6 +42,9 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
 
+NO_TIME = timedelta(0)
+
+
 def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
     """Return a column of the figures that the list reads for each queue."""
     return cells.column(title, lambda queue: show(queue.stats))
@@ -57,9 +62,26 @@ def _count_column(status: Status | None = None) -> cells.Column:
     return cell
 
 
+ORDERS: dict[str, tuple[StrOrPromise, Callable[[queue_stats.QueueStats], Any]]] = {  # the most first
+    "oldest": (gettext_lazy("oldest waiting"), lambda row: row.oldest or NO_TIME),
+    "failed": (gettext_lazy("failed, 1 h"), lambda row: row.failed),
+    "run": (gettext_lazy("run p50 / p95"), lambda row: row.run.p95 or 0.0),
+    "wait": (gettext_lazy("wait p50 / p95"), lambda row: row.wait.p95 or 0.0),
+}
+
+
+class QueueFilter(NameFilter):
+    order = django_filters.ChoiceFilter(
+        label=gettext_lazy("Order"),
+        choices=[(key, text) for key, (text, _key) in ORDERS.items()],
+        empty_label=gettext_lazy("name"),
+    )
+
+
 class QueueAdmin(NamedListAdmin):
     """The queues; a ``Queue`` row is made when the first one is paused."""
 
+    filterset = QueueFilter
     detail_template = "queue"
     list_across = True
     most_rows = 200  # others are found by name
@@ -98,6 +120,12 @@ class QueueAdmin(NamedListAdmin):
         """
         found = queue_stats.overview(only=permissions.visible_queues(viewer(request)))
         return self.with_figures(found, self.get_queryset(request))
+
+    def rows_of(self, filterset: Any) -> list[Any]:  # type: ignore[override]
+        """Return the queues in the order that is asked for."""
+        rows = super().rows_of(filterset)
+        order = filterset.form.cleaned_data.get("order") if filterset.is_valid() else ""
+        return sorted(rows, key=lambda queue: ORDERS[order][1](queue.stats), reverse=True) if order else rows
 
     def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
         """Return the queues of an overview, with a row or without."""
@@ -160,13 +188,14 @@ class QueueAdmin(NamedListAdmin):
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         user, name = request.user, row.name
+        said, built_in = list[queue_control.Setting](), list[queue_control.Setting]()
+        for one in queue_control.settings_in_force(name, row.changes):
+            part = built_in if one.source == "built in" else said
+            part.append(replace(one, value=setting_text(one.value), source=_source_text(one.source)))
         return {
             "types": self._types(name),
             "ended": [str(status) for status in TERMINAL],
-            "settings": [
-                replace(one, value=setting_text(one.value), source=_source_text(one.source))
-                for one in queue_control.settings_in_force(name, row.changes)
-            ],
+            "settings": [("", said), (f"{len(built_in)} {_source_text('built in')}", built_in)],
             **chart_context(alias_for(name, None, write=False), viewer(request), name),
             "may_set": permissions.can_operate(user, permissions.CHANGE_SETTINGS, name),
             "may_purge": permissions.can_operate(user, PURGE, name),

@@ -246,7 +246,9 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
     page = f"{QUEUES}{QUEUE}/change/"
 
     def there() -> dict[str, tuple[str, str]]:
-        return {one.name: (one.value, one.source) for one in op.get(page).context["settings"]}
+        (_, said), (built_in, others) = op.get(page).context["settings"]
+        assert built_in == f"{len(others)} built in" and {one.source for one in said}.isdisjoint({"built in"})
+        return {one.name: (one.value, one.source) for one in (*said, *others)}
 
     assert there()["lease"] == ("2m", "the project's settings") and there()["batch_size"][1] == "built in"
     op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"})
@@ -258,6 +260,19 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
         assert 'class="error"' in text(op.post(QUEUES, {"queue": QUEUE, "set": name, "value": value}, follow=True))
     assert Queue.objects.get(name=QUEUE).overrides == {}
     assert 'name="set"' not in text(staff("view_queue", "pause_queue", "change_queue").get(page))
+
+
+def test_queues_are_listed_in_the_order_asked_for(op: Client) -> None:
+    for number, queue in enumerate(("letters", "other", "parcels")):
+        make_task(Status.CREATED, queue=queue, ready_time=-timedelta(minutes=(number + 1) % 3))
+
+    def names(order: str) -> list[str]:
+        return [row.record.name for row in op.get(QUEUES, {"order": order}).context["table"].rows]
+
+    by_name = names("")
+    assert by_name == sorted(by_name) and names("oldest")[:3] == ["other", "letters", "parcels"]
+    assert sorted(names("failed")) == sorted(names("run")) == sorted(names("wait")) == by_name
+    assert "Select a valid choice" in text(op.get(QUEUES, {"order": "x"}))
 
 
 def test_a_queue_is_emptied_only_after_its_name_was_typed_with_a_reason(op: Client) -> None:
