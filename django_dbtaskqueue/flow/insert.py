@@ -33,19 +33,8 @@ from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.flow import groups, selection, usage
-from django_dbtaskqueue.flow.placement import (
-    UNIQUE_OVER_HISTORY,
-    PeriodTaken,
-    Row,
-    claim_periods,
-    free_capacity,
-    free_references,
-    in_period,
-    own_columns,
-    with_own_values,
-    without_spent,
-)
+from django_dbtaskqueue.flow import groups, placement, selection, usage
+from django_dbtaskqueue.flow.placement import Row
 from django_dbtaskqueue.signals import task_changed
 
 if TYPE_CHECKING:
@@ -166,13 +155,13 @@ class Insert:
     def by_reference(self, session: Session, batch: Batch) -> Written:
         """Insert tasks whose references the caller gave, or that have none."""
         capacity, spent = self.settings.capacity, False
-        history = self.settings.unique_over == UNIQUE_OVER_HISTORY
+        history = self.settings.unique_over == placement.UNIQUE_OVER_HISTORY
         with session.atomic() if self.one and (history or capacity is None) else nullcontext():
             if history:
                 rows = as_rows(batch)
-                batch = without_spent(session, self.queue, rows, self.how.on_duplicate)
+                batch = placement.without_spent(session, self.queue, rows, self.how.on_duplicate)
                 spent = len(batch) < len(rows)
-            with free_capacity(session, self.queue, capacity, len(batch), self.how.timeout):
+            with placement.free_capacity(session, self.queue, capacity, len(batch), self.how.timeout):
                 written = self._write(session, batch, self.how.on_duplicate)
         written.spent = spent
         return written
@@ -180,14 +169,15 @@ class Insert:
     def by_rule(self, session: Session, rows: list[Row], rule: UniqueRule) -> Written:
         """Insert tasks whose references a rule derived. If another producer began one's period first, begin again."""
         while True:
-            taken = in_period(session, self.queue, rule, [row["reference_number"] for row in rows])
+            taken = placement.in_period(session, self.queue, rule, [row["reference_number"] for row in rows])
             fresh = [row for row in rows if row["reference_number"] not in taken] if taken else rows
             if not fresh:
                 return Written(spent=True)
-            capacity = free_capacity(session, self.queue, self.settings.capacity, len(fresh), self.how.timeout)
-            with suppress(PeriodTaken), session.atomic(), capacity:
+            most, wait = self.settings.capacity, self.how.timeout
+            capacity = placement.free_capacity(session, self.queue, most, len(fresh), wait)
+            with suppress(placement.PeriodTaken), session.atomic(), capacity:
                 written = self._write_where_free(session, fresh, rule)
-                claim_periods(session, self.queue, rule, sorted(written.references))
+                placement.claim_periods(session, self.queue, rule, sorted(written.references))
                 written.spent = bool(taken)
                 return written
 
@@ -199,7 +189,7 @@ class Insert:
             there = written.references
             rows = [row for row in rows if row["reference_number"] not in there]
             references = [row["reference_number"] for row in rows]
-            if rows and not free_references(session, self.queue, rule, references):
+            if rows and not placement.free_references(session, self.queue, rule, references):
                 rows = self._started(session, rows, rule) if rule.until_started else []
             if not rows:
                 return written
@@ -250,7 +240,7 @@ class Insert:
         """Write rows under the locks of their groups: of each group as many tasks are ready as may run."""
         timed = any(row["delay"] is not None or row["run_at"] is not None or row["ttl"] is not None for row in rows)
         grouped = {row["group_key"] for row in rows if row["group_key"] is not None}
-        own, _ = own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
+        own, _ = placement.own_columns(session, rows[0], as_json=True) if rows[0][OWN_COLUMNS] else ((), {})
         bound = None if rule is None else rule.bound
         whole = self.one or rule is not None or self.related is not None
         alone = len(rows) == 1 and not own
@@ -271,7 +261,7 @@ class Insert:
         else:
             write = WRITE_TIMED if timed else WRITE
             items = [write(row, time) for row in rows]  # payloads are JSON text already
-            params["rows"] = f"[{','.join(with_own_values(session, rows, items) if own else items)}]"
+            params["rows"] = f"[{','.join(placement.with_own_values(session, rows, items) if own else items)}]"
         params["number"] = groups.heads_of(session, self.queue) if grouped else 1
         run = session.repeat if self.one else session.run
         written = Written.of(session, run(sql, params), whole=whole)

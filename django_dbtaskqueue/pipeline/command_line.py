@@ -12,23 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TextIO
 
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
-from django_dbtaskqueue.pipeline import spark
+from django_dbtaskqueue.pipeline import jobs, spark
 from django_dbtaskqueue.pipeline.database import Database
-from django_dbtaskqueue.pipeline.jobs import (
-    JOBS,
-    Argument,
-    Context,
-    Job,
-    NoTasks,
-    Options,
-    RenderPage,
-    as_json,
-    complete,
-    count,
-    job,
-    pair,
-    write_whole,
-)
 
 if TYPE_CHECKING:
     from _typeshed import SupportsWrite
@@ -49,16 +34,16 @@ PROCESS_LIST_REASON = (
     "DATABASE_URL, or leave the password out of it and use PGPASSWORD or a ~/.pgpass file"
 )
 
-METAVARS = {int: "N", count: "N", pair: "NAME=VALUE", parse_length: "TIME"}
+METAVARS = {int: "N", jobs.count: "N", jobs.pair: "NAME=VALUE", parse_length: "TIME"}
 COMMON = (
-    Argument("lake", "the folder of the archive's tables: a path, or s3://BUCKET/FOLDER", metavar="PATH"),
-    Argument("master", "Spark's, as local[4] or spark://HOST:7077. Default: spark-submit's, else this machine"),
-    Argument("memory", "memory of the Spark driver, such as 2g", metavar="SIZE"),
-    Argument("conf", "a Spark setting", pair, many=True),
-    Argument("explain", "say what would be done, and do nothing", bool, False),
-    Argument("dry_run", "do everything but write", bool, False),
-    Argument("json", "write the result as JSON to a file, or to the output with -", metavar="FILE"),
-    Argument("quiet", "no progress", bool, False),
+    jobs.Argument("lake", "the folder of the archive's tables: a path, or s3://BUCKET/FOLDER", metavar="PATH"),
+    jobs.Argument("master", "Spark's, as local[4] or spark://HOST:7077. Default: spark-submit's, else this machine"),
+    jobs.Argument("memory", "memory of the Spark driver, such as 2g", metavar="SIZE"),
+    jobs.Argument("conf", "a Spark setting", jobs.pair, many=True),
+    jobs.Argument("explain", "say what would be done, and do nothing", bool, False),
+    jobs.Argument("dry_run", "do everything but write", bool, False),
+    jobs.Argument("json", "write the result as JSON to a file, or to the output with -", metavar="FILE"),
+    jobs.Argument("quiet", "no progress", bool, False),
 )
 
 
@@ -66,12 +51,12 @@ class Face(NamedTuple):
     """How a command line was started: its name, its streams, and how it names a database."""
 
     program: str
-    place: tuple[Argument, ...]
+    place: tuple[jobs.Argument, ...]
     find_database: Callable[..., Database | None]  # takes the text of each argument of ``place``, or None
     out: SupportsWrite[str]
     err: TextIO
-    defaults: Callable[[str, Options], Options] = lambda name, given: {}
-    render_page: RenderPage | None = None
+    defaults: Callable[[str, jobs.Options], jobs.Options] = lambda name, given: {}
+    render_page: jobs.RenderPage | None = None
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,7 +68,7 @@ class Parser(argparse.ArgumentParser):
 
 def main(argv: Sequence[str]) -> int:
     """Run one command line of ``python -m django_dbtaskqueue.pipeline`` and return its exit code."""
-    url = Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
+    url = jobs.Argument("database_url", "the tasks' database, without a password. Default: DATABASE_URL", metavar="URL")
     program = "python -m django_dbtaskqueue.pipeline"
     return perform(argv, Face(program, (url,), database_of_url, sys.stdout, sys.stderr))
 
@@ -119,21 +104,21 @@ def _perform(argv: list[str], face: Face) -> int:
         face.out.write(f"usage: {face.program} ...\n{USAGE}\n")
         return EXIT_DONE
     if word == "list":
-        for name in JOBS:
+        for name in jobs.JOBS:
             try:
-                summary = job(name).summary
+                summary = jobs.job(name).summary
             except PipelineError as error:
                 summary = str(error)
             face.out.write(f"{name:<10} {summary}\n")
         return EXIT_DONE
     if word == "explain":
         if not rest:
-            raise JobOptionError("explain", f"which job? Jobs: {', '.join(JOBS)}")
+            raise JobOptionError("explain", f"which job? Jobs: {', '.join(jobs.JOBS)}")
         word, rest = rest[0], [*rest[1:], "--explain"]
-    return _run(job(word), rest, face)
+    return _run(jobs.job(word), rest, face)
 
 
-def _run(found: Job, words: list[str], face: Face) -> int:
+def _run(found: jobs.Job, words: list[str], face: Face) -> int:
     made = parser(found, face)
     given = {name: value for name, value in vars(made.parse_args(words)).items() if value is not None}
     if given.pop("help"):
@@ -150,20 +135,20 @@ def _run(found: Job, words: list[str], face: Face) -> int:
         if context.damaged:
             raise CheckFailed("Damaged files of the lake were left out:", result)
         text = found.as_text(result)
-    except NoTasks as nothing:
+    except jobs.NoTasks as nothing:
         result, text = {"kind": found.name, "summary": str(nothing)}, str(nothing)
     except CheckFailed as error:
         damaged = [*dict.fromkeys(context.damaged)]
         result = {**error.result, **({"damaged_files": damaged} if damaged else {})}
         text, faults = found.as_text(result), "\n".join([str(error), *damaged, ""])
     if asked["json"] and asked["json"] != "-":
-        write_whole(Path(asked["json"]), f"{as_json(result)}\n")
-    face.out.write(f"{as_json(result) if asked['json'] == '-' else text}\n")
+        jobs.write_whole(Path(asked["json"]), f"{jobs.as_json(result)}\n")
+    face.out.write(f"{jobs.as_json(result) if asked['json'] == '-' else text}\n")
     face.err.write(faults)
     return EXIT_CHECK_FAILED if faults else EXIT_DONE
 
 
-def parser(found: Job, face: Face) -> Parser:
+def parser(found: jobs.Job, face: Face) -> Parser:
     """Return the parser of one job's command line."""
     made = Parser(
         prog=f"{face.program} {found.name}", description=found.summary, epilog=EXIT_CODES_HELP,
@@ -178,7 +163,7 @@ def parser(found: Job, face: Face) -> Parser:
     return made
 
 
-def _add(group: argparse._ActionsContainer, argument: Argument) -> None:
+def _add(group: argparse._ActionsContainer, argument: jobs.Argument) -> None:
     # Values stay text here; the job reads them, so that every way to start it reports the same errors.
     choices = f": {', '.join(argument.choices)}" if argument.choices else ""
     again = "; may be given again" if argument.many else ""
@@ -192,11 +177,11 @@ def _add(group: argparse._ActionsContainer, argument: Argument) -> None:
     group.add_argument(argument.flag, **options)
 
 
-def _context_of(found: Job, given: Options, face: Face) -> Context:
+def _context_of(found: jobs.Job, given: jobs.Options, face: Face) -> jobs.Context:
     arguments = (*found.arguments, *face.place, *COMMON)
-    asked = complete(arguments, {**face.defaults(found.name, given), **given})
+    asked = jobs.complete(arguments, {**face.defaults(found.name, given), **given})
     session = {"master": asked["master"], "memory": asked["memory"], "conf": dict(asked["conf"])}
-    return Context(
+    return jobs.Context(
         options=asked,
         database=face.find_database(*(asked[one.name] for one in face.place)),
         lake=asked["lake"],

@@ -23,18 +23,8 @@ from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.durations import MICROSECOND, number, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
+from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, database_errors
-from django_dbtaskqueue.pipeline.jobs import (
-    Argument,
-    Context,
-    Job,
-    NoTasks,
-    Objective,
-    Options,
-    by_queue,
-    moment,
-    plain,
-)
 from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, one_state, read_files
 from django_dbtaskqueue.pipeline.lake import export as lake_export
 from django_dbtaskqueue.pipeline.reports import transforms as T
@@ -66,24 +56,26 @@ def start_of_period(text: str) -> datetime | timedelta:
     with suppress(ValueError):
         return parse_length(text, needs_unit=True)
     with suppress(ValueError):
-        return moment(text)
+        return jobs.moment(text)
     raise ValueError(f'{text!r} is neither a time, as 2026-01-31, nor a duration, as "30d"')
 
 
 PERIOD_ARGUMENTS = (
-    Argument("since", "from this time (2026-01-31), or this long before the end (30d). Default: all", start_of_period),
-    Argument("until", "up to this time. Default: now", moment),
-    Argument("queue", "only this queue", many=True),
+    jobs.Argument(
+        "since", "from this time (2026-01-31), or this long before the end (30d). Default: all", start_of_period
+    ),
+    jobs.Argument("until", "up to this time. Default: now", jobs.moment),
+    jobs.Argument("queue", "only this queue", many=True),
 )
 OUTPUT_ARGUMENTS = (
-    Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
-    Argument("store", "keep the figures in the database too, where the admin shows them", bool, True),
+    jobs.Argument("out", "folder for the page (HTML), the figures (JSON) and the tables (Parquet)", metavar="FOLDER"),
+    jobs.Argument("store", "keep the figures in the database too, where the admin shows them", bool, True),
 )
 
 
 @contextmanager
 def read(
-    context: Context, period: Period, kept: KeptDays | None = None, **wanted: Sequence[str]
+    context: jobs.Context, period: Period, kept: KeptDays | None = None, **wanted: Sequence[str]
 ) -> Iterator[list[DataFrame]]:
     """Yield the ``wanted`` columns of ``tasks`` and ``attempts``: each row once that had not ended before the period.
 
@@ -132,7 +124,7 @@ def read(
 
 
 def _live(
-    context: Context, table: str, columns: Sequence[str], held: Sequence[pa.Table | None], *, few: bool
+    context: jobs.Context, table: str, columns: Sequence[str], held: Sequence[pa.Table | None], *, few: bool
 ) -> DataFrame:
     """Return these tables; what is too large for this process, as Spark reads it."""
     if few:  # one partition: Spark need not move the rows between its tasks
@@ -166,7 +158,7 @@ def _settings(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None
             spark.conf.unset(name) if earlier is None else spark.conf.set(name, earlier)
 
 
-def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
+def _chosen(frame: DataFrame, context: jobs.Context, period: Period) -> DataFrame:
     if queues := context.options.get("queue"):
         frame = frame.where(F.col("queue_name").isin(*queues))
     if period.since is not None:
@@ -174,7 +166,7 @@ def _chosen(frame: DataFrame, context: Context, period: Period) -> DataFrame:
     return frame
 
 
-def raise_no_tasks(context: Context, period: Period) -> None:
+def raise_no_tasks(context: jobs.Context, period: Period) -> None:
     """Raise the error of a job that found no task: the queue is unknown, or the period has no task."""
     everything = replace(context, options={}, damaged=[])
     with read(everything, Period(None, period.until), tasks=["queue_name", "finish_time"]) as (names,):
@@ -184,19 +176,19 @@ def raise_no_tasks(context: Context, period: Period) -> None:
             near = near_match(queue, known)
             raise JobOptionError("--queue", f"no task of a queue {queue!r}.{near} Queues: {', '.join(known)}")
     when = f"There is no task in the time from {period}. Choose another --since or --until."
-    raise NoTasks(when if known else "There is no task yet, so there is nothing to compute from.")
+    raise jobs.NoTasks(when if known else "There is no task yet, so there is nothing to compute from.")
 
 
 # -- where the figures go ----------------------------------------------------------------------------------------------
 
 
-class ReportJob(Job):
+class ReportJob(jobs.Job):
     """A job that computes figures and writes them to a folder, and to a row that the admin shows: to both or neither.
 
     The folder gets a page too where the caller can render one: ``context.render_page`` needs Django.
     """
 
-    def run(self, context: Context) -> Figures:
+    def run(self, context: jobs.Context) -> Figures:
         """Compute, write, and return the figures. Raises NoTasks when there is too little to compute from."""
         period = Period.of(context.options)
         if context.options["out"]:
@@ -208,7 +200,7 @@ class ReportJob(Job):
             figures["summary"] += f" Damaged files of the lake were left out: {len(set(context.damaged))}."
         return {**figures, **({"written": None} if context.dry_run else _written(context, period, figures, tables))}
 
-    def figures(self, context: Context, period: Period) -> tuple[Figures, Tables]:
+    def figures(self, context: jobs.Context, period: Period) -> tuple[Figures, Tables]:
         """Return the figures, with a ``summary`` of a sentence or two, and the tables for Parquet."""
         raise PipelineError(f"The job {type(self).__name__} has no figures().")
 
@@ -241,10 +233,10 @@ def _check_folder(folder: Path) -> None:
         raise PipelineError(f"{folder} cannot be written: {there} is no folder this user may write to.")
 
 
-def _written(context: Context, period: Period, figures: Figures, tables: Tables) -> Figures:
+def _written(context: jobs.Context, period: Period, figures: Figures, tables: Tables) -> Figures:
     """Write everything, and return where it is. Raises PipelineError when a place cannot be written: nothing is."""
     context.progress("writing", 0, 0)
-    stored, kind = plain(figures), figures["kind"]
+    stored, kind = jobs.plain(figures), figures["kind"]
     folder = Path(context.options["out"]).absolute() if context.options["out"] else None
     page = context.render_page(kind, stored) if folder and context.render_page else None
     database = context.database if context.options["store"] else None
@@ -254,7 +246,7 @@ def _written(context: Context, period: Period, figures: Figures, tables: Tables)
     ):
         pass  # the files are in place before the row is committed
     places = {"report_id": row_id, "folder": folder, "page": folder / f"{kind}.html" if folder and page else None}
-    return {name: plain(place) for name, place in places.items() if place is not None}
+    return {name: jobs.plain(place) for name, place in places.items() if place is not None}
 
 
 @contextmanager
@@ -316,7 +308,7 @@ class Period(NamedTuple):
     until: datetime
 
     @classmethod
-    def of(cls, options: Options) -> Period:
+    def of(cls, options: jobs.Options) -> Period:
         """Return the period that ``since`` and ``until`` mean. Raises JobOptionError for an empty one."""
         until = (options["until"] or datetime.now(UTC)).astimezone(UTC)
         since = options["since"]
@@ -405,9 +397,9 @@ class TaskRows(NamedTuple):
 class KeptDays:
     """The closed days of a lake that lie in a period, and whose parts are kept: a report need not read their tasks."""
 
-    context: Context
+    context: jobs.Context
     period: Period
-    objectives: Sequence[Objective] = ()
+    objectives: Sequence[jobs.Objective] = ()
     files: dict[str, DataFile] = field(default_factory=dict)  # the summaries, by day
 
     @property
@@ -420,7 +412,9 @@ class KeptDays:
         A dry run and a report on some queues make none. If the lake cannot be written to, all its tasks are read.
         """
         closed = self._closed(live)
-        options = {queue: one.within and one.within // MICROSECOND for queue, one in by_queue(self.objectives).items()}
+        options = {
+            queue: one.within and one.within // MICROSECOND for queue, one in jobs.by_queue(self.objectives).items()
+        }
         keys = {day: lake_export.key_of(files, json.dumps(options, sort_keys=True)) for day, files in closed.items()}
         try:
             self.files = lake_export.summaries(self.lake, keys)
