@@ -62,8 +62,8 @@ def _count_column(status: Status | None = None) -> cells.Column:
     return cell
 
 
-ORDERS: dict[str, tuple[StrOrPromise, Callable[[queue_stats.QueueStats], Any]]] = {  # the most first
-    "oldest": (gettext_lazy("oldest waiting"), lambda row: row.oldest or NO_TIME),
+ORDERS: dict[str, tuple[StrOrPromise, Callable[[queue_stats.QueueStats], float]]] = {  # the most first
+    "oldest": (gettext_lazy("oldest waiting"), lambda row: (row.oldest or NO_TIME).total_seconds()),
     "failed": (gettext_lazy("failed, 1 h"), lambda row: row.failed),
     "run": (gettext_lazy("run p50 / p95"), lambda row: row.run.p95 or 0.0),
     "wait": (gettext_lazy("wait p50 / p95"), lambda row: row.wait.p95 or 0.0),
@@ -121,11 +121,11 @@ class QueueAdmin(NamedListAdmin):
         found = queue_stats.overview(only=permissions.visible_queues(viewer(request)))
         return self.with_figures(found, self.get_queryset(request))
 
-    def rows_of(self, filterset: Any) -> list[Any]:  # type: ignore[override]
+    def rows_of(self, filterset: Any) -> list[Queue]:  # type: ignore[override]
         """Return the queues in the order that is asked for."""
         rows = super().rows_of(filterset)
         order = filterset.form.cleaned_data.get("order") if filterset.is_valid() else ""
-        return sorted(rows, key=lambda queue: ORDERS[order][1](queue.stats), reverse=True) if order else rows
+        return sorted(rows, key=lambda queue: ORDERS[order][1](vars(queue)["stats"]), reverse=True) if order else rows
 
     def with_figures(self, found: queue_stats.QueuesOverview, rows: QuerySet[Queue]) -> list[Queue]:
         """Return the queues of an overview, with a row or without."""
@@ -232,7 +232,7 @@ def changes_of(queue: Queue) -> str:
     return ", ".join(f"{name}={_as_text(name, value)}" for name, value in queue.changes.items()) or cells.EMPTY_VALUE
 
 
-def _as_text(name: str, value: Any) -> Any:
+def _as_text(name: str, value: Any) -> object:
     """Return a stored override as a person writes it. The row holds a duration in ISO 8601."""
     with suppress(ValueError):
         return format_duration(parse_duration(value)) if name in DURATIONS else value
