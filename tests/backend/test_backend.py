@@ -87,6 +87,16 @@ def test_an_operator_finds_a_task_by_the_id_that_a_program_has() -> None:
     assert "tests.testapp.functions.add" in command("show", result.id)
 
 
+@pytest.mark.parametrize("keep", ["keep", "history"])
+def test_a_result_is_read_from_a_table_with_column_names_of_its_own(settings: Any, keep: str) -> None:
+    settings.DBTASKQUEUE = {"QUEUES": {"two": {"model": "testapp.Parcel", "keep": keep}}}
+    result = functions.add.using(queue_name="two").enqueue(1, b=2)
+    assert functions.add.get_result(result.id).status == "READY"
+    drain("two")
+    result.refresh()
+    assert (result.status, result.return_value) == ("SUCCESSFUL", 3)
+
+
 def test_enqueue_and_get_result_take_one_query_each() -> None:
     functions.add.enqueue(1, 2)  # the first one of a second reads what operators set for the queue
     with transaction.atomic(), CaptureQueriesContext(connection) as queries:

@@ -153,11 +153,9 @@ class SettleStatements(Group):
         )
         json_texts = {column.db: self.dialect.text(column.db) for column in HISTORY_COLUMNS if column.type == "jsonb"}
         names = ", ".join(json_texts.get(column.db, column.db) for column in HISTORY_COLUMNS)
-        return (
-            f"SELECT {names}, {attempts} FROM {self.tables.task} WHERE id = %(task_id)s UNION ALL"
-            f" SELECT {names}, {attempts} FROM {self.tables.history} WHERE location = %(location)s"
-            " AND task_id = %(task_id)s LIMIT 1"
-        )
+        here = self.tables.rename(f"SELECT {names}, {attempts} FROM {self.tables.task} WHERE id = %(task_id)s")
+        moved = f"SELECT {names}, {attempts} FROM {self.tables.history} WHERE location = %(location)s"
+        return f"{here} UNION ALL {moved} AND task_id = %(task_id)s LIMIT 1"
 
     # Write the metadata of a Django task into its payload; with a token, only while that lease holds.
     save_metadata = template(
