@@ -2,6 +2,8 @@
 
 import os
 import pickle
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,7 @@ from django_dbtaskqueue.poller.executors import Job
 from django_dbtaskqueue.poller.executors.pool import PoolExecutor, portable
 from django_dbtaskqueue.poller.loop import Poller
 from django_dbtaskqueue.poller.queue_state import Options
-from tests.conftest import ProcessDatabase
+from tests.conftest import REPOSITORY, ProcessDatabase
 from tests.poller.processes import Held
 from tests.processing import named
 from tests.processing.conftest import QUEUE, SOON, Letter, Site, both, on_real_connections
@@ -298,3 +300,11 @@ def test_what_turns_out_to_be_no_executor_is_said_when_the_poller_looks(given: A
     with pytest.raises(ImproperlyConfigured, match=why):
         poller.slots()
     poller.close()
+
+
+def test_a_child_process_is_entered_before_any_model_is_imported() -> None:
+    """It sets Django up only after this import, and a model that comes earlier would end it."""
+    program = "import sys, django_dbtaskqueue.poller.executors.process; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "django_dbtaskqueue.models" not in done.stdout.split()
