@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 
 from django_dbtaskqueue.contrib.embedded import free_port
 from tests.browser.pictures import PROGRAMS
-from tests.browser.policy import REPAIRED, queue_settings
+from tests.browser.policy import HEARTBEAT, REPAIRED, queue_settings
 from tests.conftest import ProcessDatabase
 from tests.forks import Fork
 from tests.pgbouncer import answers
@@ -48,6 +48,12 @@ def chromium() -> Iterator[Any]:
         browser = running.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture
+def long_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pollers that are rows only look alive."""
+    monkeypatch.setenv(HEARTBEAT, "1m")
 
 
 @pytest.fixture

@@ -10,14 +10,9 @@ import pytest
 from django_dbtaskqueue.models import Batch, BulkOperation, FailureGroup, PipelineReport, Task
 from tests.browser import scene
 from tests.browser.conftest import Site, expect
-from tests.browser.policy import HEARTBEAT
 from tests.operations.site import sql
 
-
-@pytest.fixture(autouse=True)
-def _long_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scene's pollers are rows only, and are to look alive."""
-    monkeypatch.setenv(HEARTBEAT, "1m")
+pytestmark = pytest.mark.usefixtures("long_heartbeat")  # the scene's pollers are rows only
 
 
 LISTS = ("overview", "poisontask", "poller", "auditentry", "taskhistory", "attempt", "doctor")

@@ -12,13 +12,8 @@ from django.db.models.functions import Now
 from django_dbtaskqueue.models import AuditEntry, BulkOperation, FailureGroup, Poller, Queue, Step
 from tests.browser import scene
 from tests.browser.conftest import Site, expect
-from tests.browser.policy import HEARTBEAT
 
-
-@pytest.fixture(autouse=True)
-def _long_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scene's pollers are rows only, and are to look alive."""
-    monkeypatch.setenv(HEARTBEAT, "1m")
+pytestmark = pytest.mark.usefixtures("long_heartbeat")  # the scene's pollers are rows only
 
 
 class Hand:
