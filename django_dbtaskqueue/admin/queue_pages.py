@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import django_filters
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
     from django_stubs_ext import StrOrPromise
 
 
-NO_TIME = timedelta(0)
-
-
 def _stats_column(title: StrOrPromise, show: Callable[[queue_stats.QueueStats], object]) -> cells.Column:
     """Return a column of the figures that the list reads for each queue."""
     return cells.column(title, lambda queue: show(queue.stats))
@@ -63,7 +59,7 @@ def _count_column(status: Status | None = None) -> cells.Column:
 
 
 ORDERS: dict[str, tuple[StrOrPromise, Callable[[queue_stats.QueueStats], float]]] = {  # the most first
-    "oldest": (gettext_lazy("oldest waiting"), lambda row: (row.oldest or NO_TIME).total_seconds()),
+    "oldest": (gettext_lazy("oldest waiting"), lambda row: row.oldest.total_seconds() if row.oldest else 0.0),
     "failed": (gettext_lazy("failed, 1 h"), lambda row: row.failed),
     "run": (gettext_lazy("run p50 / p95"), lambda row: row.run.p95 or 0.0),
     "wait": (gettext_lazy("wait p50 / p95"), lambda row: row.wait.p95 or 0.0),
