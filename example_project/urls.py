@@ -5,7 +5,4 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 
-urlpatterns = [
-    path("admin/", admin.site.urls),
-    path("", include("example_project.flights.urls")),
-]
+urlpatterns = [path("admin/", admin.site.urls), path("", include("example_project.flights.urls"))]

@@ -70,10 +70,7 @@ pytest_plugins = ["tests.suites"]
 
 # On a loaded machine an example takes as long as it takes. With CI set, Hypothesis itself knows that.
 hypothesis.settings.register_profile(
-    "any-machine",
-    parent=hypothesis.settings(),
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    "any-machine", parent=hypothesis.settings(), deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("any-machine")
 

@@ -11,8 +11,11 @@ from django.db.models import QuerySet
 
 from django_dbtaskqueue.core.states import EDGES, TERMINAL
 from django_dbtaskqueue.models import MinuteCount, Task, TaskHistory
-from tests.patience import PATIENCE, eventually
-from tests.patience import until as until  # every file of tests takes it from here
+from tests.patience import (
+    PATIENCE,
+    eventually,
+    until as until,  # every file of tests takes it from here
+)
 
 T = TypeVar("T")
 

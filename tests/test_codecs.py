@@ -13,8 +13,7 @@ from uuid import UUID
 
 import pydantic
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from django_dbtaskqueue.core import codecs, json
 from django_dbtaskqueue.core.exceptions import PayloadError

@@ -7,8 +7,7 @@ from functools import partial
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from django_dbtaskqueue import management
 from django_dbtaskqueue.conf import settings as conf

@@ -16,8 +16,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from django_dbtaskqueue.core import json as payload
 from django_dbtaskqueue.core.exceptions import PayloadError

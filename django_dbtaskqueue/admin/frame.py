@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from django.contrib import admin
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.utils import quote as quoted_key
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.utils import quote as quoted_key, unquote
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
 from django.db.models import Model, QuerySet
 from django.db.models.functions import Now
@@ -25,8 +24,7 @@ from django.urls import NoReverseMatch, URLPattern, reverse
 from django.utils.html import format_html
 from django.utils.http import parse_etags, urlencode
 from django.utils.text import capfirst
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, pgettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.core.context import standbys

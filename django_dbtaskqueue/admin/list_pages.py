@@ -18,8 +18,7 @@ from django.utils.formats import date_format, number_format
 from django.utils.html import conditional_escape, format_html
 from django.utils.safestring import SafeString
 from django.utils.text import capfirst
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import LIVE_KEY, ReadOnlyAdmin, id_of

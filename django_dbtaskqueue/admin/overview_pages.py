@@ -13,8 +13,7 @@ from django.db.models import Model
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.utils.formats import date_format, number_format
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, show, viewer

@@ -17,8 +17,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from django.utils.timezone import get_current_timezone_name, now
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, V, frame_of, id_of, may_see, viewer
 from django_dbtaskqueue.admin.list_pages import ListAdmin

@@ -17,8 +17,7 @@ from django.urls import URLPattern, path
 from django.utils.formats import date_format
 from django.utils.html import format_html, format_html_join
 from django.utils.http import urlencode
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer, when_migrated

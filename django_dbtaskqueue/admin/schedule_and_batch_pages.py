@@ -17,8 +17,7 @@ from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.http import Http404, HttpRequest, HttpResponse
 from django.utils.html import format_html_join
 from django.utils.safestring import SafeString
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.admin import cells

@@ -20,8 +20,7 @@ from django.db.models.functions import Coalesce, Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.html import format_html
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue.admin import cells, list_pages
 from django_dbtaskqueue.admin.frame import id_of, may_see, permitted, viewer

@@ -27,8 +27,15 @@ from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.flow.schedule import SCHEDULE_FIELDS
 from django_dbtaskqueue.models.control import queue_names_in
 from django_dbtaskqueue.models.querysets import TaskQuerySet
-from django_dbtaskqueue.operations import bulk, permissions, queue_control, queue_stats, related_tasks, serializers
-from django_dbtaskqueue.operations import schedules as schedule_control
+from django_dbtaskqueue.operations import (
+    bulk,
+    permissions,
+    queue_control,
+    queue_stats,
+    related_tasks,
+    schedules as schedule_control,
+    serializers,
+)
 from django_dbtaskqueue.operations.actions import ActionRequest, ActReport, Preview, act_on_ids
 from django_dbtaskqueue.operations.bounded_reads import ApproxCount, bounded_count, statement_timeout
 from django_dbtaskqueue.operations.doctor import Finding, examine
@@ -329,10 +336,7 @@ def queues(call: ApiCall) -> QueueList:
     """Return the health, the known queues, and the pause of each."""
     paused = _pauses(call)
     names = sorted({*known_queues(), *paused}) if call.actor.sees_all else permissions.visible_queues(call.actor) or []
-    return {
-        "health": _overview(call).health,
-        "queues": [{"queue": name, "paused": paused.get(name)} for name in names],
-    }
+    return {"health": _overview(call).health, "queues": [{"queue": name, "paused": paused.get(name)} for name in names]}
 
 
 def queue(call: ApiCall, queue: str) -> QueueDetail:

@@ -21,9 +21,12 @@ elif find_spec("django_tasks"):
     from django_tasks import DEFAULT_TASK_BACKEND_ALIAS, TaskResultStatus, task_backends
     from django_tasks.backends.base import BaseTaskBackend
     from django_tasks.base import TASK_MAX_PRIORITY, TASK_MIN_PRIORITY, Task, TaskContext, TaskError, TaskResult
-    from django_tasks.exceptions import InvalidTaskBackendError as InvalidTaskBackend
-    from django_tasks.exceptions import InvalidTaskError as InvalidTask
-    from django_tasks.exceptions import TaskResultDoesNotExist, TaskResultMismatch
+    from django_tasks.exceptions import (
+        InvalidTaskBackendError as InvalidTaskBackend,
+        InvalidTaskError as InvalidTask,
+        TaskResultDoesNotExist,
+        TaskResultMismatch,
+    )
     from django_tasks.signals import task_enqueued, task_finished, task_started
     from django_tasks.utils import normalize_json
 else:

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
-from django_dbtaskqueue.core import durations, retry
-from django_dbtaskqueue.core import unique as uniqueness
+from django_dbtaskqueue.core import durations, retry, unique as uniqueness
 from django_dbtaskqueue.core.durations import Rate, clock
 from django_dbtaskqueue.core.exceptions import near_match
 from django_dbtaskqueue.core.masking import masked

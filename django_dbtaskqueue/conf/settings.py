@@ -21,12 +21,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 
 from django_dbtaskqueue.conf import queue as rules
-from django_dbtaskqueue.conf.queue import QueueSettings as QueueSettings
-from django_dbtaskqueue.conf.queue import duration as duration
-from django_dbtaskqueue.conf.queue import is_name as is_name
-from django_dbtaskqueue.conf.queue import overlay as overlay
-from django_dbtaskqueue.conf.queue import parse as parse
-from django_dbtaskqueue.conf.queue import valid_name as valid_name
+from django_dbtaskqueue.conf.queue import (
+    QueueSettings as QueueSettings,
+    duration as duration,
+    is_name as is_name,
+    overlay as overlay,
+    parse as parse,
+    valid_name as valid_name,
+)
 from django_dbtaskqueue.core import masking, retry
 from django_dbtaskqueue.core.exceptions import UnknownQueue, near_match
 from django_dbtaskqueue.core.json import Limits

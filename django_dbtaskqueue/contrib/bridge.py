@@ -35,8 +35,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import Peer
-from django_dbtaskqueue.core import exceptions
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import exceptions, json as json_payload
 from django_dbtaskqueue.core.codecs import MAX_TYPE_NAME
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import TRACEPARENT, restored

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import TypeVar
 
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
+from opentelemetry import context as otel_context, metrics, trace
 from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

@@ -16,14 +16,11 @@ from typing import Any, Unpack, cast
 
 from asgiref.sync import sync_to_async
 from django.db import connections
-from django.db.models import Model
-from django.db.models import signals as model_signals
+from django.db.models import Model, signals as model_signals
 from django.db.models.base import ModelState
 
-from django_dbtaskqueue.conf import overrides
-from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.conf import overrides, settings as conf
+from django_dbtaskqueue.core import codecs, context, json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED, OWN_COLUMNS, EnqueueOptions, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.context import enqueue_hook
 from django_dbtaskqueue.core.durations import MIN_LEASE

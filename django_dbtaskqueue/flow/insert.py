@@ -21,14 +21,7 @@ from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.columns import OWN_COLUMNS, InsertOptions
 from django_dbtaskqueue.core.exceptions import DuplicateTask
 from django_dbtaskqueue.core.json import array
-from django_dbtaskqueue.core.sql.enqueue import (
-    ENQUEUED_TYPES,
-    REPLACE,
-    RETURNED,
-    VARYING_COLUMNS,
-    WRITE,
-    WRITE_TIMED,
-)
+from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, REPLACE, RETURNED, VARYING_COLUMNS, WRITE, WRITE_TIMED
 from django_dbtaskqueue.core.states import CREATED
 from django_dbtaskqueue.core.unique import UniqueRule
 from django_dbtaskqueue.db import notify

@@ -25,8 +25,7 @@ from django.db import transaction
 from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context, retry, threads
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import codecs, context, json as json_payload, retry, threads
 from django_dbtaskqueue.core.exceptions import (
     LeaseLost,
     ReenqueueDelayMissing,

@@ -27,8 +27,7 @@ from django_dbtaskqueue.flow.shard_move import ShardMove
 from django_dbtaskqueue.management import FAILED_CODE, Options, Output, ago, printable, wrong_usage
 from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureGroup, Queue, Schedule, TaskHistory
 from django_dbtaskqueue.models.control import FAILED, UNFINISHED
-from django_dbtaskqueue.operations import bulk as bulk_operations
-from django_dbtaskqueue.operations import queue_control, related_tasks, schedules
+from django_dbtaskqueue.operations import bulk as bulk_operations, queue_control, related_tasks, schedules
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, ActReport, act_on_ids, preview
 from django_dbtaskqueue.operations.lookup import locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there

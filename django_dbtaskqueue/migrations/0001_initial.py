@@ -76,9 +76,7 @@ def task_constraints(table: str) -> list[models.BaseConstraint]:
     times = {f"{name}__range": READABLE for name in ("create_time", "next_process_time", "ready_time", "expire_time")}
     return [
         models.UniqueConstraint(
-            fields=["reference", "queue"],
-            name=f"{table}_reference",
-            opclasses=["varchar_pattern_ops", "varchar_ops"],
+            fields=["reference", "queue"], name=f"{table}_reference", opclasses=["varchar_pattern_ops", "varchar_ops"]
         ),
         models.CheckConstraint(condition=Q(status__in=STATUSES), name=f"{table}_status"),
         models.CheckConstraint(condition=ready | ended | parked, name=f"{table}_ready_time"),
@@ -134,12 +132,7 @@ def task_table(name: str, **options: Any) -> migrations.CreateModel:
             ("batch", models.BigIntegerField("batch", null=True, blank=True)),
             ("signals", models.IntegerField("signals", null=True, blank=True)),
         ],
-        options={
-            **options,
-            "abstract": False,
-            "indexes": task_indexes(table),
-            "constraints": task_constraints(table),
-        },
+        options={**options, "abstract": False, "indexes": task_indexes(table), "constraints": task_constraints(table)},
     )
 
 
@@ -471,17 +464,11 @@ class Migration(migrations.Migration):
                 (
                     "source",
                     models.CharField(
-                        "source",
-                        max_length=30,
-                        choices=[("code", "code"), ("person", "person")],
-                        db_default="person",
+                        "source", max_length=30, choices=[("code", "code"), ("person", "person")], db_default="person"
                     ),
                 ),
                 ("code", models.JSONField("the code says", null=True, blank=True)),
-                (
-                    "edited",
-                    models.JSONField("changed by hand", db_default=empty([]), blank=True),
-                ),
+                ("edited", models.JSONField("changed by hand", db_default=empty([]), blank=True)),
                 ("next_time", models.DateTimeField("next tick", null=True, blank=True)),
                 ("last_time", models.DateTimeField("last tick", null=True, blank=True)),
                 ("last_task", models.BigIntegerField("last task", null=True, blank=True)),
@@ -684,9 +671,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "indexes": [
                     models.Index(
-                        fields=["location", "last_task_id"],
-                        condition=Q(skip_reason=""),
-                        name="dbtaskqueue_change_task",
+                        fields=["location", "last_task_id"], condition=Q(skip_reason=""), name="dbtaskqueue_change_task"
                     )
                 ],
             },
@@ -716,16 +701,10 @@ class Migration(migrations.Migration):
                 (
                     "scope",
                     models.CharField(
-                        "scope",
-                        choices=[("read", "read"), ("operate", "operate")],
-                        db_default="operate",
-                        max_length=30,
+                        "scope", choices=[("read", "read"), ("operate", "operate")], db_default="operate", max_length=30
                     ),
                 ),
-                (
-                    "queues",
-                    models.JSONField("queues", blank=True, db_default=empty([])),
-                ),
+                ("queues", models.JSONField("queues", blank=True, db_default=empty([]))),
                 ("create_time", models.DateTimeField("created", db_default=Now())),
                 ("expire_time", models.DateTimeField("expires", blank=True, null=True)),
                 ("last_used_time", models.DateTimeField("last used", blank=True, null=True)),
@@ -775,8 +754,7 @@ class Migration(migrations.Migration):
                 "default_permissions": (),
                 "constraints": [
                     models.CheckConstraint(
-                        condition=Q(state__in=["open", "closed", "abandoned"]),
-                        name="dbtaskqueue_archivebatch_state",
+                        condition=Q(state__in=["open", "closed", "abandoned"]), name="dbtaskqueue_archivebatch_state"
                     ),
                     models.UniqueConstraint(
                         fields=["location", "source"],
@@ -839,9 +817,7 @@ class Migration(migrations.Migration):
                 ("transaction_id", models.BigIntegerField("transaction")),
                 ("task_id", models.BigIntegerField("task")),
             ],
-            options={
-                "default_permissions": (),
-            },
+            options={"default_permissions": ()},
         ),
         # Pages of the admin
         page("Doctor", "queue", "doctor", "doctor"),

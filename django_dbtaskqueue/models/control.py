@@ -202,10 +202,7 @@ class MinuteCount(NumberedRow):
     waits = JsonField(_("histogram of waits"), shape=dict, of=int)
 
     class Meta(NumberedRow.Meta):
-        indexes: ClassVar = [
-            index("count_minute", "kind", "minute", "queue"),
-            index("count_calls", "queue", kind=CALL),
-        ]
+        indexes: ClassVar = [index("count_minute", "kind", "minute", "queue"), index("count_calls", "queue", kind=CALL)]
 
 
 class FailureGroup(models.Model):

@@ -231,10 +231,7 @@ class UsedReference(NumberedRow):
     expire_time: OptionalTime = TimeField(_("expires"), null=True, blank=True)  # NULL: never
 
     class Meta(NumberedRow.Meta):
-        constraints: ClassVar = [
-            unique("unique", "queue", "reference"),
-            readable("create_time", "expire_time"),
-        ]
+        constraints: ClassVar = [unique("unique", "queue", "reference"), readable("create_time", "expire_time")]
         indexes: ClassVar = [index("usedref_expires", "expire_time", expire_time__isnull=False)]
 
 

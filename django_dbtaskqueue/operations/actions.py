@@ -17,8 +17,7 @@ from django.apps import apps
 from django.db import router, transaction
 from django.db.models import BooleanField, ExpressionWrapper, Model, QuerySet
 from django.db.models.functions import Now
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.core.columns import COPIED, InsertOptions, TaskOptions
 from django_dbtaskqueue.core.exceptions import OperationRefused

@@ -13,8 +13,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, models, transaction
 from django.db.migrations.executor import MigrationExecutor
 from django.db.models.functions import Now
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext as _, gettext_lazy, ngettext
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf

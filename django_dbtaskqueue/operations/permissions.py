@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils.module_loading import import_string
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, UnknownQueue

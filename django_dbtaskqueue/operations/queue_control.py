@@ -15,11 +15,9 @@ from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db import connections
 from django.db.models import Case, Count, F, When
 from django.db.models.functions import Now
-from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext_lazy
+from django.utils.translation import gettext_lazy as _, ngettext_lazy
 
-from django_dbtaskqueue.conf import overrides
-from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf import overrides, settings as conf
 from django_dbtaskqueue.conf.queue import FIXED_SETTINGS, QUEUE_KEYS, check_name, stored
 from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.sql.dialects import MOVING

@@ -16,8 +16,7 @@ from typing import ClassVar
 from django.db.models import Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Now, NullIf
 from django.utils.formats import number_format
-from django.utils.translation import gettext as _
-from django.utils.translation import ngettext
+from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration

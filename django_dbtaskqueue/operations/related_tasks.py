@@ -15,8 +15,7 @@ from typing import Annotated
 
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext, ngettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.outcomes import SIGNAL

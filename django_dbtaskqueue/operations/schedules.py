@@ -17,8 +17,7 @@ from django.core.checks import CheckMessage, Error, Warning, register
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.utils.dates import WEEKDAYS
 from django.utils.text import get_text_list
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf

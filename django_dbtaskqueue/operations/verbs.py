@@ -15,8 +15,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.db import IntegrityError, transaction
 from django.db.models import Exists, OuterRef, Q
-from django.utils.translation import gettext, ngettext, ngettext_lazy
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext, gettext_lazy as _, ngettext, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings

@@ -20,8 +20,7 @@ from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Release
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
-from django_dbtaskqueue.flow import checkout as stage
-from django_dbtaskqueue.flow import observe, settle
+from django_dbtaskqueue.flow import checkout as stage, observe, settle
 from django_dbtaskqueue.flow.checkout import QueueShare, ScanCursor
 from django_dbtaskqueue.flow.groups import Limiter
 from django_dbtaskqueue.flow.port import SettlePort

@@ -10,8 +10,7 @@ from typing import Any, TypedDict, Unpack
 from django.db.models import Count
 
 from django_dbtaskqueue.conf.overrides import queue_settings
-from django_dbtaskqueue.core import codecs
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import codecs, json as json_payload
 from django_dbtaskqueue.core.columns import ENQUEUED
 from django_dbtaskqueue.core.exceptions import PayloadError, near_match
 from django_dbtaskqueue.core.states import Status

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from django_dbtaskqueue import Complete, CompleteDelete, DuplicateTask, Fail, Fixed, Poison, QueueFull, Reenqueue

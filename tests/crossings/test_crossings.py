@@ -13,8 +13,7 @@ from django_dbtaskqueue.models import Queue
 from example_project.database import database_from_url
 from tests import templates
 from tests.conftest import ProcessDatabase
-from tests.crossings import features
-from tests.crossings import settings as crossings
+from tests.crossings import features, settings as crossings
 from tests.crossings.features import FEATURES
 from tests.crossings.roads import ROADS, SPARK
 from tests.support import alias_beside, eventually

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 
 from tests.faults.checkers import Needs
-from tests.forks import REPOSITORY as REPOSITORY
-from tests.forks import Started
+from tests.forks import REPOSITORY as REPOSITORY, Started
 
 
 class Process:

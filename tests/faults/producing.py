@@ -25,8 +25,7 @@ from tests.faults.ledger import Ledger
 from tests.faults.sizes import CAPACITY
 
 django.setup()
-from django_dbtaskqueue import Unique, batch, enqueue, enqueue_many  # noqa: E402 -- Django must be set up first
-from django_dbtaskqueue import signal as send_signal  # noqa: E402 -- Django must be set up first
+from django_dbtaskqueue import Unique, batch, enqueue, enqueue_many, signal as send_signal  # noqa: E402 -- Django must be set up first
 from django_dbtaskqueue.models import Task  # noqa: E402 -- Django must be set up first
 from tests.testapp.models import Booking  # noqa: E402 -- Django must be set up first
 

@@ -31,8 +31,7 @@ from django_dbtaskqueue.operations.queue_control import pause
 from django_dbtaskqueue.operations.serializers import message_of, short_error
 from django_dbtaskqueue.operations.verbs import QUEUE_VERBS, TASK_VERBS
 from tests.factories import HOLDER, QUEUE, age, make_task
-from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, staff
-from tests.operations.site import text as text_of
+from tests.operations.site import ADMIN, OVERVIEW, POLLERS, QUEUES, TASKS, attempt, staff, text as text_of
 from tests.operations.test_hostile_rows import kind_of, plain_row, write
 
 MODELS: list[type[Model]] = [Task, Queue, Poller, Attempt, TaskHistory, BulkOperation, AuditEntry]

@@ -17,8 +17,7 @@ from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.flow import usage
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
-from django_dbtaskqueue.operations import bounded_reads
-from django_dbtaskqueue.operations import queue_stats as figures
+from django_dbtaskqueue.operations import bounded_reads, queue_stats as figures
 from django_dbtaskqueue.operations.bounded_reads import bounded_count, count_within, statement_timeout
 from django_dbtaskqueue.operations.doctor import examine
 from django_dbtaskqueue.operations.queue_control import pause

@@ -15,8 +15,7 @@ from django.contrib.auth.models import User
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import CommandError
 from django.test import Client
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 
 from django_dbtaskqueue import enqueue
 from django_dbtaskqueue.admin import ADMIN_CLASSES

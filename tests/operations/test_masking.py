@@ -7,8 +7,7 @@ from typing import Annotated, Any
 
 import pytest
 from django.contrib.auth.models import User
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pydantic import BaseModel
 
 from django_dbtaskqueue import Sensitive, enqueue, processor

@@ -20,8 +20,7 @@ from django_dbtaskqueue.models import Poller, Queue, Task
 from tests.architecture.journeys import CallCounter
 from tests.architecture.source import REPOSITORY
 from tests.factories import QUEUE, make_task
-from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, sql, text
-from tests.operations.site import page as shown
+from tests.operations.site import POLLERS, QUEUES, TASKS, attempt, page as shown, sql, text
 
 SECOND = timedelta(seconds=1)
 MAX_CALLS_TO_CONFIRM = 130  # of the package's functions; ten of them so that the act can be undone

@@ -6,8 +6,7 @@ from typing import Any, cast
 import pytest
 from django.http import QueryDict
 from django.utils import timezone
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from django_dbtaskqueue.core.columns import LONG
 from django_dbtaskqueue.core.exceptions import SearchError

@@ -3,8 +3,7 @@
 from typing import Any, cast
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import MASKED, masked_text

@@ -17,8 +17,7 @@ from django_dbtaskqueue.operations import bulk
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, VerbOptions
 from django_dbtaskqueue.pull.leases import checkout
 from tests.factories import QUEUE, make_task
-from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user
-from tests.operations.site import work as run
+from tests.operations.site import ADMIN, TASKS, command, failure_group, post, refused, text, user, work as run
 from tests.support import taken_back
 
 COLUMNS = [field.name for field in Task._meta.concrete_fields if field.name != "last_update_time"]

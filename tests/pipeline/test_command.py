@@ -25,8 +25,7 @@ from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, Pipe
 from django_dbtaskqueue.core.masking import MASKED
 from django_dbtaskqueue.management.commands.runtaskpipeline import database_of_alias
 from django_dbtaskqueue.models import ArchiveBatch, Queue, Task
-from django_dbtaskqueue.pipeline import command_line, jobs
-from django_dbtaskqueue.pipeline import spark as terminal
+from django_dbtaskqueue.pipeline import command_line, jobs, spark as terminal
 from django_dbtaskqueue.pipeline.command_line import Face
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, Objective, by_queue, complete, job, objective

@@ -11,8 +11,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline.reports import forecast as f

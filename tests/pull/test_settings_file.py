@@ -13,8 +13,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from django_dbtaskqueue import Fixed, UnknownQueue, enqueue
-from django_dbtaskqueue.conf import queue as rules
-from django_dbtaskqueue.conf import settings as conf
+from django_dbtaskqueue.conf import queue as rules, settings as conf
 from django_dbtaskqueue.conf.overrides import queue_settings
 from django_dbtaskqueue.models import Queue
 from django_dbtaskqueue.operations import checks

@@ -164,6 +164,5 @@ class SettleStatements(Group):
         " RETURNING id"
     )
     _with_metadata = part(
-        "jsonb_set(payload, '{{metadata}}', %(metadata)s::jsonb)",
-        "json_set(payload, '$.metadata', json(%(metadata)s))",
+        "jsonb_set(payload, '{{metadata}}', %(metadata)s::jsonb)", "json_set(payload, '$.metadata', json(%(metadata)s))"
     )

@@ -25,8 +25,7 @@ except ImportError as error:  # a bare install, and no libpq
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import JobOptionError, PipelineError, near_match
 from django_dbtaskqueue.db.session import Session, model_for
-from django_dbtaskqueue.models import Queue as QueueRow
-from django_dbtaskqueue.models import Task
+from django_dbtaskqueue.models import Queue as QueueRow, Task
 from django_dbtaskqueue.operations.lookup import locations, locations_on
 from django_dbtaskqueue.operations.report_page import html_file
 from django_dbtaskqueue.pipeline.command_line import USAGE, Face, perform

@@ -16,8 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, urlencode
 
-from django.utils.translation import gettext
-from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext, gettext_lazy as _
 
 from django_dbtaskqueue.core.columns import INTEGER_TYPES, LONG, searched
 from django_dbtaskqueue.core.exceptions import SearchError

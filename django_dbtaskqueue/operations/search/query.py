@@ -36,8 +36,15 @@ from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import WAIT
 from django_dbtaskqueue.operations.bounded_reads import Rows, in_time, prefer_indexes, statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
-from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text
-from django_dbtaskqueue.operations.search import values as value_types
+from django_dbtaskqueue.operations.search import (
+    QUALIFIERS,
+    Search,
+    Term,
+    parse,
+    parse_term,
+    to_text,
+    values as value_types,
+)
 from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Match, Piece, dated, span_of
 
 __all__ = ["TaskFilter"]

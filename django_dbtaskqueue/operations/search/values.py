@@ -18,8 +18,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import BooleanField, F, Func, Value
 from django.db.models.sql.compiler import SQLCompiler
 from django.utils.timezone import localtime
-from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext as _, gettext_lazy
 
 from django_dbtaskqueue.core.durations import parse_duration, task_number
 from django_dbtaskqueue.core.exceptions import SearchError

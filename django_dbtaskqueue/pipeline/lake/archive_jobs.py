@@ -26,11 +26,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, Window, functions as F
 
-from django_dbtaskqueue.core.columns import COPIED
-from django_dbtaskqueue.core.columns import Column as TaskColumn
+from django_dbtaskqueue.core.columns import COPIED, Column as TaskColumn
 from django_dbtaskqueue.core.durations import parse_length
 from django_dbtaskqueue.core.exceptions import CheckFailed, JobOptionError, PipelineError
 from django_dbtaskqueue.core.outcomes import MAX_DELAY

@@ -17,16 +17,22 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.errors import PythonException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 from pyspark.sql.types import StructType
 
 from django_dbtaskqueue.core.durations import MICROSECOND, number, parse_length
 from django_dbtaskqueue.core.exceptions import JobOptionError, LakeError, PipelineError, near_match
 from django_dbtaskqueue.pipeline import jobs
 from django_dbtaskqueue.pipeline.database import Database, database_errors
-from django_dbtaskqueue.pipeline.lake import LAKE_SUMMARIES, PARTITION, DataFile, Lake, one_state, read_files
-from django_dbtaskqueue.pipeline.lake import export as lake_export
+from django_dbtaskqueue.pipeline.lake import (
+    LAKE_SUMMARIES,
+    PARTITION,
+    DataFile,
+    Lake,
+    export as lake_export,
+    one_state,
+    read_files,
+)
 from django_dbtaskqueue.pipeline.reports import transforms as T
 from django_dbtaskqueue.pipeline.source import arrow_schema, few_tasks, read_tasks, schema_of
 

@@ -21,14 +21,12 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from django_dbtaskqueue.core.durations import format_duration, number, parse_length, percent
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, NoTasks, count, parsed, share
-from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows
-from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
 
 # -- arrivals ----------------------------------------------------------------------------------------------------------
 
@@ -298,8 +296,7 @@ def unevenness_of(minutes: DataFrame) -> float:
         F.sum("tasks").alias("tasks"), F.sum(F.col("tasks") ** 2).alias("squares")
     )
     (sums,) = hours.agg(
-        F.sum("tasks").alias("mean"),
-        F.sum(F.col("squares") - F.col("tasks") ** 2 / MINUTES_OF_HOUR).alias("variance"),
+        F.sum("tasks").alias("mean"), F.sum(F.col("squares") - F.col("tasks") ** 2 / MINUTES_OF_HOUR).alias("variance")
     ).collect()
     if not sums["mean"]:
         return 1.0

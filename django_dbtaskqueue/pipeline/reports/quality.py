@@ -7,8 +7,7 @@ from functools import reduce
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.exceptions import CheckFailed
 from django_dbtaskqueue.core.states import Status

@@ -10,15 +10,13 @@ from datetime import timedelta
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, functions as F
 
 from django_dbtaskqueue.core.durations import number, percent, seconds
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, objective
-from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows
-from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports import ONE_HOUR, KeptDays, Period, TaskRows, transforms as T
 
 __all__ = ["Report"]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from pyspark.sql import Column, DataFrame, Window
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, Window, functions as F
 
 from django_dbtaskqueue.core.durations import MICROSECOND
 from django_dbtaskqueue.core.states import COMPLETED, ERROR, POISON, PROCESSING

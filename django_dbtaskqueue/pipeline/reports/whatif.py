@@ -25,8 +25,7 @@ from django_dbtaskqueue.core.durations import percent, seconds
 from django_dbtaskqueue.core.exceptions import JobOptionError
 from django_dbtaskqueue.pipeline import reports
 from django_dbtaskqueue.pipeline.jobs import Argument, Context, count, pair, parsed
-from django_dbtaskqueue.pipeline.reports import Period
-from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports import Period, transforms as T
 
 __all__ = ["WhatIf"]
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pyspark.errors import AnalysisException, ParseException
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import Column, DataFrame, functions as F
 from pyspark.sql.types import DataType, DayTimeIntervalType, FractionalType, StringType, StructField, StructType
 
 from django_dbtaskqueue.core.durations import clock, parse_length

@@ -30,8 +30,7 @@ from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import BY_NAME, ENQUEUED, TIMING
 from django_dbtaskqueue.core.durations import MIN_LEASE
 from django_dbtaskqueue.core.exceptions import JobOptionError, PayloadError, PipelineError, near_match
-from django_dbtaskqueue.core.masking import Rules as MaskRules
-from django_dbtaskqueue.core.masking import current_rules, masked_text
+from django_dbtaskqueue.core.masking import Rules as MaskRules, current_rules, masked_text
 from django_dbtaskqueue.core.outcomes import MAX_DELAY
 
 TEXT_OPTIONS = {"encoding": "utf-8"}

@@ -113,7 +113,6 @@ class Migration(migrations.Migration):
             ),
         ),
         migrations.AddConstraint(
-            model_name="flight",
-            constraint=models.UniqueConstraint(fields=("reference",), name="flight_reference"),
+            model_name="flight", constraint=models.UniqueConstraint(fields=("reference",), name="flight_reference")
         ),
     ]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession, functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError

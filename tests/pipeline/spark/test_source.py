@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from django_dbtaskqueue import enqueue_many
 from django_dbtaskqueue.core.exceptions import DuplicateTask, PipelineError

@@ -5,14 +5,12 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.testing import assertDataFrameEqual
 
 from django_dbtaskqueue.pipeline.jobs import Objective
-from django_dbtaskqueue.pipeline.reports import transforms
-from django_dbtaskqueue.pipeline.reports import transforms as T
+from django_dbtaskqueue.pipeline.reports import transforms, transforms as T
 from django_dbtaskqueue.pipeline.source import schema_of
 from tests.pipeline import histories
 from tests.pipeline.histories import MONDAY, Row, frame, row

@@ -3,8 +3,7 @@
 import os
 
 from pyspark import pipelines as dp
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession, functions as F
 
 from django_dbtaskqueue.pipeline.database import Database
 from django_dbtaskqueue.pipeline.source import register
