@@ -113,7 +113,7 @@ assert TaskHistory.objects.get(reference="a").region == "west"
 from django_dbtaskqueue.core.sql.dialects import POSTGRESQL, Tables
 from django_dbtaskqueue.core.sql.pipeline import StagingStatements
 
-assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL).create("s")
+assert "region_name text" in StagingStatements(Tables("t"), POSTGRESQL, "s").create
 if importlib.util.find_spec("pyspark"):
     from django_dbtaskqueue.pipeline.lake import LAKE_TASKS
     from django_dbtaskqueue.pipeline.source import HISTORY, TASKS

@@ -14,7 +14,7 @@ from functools import cached_property
 from zlib import crc32
 
 from django_dbtaskqueue.core.columns import TIMING
-from django_dbtaskqueue.core.sql.dialects import BEHIND, GROUP, HEAD, Group, renamed
+from django_dbtaskqueue.core.sql.dialects import GROUP, Dialect, Group, Tables, part, renamed, template
 from django_dbtaskqueue.core.sql.enqueue import ENQUEUED_TYPES, READY_COLUMNS
 from django_dbtaskqueue.core.sql.groups import locked
 from django_dbtaskqueue.core.states import sql_sources
@@ -26,34 +26,35 @@ STREAMS = "streams/"  # as the queue of a reference: of micro-batches, as "query
 
 
 class StagingStatements(Group):
-    """Statements about staging tables; ``table`` is a quoted name."""
+    """Statements about staging tables, most of them about ``table``, a quoted name."""
 
-    @cached_property
-    def stamp(self) -> str:
-        """The time for the name of a staging table."""
-        if self.dialect.vendor == "postgresql":
-            return "SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')"
-        return "SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now')"
+    def __init__(self, tables: Tables, dialect: Dialect, table: str = "") -> None:
+        super().__init__(tables, dialect)
+        self.table = table
 
-    @cached_property
-    def existing(self) -> str:
-        """The names of all staging tables."""
-        if self.dialect.vendor == "postgresql":
-            return (
-                f"SELECT relname FROM pg_class WHERE relkind = 'r' AND"
-                f" relname ~ '^{STAGING_PREFIX}[0-9]{{{STAMP_DIGITS}}}_' AND pg_table_is_visible(oid) ORDER BY relname"
-            )
-        return f"SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{STAGING_PREFIX}%%' ORDER BY name"
-
-    def create(self, table: str) -> str:
-        """Make a staging table. A crash of the server empties it."""
-        columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
-        if self.dialect.vendor == "postgresql":
-            return f"CREATE UNLOGGED TABLE {table} ({columns}) WITH (autovacuum_enabled = false)"
-        return f"CREATE TABLE {table} ({columns})"
+    _columns = ", ".join(f"{name} {kind}" for name, kind in {"_attempt": "bigint", **STAGED}.items())
+    _copied, _of_staged = ", ".join(ENQUEUED_TYPES), ", ".join(f"u.{name}" for name in ENQUEUED_TYPES)
+    _prefix, _name_pattern = STAGING_PREFIX, f"^{STAGING_PREFIX}[0-9]{{{STAMP_DIGITS}}}_"
+    _counted = part("{table} AS u WHERE u._attempt IN ({each:attempts})")
+    # The time for the name of a staging table.
+    stamp = template(
+        "SELECT to_char(statement_timestamp() AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')",
+        "SELECT strftime('%%Y%%m%%d%%H%%M%%S', 'now')",
+    )
+    # The names of all staging tables.
+    existing = template(
+        "SELECT relname FROM pg_class WHERE relkind = 'r' AND relname ~ '{_name_pattern}'"
+        " AND pg_table_is_visible(oid) ORDER BY relname",
+        "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE '{_prefix}%%' ORDER BY name",
+    )
+    # Make the table. A crash of the server empties it.
+    create = template(
+        "CREATE UNLOGGED TABLE {table} ({_columns}) WITH (autovacuum_enabled = false)",
+        "CREATE TABLE {table} ({_columns})",
+    )
 
     @renamed
-    def insert(self, table: str, *, ignore: bool, timed: bool, grouped: bool) -> str:
+    def insert(self, *, ignore: bool, timed: bool, grouped: bool) -> str:
         """Insert the rows of ``attempts`` by reference, so that no writers deadlock. ``ignore``: not the taken ones."""
         due = self.dialect.now
         if timed:
@@ -64,99 +65,62 @@ class StagingStatements(Group):
         if grouped:
             ready = f"CASE WHEN u.group_key IS NULL THEN {due} END"
             parked = f"CASE WHEN u.group_key IS NOT NULL THEN '{GROUP}' END"
-        byte_wise = ' COLLATE "C"' if self.dialect.vendor == "postgresql" else ""
         conflict = " ON CONFLICT (reference_number, queue_name) DO NOTHING" if ignore else ""
         return (
-            f"INSERT INTO {self.tables.task} (queue_name, {', '.join(ENQUEUED_TYPES)}, {READY_COLUMNS})"
-            f" SELECT u.queue_name, {', '.join(f'u.{name}' for name in ENQUEUED_TYPES)}, {due}, {ready}, {parked},"
-            f" {expire} FROM {self._counted(table)}"
-            f" ORDER BY u.reference_number{byte_wise}, u.queue_name{byte_wise}{conflict}"
+            f"INSERT INTO {self.tables.task} (queue_name, {self._copied}, {READY_COLUMNS})"
+            f" SELECT u.queue_name, {self._of_staged}, {due}, {ready}, {parked}, {expire} FROM {self._counted}"
+            f" ORDER BY u.reference_number{self._byte_wise}, u.queue_name{self._byte_wise}{conflict}"
         )
 
-    def _counted(self, table: str) -> str:
-        return f"{table} AS u WHERE u._attempt IN ({self.dialect.each('attempts')})"
-
-    def staged(self, table: str) -> str:
-        return f"SELECT count(*) FROM {self._counted(table)}"
-
-    @renamed
-    def new(self, table: str) -> str:
-        """How many of the staged rows ``insert`` would add with ``ignore``."""
-        taken = "t.reference_number = u.reference_number AND t.queue_name = u.queue_name"
-        return (
-            f"SELECT (SELECT count(*) FROM {self._counted(table)} AND u.reference_number IS NULL) + count(*)"
-            f" FROM (SELECT DISTINCT u.queue_name, u.reference_number FROM {self._counted(table)}"
-            " AND u.reference_number IS NOT NULL"
-            f" AND NOT EXISTS (SELECT 1 FROM {self.tables.task} AS t WHERE {taken})) AS n"
-        )
-
-    @renamed
-    def conflicts(self, table: str) -> str:
-        """The first staged reference that a task holds, as (queue, reference, task, status)."""
-        return (
-            f"SELECT u.queue_name, u.reference_number, t.id, t.status FROM {table} AS u JOIN {self.tables.task} AS t"
-            " ON t.reference_number = u.reference_number AND t.queue_name = u.queue_name"
-            f" WHERE u._attempt IN ({self.dialect.each('attempts')}) ORDER BY 2, 1 LIMIT 1"
-        )
-
-    def twice(self, table: str) -> str:
-        """The first reference that two staged rows have, as (queue, reference)."""
-        return (
-            f"SELECT u.queue_name, u.reference_number FROM {self._counted(table)} AND u.reference_number IS NOT NULL"
-            " GROUP BY u.queue_name, u.reference_number HAVING count(*) > 1 ORDER BY 2, 1 LIMIT 1"
-        )
-
-    def groups(self, table: str) -> str:
-        """How many groups the rows of ``attempts`` name."""
-        return f"SELECT count(*) FROM ({self._groups(table)}) AS g"
-
-    def _groups(self, table: str) -> str:
-        return f"SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {self._counted(table)} AND u.group_key > ''"
-
-    def lock_groups_of(self, table: str) -> str:
-        """Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``."""
-        return f"SELECT {locked('x.q', 'x.k')} FROM ({self._groups(table)} ORDER BY q, k) AS x"
-
-    @cached_property
-    def lock_table(self) -> str:
-        """Block other writers of tasks until the end of the transaction, when there are too many groups to lock."""
-        return f"LOCK TABLE {self.tables.task} IN SHARE ROW EXCLUSIVE MODE"
-
-    @renamed
-    def misplaced(self, table: str) -> str:
-        """Of the groups just written: (id, whether ready) of heads that are not ready, and of others that are.
-
-        The head is the one being processed, the one being retried, else the first that is due (``place_heads``).
-        """
-        wait = f"{self.dialect.greatest}({self.dialect.seconds_between(self.dialect.now, 't.next_process_time')}, 0)"
-        rank = (
-            "CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT NULL AND t.attempt > 0 THEN 1"
-            f" ELSE 2 END, {wait}, t.priority, t.id"
-        )
-        return (
-            "SELECT m.id, m.ready FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS ready,"
-            f" t.status AS s, row_number() OVER (PARTITION BY t.queue_name, t.group_key ORDER BY {rank}) AS place"
-            f" FROM {self.tables.task} AS t JOIN ({self._groups(table)}) AS g"
-            f" ON t.queue_name = g.q AND t.group_key = g.k WHERE {HEAD} OR {BEHIND}"
-            ") AS m WHERE m.place = 1 AND NOT m.ready OR m.place > 1 AND m.ready AND m.s <> 'PROCESSING'"
-        )
-
-    @cached_property
-    def enter(self) -> str:
-        """Add an entry to the ledger; no row is written if the ledger has it."""
-        return (
-            f"INSERT INTO {self.tables.ledger} (queue_name, reference_number) VALUES ('{STREAMS}', %(entry)s)"
-            " ON CONFLICT (queue_name, reference_number) DO NOTHING"
-        )
-
-    @cached_property
-    def entries(self) -> str:
-        """The entries of the ledger that begin with ``prefix``, the oldest first."""
-        prefix = "CAST(%(prefix)s AS text)"
-        return (
-            f"SELECT reference_number FROM {self.tables.ledger} WHERE queue_name = '{STREAMS}'"
-            f" AND substr(reference_number, 1, length({prefix})) = {prefix} ORDER BY id"
-        )
+    _byte_wise = part(' COLLATE "C"', "")
+    staged = template("SELECT count(*) FROM {_counted}")
+    # How many of the staged rows ``insert`` would add with ``ignore``.
+    new = template(
+        "SELECT (SELECT count(*) FROM {_counted} AND u.reference_number IS NULL) + count(*)"
+        " FROM (SELECT DISTINCT u.queue_name, u.reference_number FROM {_counted} AND u.reference_number IS NOT NULL"
+        " AND NOT EXISTS (SELECT 1 FROM {task} AS t WHERE {_taken})) AS n"
+    )
+    _taken = "t.reference_number = u.reference_number AND t.queue_name = u.queue_name"
+    # The first staged reference that a task holds, as (queue, reference, task, status).
+    conflicts = template(
+        "SELECT u.queue_name, u.reference_number, t.id, t.status FROM {table} AS u JOIN {task} AS t ON {_taken}"
+        " WHERE u._attempt IN ({each:attempts}) ORDER BY 2, 1 LIMIT 1"
+    )
+    # The first reference that two staged rows have, as (queue, reference).
+    twice = template(
+        "SELECT u.queue_name, u.reference_number FROM {_counted} AND u.reference_number IS NOT NULL"
+        " GROUP BY u.queue_name, u.reference_number HAVING count(*) > 1 ORDER BY 2, 1 LIMIT 1"
+    )
+    # How many groups the rows of ``attempts`` name.
+    groups = template("SELECT count(*) FROM ({_groups}) AS g")
+    _groups = part("SELECT DISTINCT u.queue_name AS q, u.group_key AS k FROM {_counted} AND u.group_key > ''")
+    # Lock these groups to the end of the transaction, in the order of ``Grouping.lock_groups``.
+    lock_groups_of = template(f"SELECT {locked('x.q', 'x.k')} FROM ({{_groups}} ORDER BY q, k) AS x")
+    # Block other writers of tasks until the end of the transaction, when there are too many groups to lock.
+    lock_table = template("LOCK TABLE {task} IN SHARE ROW EXCLUSIVE MODE")
+    # Of the groups just written: (id, whether ready) of heads that are not ready, and of others that are. The head is
+    # the one being processed, the one being retried, else the first that is due (``place_heads``).
+    misplaced = template(
+        "SELECT m.id, m.ready FROM (SELECT t.id AS id, t.ready_time IS NOT NULL AS ready,"
+        " t.status AS s, row_number() OVER (PARTITION BY t.queue_name, t.group_key ORDER BY {_rank}) AS place"
+        " FROM {task} AS t JOIN ({_groups}) AS g ON t.queue_name = g.q AND t.group_key = g.k WHERE {HEAD} OR {BEHIND}"
+        ") AS m WHERE m.place = 1 AND NOT m.ready OR m.place > 1 AND m.ready AND m.s <> 'PROCESSING'"
+    )
+    _rank = part(
+        "CASE WHEN t.status = 'PROCESSING' THEN 0 WHEN t.ready_time IS NOT NULL AND t.attempt > 0 THEN 1 ELSE 2 END,"
+        " {greatest}({seconds_between:{now}|t.next_process_time}, 0), t.priority, t.id"
+    )
+    # Add an entry to the ledger; no row is written if the ledger has it.
+    enter = template(
+        f"INSERT INTO {{ledger}} (queue_name, reference_number) VALUES ('{STREAMS}', %(entry)s)"
+        " ON CONFLICT (queue_name, reference_number) DO NOTHING"
+    )
+    # The entries of the ledger that begin with ``prefix``, the oldest first.
+    entries = template(
+        f"SELECT reference_number FROM {{ledger}} WHERE queue_name = '{STREAMS}'"
+        " AND substr(reference_number, 1, length({_text})) = {_text} ORDER BY id"
+    )
+    _text = "CAST(%(prefix)s AS text)"
 
 
 XMIN_SQL = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
@@ -191,118 +155,90 @@ CREATE_BATCH = (
 
 
 class ArchiveStatements(Group):
-    """Statements of the archive for the tables of one location; ``source`` is ``task`` or ``history``."""
+    """Statements of the archive for the task table of one location."""
 
-    def _table(self, source: str) -> str:
-        return self.tables.task if source == "task" else self.tables.history
-
-    def _renamed(self, source: str, sql: str) -> str:
-        return self.tables.rename(sql) if source == "task" else sql
-
-    @cached_property
-    def cutoff(self) -> str:
-        """The time ``age`` seconds ago."""
-        return f"SELECT {self.dialect.later('-%(age)s')}"
-
-    def frozen(self, source: str) -> str:
-        """The next rows that a batch takes: (first id, last id, number of rows)."""
-        sql = (
-            f"SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {self._table(source)} WHERE id > %(after)s"
-            f" AND {self._wanted(source)} ORDER BY id LIMIT %(limit)s) AS x"
-        )
-        return self._renamed(source, sql)
-
-    def _wanted(self, source: str) -> str:
-        # No task whose end is to be told, or that another one waits for.
-        unneeded = " AND watched IS NULL" if source == "task" else ""
-        return (
-            f"status IN ({TERMINAL_SQL}) AND {self.dialect.one_of('status', 'statuses')}"
-            f" AND coalesce(finish_time, last_update_time) < {self.dialect.time('%(cutoff)s')}"
-            f" AND (%(every)s OR {self.dialect.one_of('queue_name', 'queues')}){unneeded}"
-        )
-
-    def remove_old(self, source: str, horizon: int) -> str:
-        """Delete the rows of a batch that were last written before ``horizon``.
-
-        Returns (number, sum of the tasks' ids, their exclusive or, sum of the total attempts). A snapshot of that
-        horizon holds exactly the rows that are deleted. PostgreSQL only.
-        """
-        key = "id" if source == "task" else "task_id"
-        sql = (
-            f"WITH gone AS (DELETE FROM {self._table(source)} WHERE id BETWEEN %(first_id)s AND %(last_id)s"
-            f" AND {self._wanted(source)} AND {older(horizon)} RETURNING {key} AS k, total_attempt AS n)"
-            " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
-        )
-        return self._renamed(source, sql)
-
-    @cached_property
-    def remove_exported_attempts(self) -> str:
-        return f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT id FROM archived_attempt)"
-
-    @cached_property
-    def temporary(self) -> tuple[str, ...]:
-        time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
-        return (
-            f"CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,"
-            f" last_update_time {time}){end}",
-            f"CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint){end}",
-            f"CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint){end}",
-        )
-
-    def _unchanged(self, source: str) -> str:
-        """Return the test that joins rows ``t`` to their exported keys ``k`` if they are unchanged, and not awaited."""
-        unneeded = " AND t.watched IS NULL" if source == "task" else ""
-        key = "t.id = k.id" if source == "task" else "t.task_id = k.id AND t.location = k.location"
-        time = "t.last_update_time = k.last_update_time"
-        if self.dialect.vendor == "sqlite":  # texts of one time differ; a change moves it by more than a millisecond
-            time = "abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8"
-        return (
-            f"{key} AND t.total_attempt = k.total_attempt AND t.status = k.status AND {time}"
-            f" AND t.status IN ({TERMINAL_SQL}){unneeded}"
-        )
-
-    def lock(self, source: str) -> str:
-        """Choose the exported rows that are unchanged. PostgreSQL locks them, and leaves out rows that are locked."""
-        locked = " FOR UPDATE OF t SKIP LOCKED" if self.dialect.vendor == "postgresql" else ""
-        sql = (
-            "INSERT INTO archived_gone (location, id, row_id) SELECT k.location, k.id, t.id"
-            f" FROM {self._table(source)} AS t JOIN archived_key AS k ON {self._unchanged(source)}{locked}"
-        )
-        return self._renamed(source, sql)
-
-    def remove_locked(self, source: str) -> str:
-        """Delete the rows that ``lock`` has chosen in this transaction."""
-        sql = f"DELETE FROM {self._table(source)} WHERE id IN (SELECT row_id FROM archived_gone)"
-        return self._renamed(source, sql)
-
-    @cached_property
-    def remove_attempts(self) -> str:
-        return (
-            f"DELETE FROM {self.tables.attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
-            " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
-        )
-
+    _source = part("{task}")
+    _key = "id"  # of a task
+    _same_key = "t.id = k.id"
+    # No task whose end is to be told, or that another one waits for.
+    _unneeded, _needless = " AND watched IS NULL", " AND t.watched IS NULL"
+    # The time ``age`` seconds ago.
+    cutoff = template("SELECT {later:-%(age)s}")
+    # The next rows that a batch takes: (first id, last id, number of rows).
+    frozen = template(
+        "SELECT min(x.id), max(x.id), count(*) FROM (SELECT id FROM {_source} WHERE id > %(after)s"
+        " AND {_wanted} ORDER BY id LIMIT %(limit)s) AS x"
+    )
+    _wanted = part(
+        f"status IN ({TERMINAL_SQL}) AND {{one_of:status|statuses}}"
+        " AND coalesce(finish_time, last_update_time) < {time:%(cutoff)s}"
+        " AND (%(every)s OR {one_of:queue_name|queues}){_unneeded}"
+    )
+    # Delete the rows of a batch that were last written before a horizon: ``{{older}}`` is its `older`.
+    #
+    # Returns (number, sum of the tasks' ids, their exclusive or, sum of the total attempts). A snapshot of that
+    # horizon holds exactly the rows that are deleted. PostgreSQL only.
+    remove_old = template(
+        "WITH gone AS (DELETE FROM {_source} WHERE id BETWEEN %(first_id)s AND %(last_id)s"
+        " AND {_wanted} AND {{older}} RETURNING {_key} AS k, total_attempt AS n)"
+        " SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0) FROM gone"
+    )
+    remove_exported_attempts = template("DELETE FROM {attempt} WHERE id IN (SELECT id FROM archived_attempt)")
+    # Choose the exported rows that are unchanged. PostgreSQL locks them, and leaves out rows that are locked.
+    lock = template(
+        "INSERT INTO archived_gone (location, id, row_id) SELECT k.location, k.id, t.id"
+        " FROM {_source} AS t JOIN archived_key AS k ON {_same_key} AND t.total_attempt = k.total_attempt"
+        f" AND t.status = k.status AND {{_same_time}} AND t.status IN ({TERMINAL_SQL}){{_needless}}{{_locking}}"
+    )
+    # On SQLite texts of one time differ; a change moves it by more than a millisecond.
+    _same_time = part(
+        "t.last_update_time = k.last_update_time",
+        "abs(julianday(t.last_update_time) - julianday(k.last_update_time)) < 1e-8",
+    )
+    _locking = part(" FOR UPDATE OF t SKIP LOCKED", "")
+    # Delete the rows that ``lock`` has chosen in this transaction.
+    remove_locked = template("DELETE FROM {_source} WHERE id IN (SELECT row_id FROM archived_gone)")
+    remove_attempts = template(
+        "DELETE FROM {attempt} WHERE id IN (SELECT a.id FROM archived_attempt AS a"
+        " JOIN archived_gone AS g ON a.task_id = g.id AND a.location = g.location)"
+    )
     # The exported tasks that were not deleted: (location, id).
     stayed = (
         "SELECT k.location, k.id FROM archived_key AS k WHERE NOT EXISTS"
         " (SELECT 1 FROM archived_gone AS g WHERE g.id = k.id AND g.location = k.location)"
     )
+    # Close a batch, in the transaction that deletes; fenced by its state.
+    batch_closed = template(
+        f"UPDATE {BATCH_TABLE} SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)s,"
+        " withdrawn = %(withdrawn)s, close_time = {now} WHERE token = %(token)s AND state = 'open'"
+    )
+    # End a batch of which nothing left the database.
+    batch_abandoned = template(
+        f"UPDATE {BATCH_TABLE} SET state = 'abandoned', note = %(note)s, close_time = {{now}}"
+        " WHERE token = %(token)s AND state = 'open'"
+    )
 
-    @property
-    def batch_closed(self) -> str:
-        """Close a batch, in the transaction that deletes; fenced by its state."""
-        return (
-            f"UPDATE {BATCH_TABLE} SET state = 'closed', tasks = %(tasks)s, attempts = %(attempts)s, size = %(size)s,"
-            f" withdrawn = %(withdrawn)s, close_time = {self.dialect.now} WHERE token = %(token)s AND state = 'open'"
-        )
+    @cached_property
+    def temporary(self) -> dict[str, str]:
+        """The statements that make the temporary tables, by name."""
+        time, end = ("timestamptz", " ON COMMIT DROP") if self.dialect.vendor == "postgresql" else ("text", "")
+        columns = {
+            "archived_key": f"location text, id bigint, total_attempt bigint, status text, last_update_time {time}",
+            "archived_attempt": "id bigint, location text, task_id bigint",
+            "archived_gone": "location text, id bigint, row_id bigint",
+        }
+        return {name: f"CREATE TEMPORARY TABLE {name} ({listed}){end}" for name, listed in columns.items()}
 
-    @property
-    def batch_abandoned(self) -> str:
-        """End a batch of which nothing left the database."""
-        return (
-            f"UPDATE {BATCH_TABLE} SET state = 'abandoned', note = %(note)s, close_time = {self.dialect.now}"
-            " WHERE token = %(token)s AND state = 'open'"
-        )
+
+class ArchiveOfHistory(ArchiveStatements):
+    """The same for its history, whose rows nobody waits for."""
+
+    _source, _key = part("{history}"), "task_id"
+    _same_key = "t.task_id = k.id AND t.location = k.location"
+    _unneeded = _needless = ""
+
+
+ARCHIVES = {"task": ArchiveStatements, "history": ArchiveOfHistory}  # by the table that is archived
 
 
 # -- streams of finished tasks -----------------------------------------------------------------------------------------
@@ -368,17 +304,12 @@ class FinishEventStatements(Group):
         written = f" AND ({distance(since)} < {XMAX_SQL} - {since} OR watched)" if since else ""
         return f"status IN ({TERMINAL_SQL}){written} AND NOT EXISTS ({later})"
 
-    @cached_property
-    def has_trigger(self) -> str:
-        """Whether the trigger is there, and fires."""
-        return f"SELECT {self._trigger}"
-
-    @property
-    def _trigger(self) -> str:
-        return (
-            f"EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass('{self.tables.task}')"
-            f" AND tgname = '{TRIGGER_NAME}' AND tgenabled = 'A')"
-        )
+    # Whether the trigger is there, and fires.
+    has_trigger = part("SELECT {_trigger}")
+    _trigger = part(
+        "EXISTS (SELECT 1 FROM pg_trigger WHERE tgrelid = to_regclass('{task}')"
+        f" AND tgname = '{TRIGGER_NAME}' AND tgenabled = 'A')"
+    )
 
     def create_trigger(self, schema: str, location: str) -> tuple[str, ...]:
         """Make the trigger; ``schema`` (quoted) holds the table of events.
@@ -425,14 +356,11 @@ class FinishEventStatements(Group):
     # Note that events of the location may be missing.
     unknown_positions = f"UPDATE {POSITION_TABLE} SET position = NULL WHERE location = %(location)s"
 
-    @cached_property
-    def read_position(self) -> str:
-        """The transaction from which on a stream has all events; NULL if it is unknown. Notes that the stream reads."""
-        return (
-            f"UPDATE {POSITION_TABLE} SET read_time = statement_timestamp() WHERE location = %(location)s"
-            f" AND name = %(name)s RETURNING CASE WHEN {self._trigger} THEN position END"
-        )
-
+    # The transaction from which on a stream has all events; NULL if it is unknown. Notes that the stream reads.
+    read_position = part(
+        f"UPDATE {POSITION_TABLE} SET read_time = statement_timestamp() WHERE location = %(location)s"
+        " AND name = %(name)s RETURNING CASE WHEN {_trigger} THEN position END"
+    )
     # Note that a stream has passed a transaction.
     advance = (
         f"UPDATE {POSITION_TABLE} SET position = greatest(position, %(position)s)"

@@ -32,7 +32,7 @@ from pyspark.sql import DataFrame
 
 from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.exceptions import LakeError, PipelineError
-from django_dbtaskqueue.core.sql.pipeline import ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, ArchiveStatements
+from django_dbtaskqueue.core.sql.pipeline import ARCHIVES, ATTEMPT_KEYS, CREATE_BATCH, OPEN_BATCHES, TASK_KEYS, older
 from django_dbtaskqueue.core.sql.retention import RetentionStatements
 from django_dbtaskqueue.pipeline.database import Database, Link, Params
 from django_dbtaskqueue.pipeline.lake import (
@@ -96,7 +96,8 @@ class Batches:
     def __init__(self, database: Database, link: Link) -> None:
         self.database = database
         self.link = link
-        self.sql = ArchiveStatements(database.tables, database.dialect)
+        self.of = {source: made(database.tables, database.dialect) for source, made in ARCHIVES.items()}
+        self.sql = self.of["task"]  # where both are the same
 
     @classmethod
     @contextmanager
@@ -138,7 +139,7 @@ class Batches:
 
     def next(self, source: str, after: int, limit: int, filters: TaskFilters) -> tuple[int, int, int]:
         """Return (first id, last id, number) of at most ``limit`` rows that a batch would take next."""
-        first, last, number = self._run(self.sql.frozen(source), after=after, limit=limit, **self._params(filters))[0]
+        first, last, number = self._run(self.of[source].frozen, after=after, limit=limit, **self._params(filters))[0]
         return first or 0, last or 0, number
 
     def _params(self, filters: TaskFilters) -> Params:
@@ -181,12 +182,12 @@ class Batches:
     def _delete_old(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table, horizon: int) -> Deleted:
         self._run(SET_LOCK_TIMEOUT)
         facts = {"first_id": batch.first_id, "last_id": batch.last_id, **self._params(batch.filters)}
-        found = self._run(self.sql.remove_old(batch.source, horizon), **facts)
+        found = self._run(self.of[batch.source].remove_old.format(older=older(horizon)), **facts)
         if tuple(map(int, found[0])) != _checksums(keys):
             raise psycopg.Rollback  # a row was written to after it was exported
         removed = 0
         if attempts.num_rows:
-            self._run(self.sql.temporary[1])
+            self._run(self.sql.temporary["archived_attempt"])
             self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
             removed = self.link.change(self.sql.remove_exported_attempts)
         return Deleted(keys.num_rows, removed)
@@ -194,17 +195,16 @@ class Batches:
     def _delete(self, batch: ExportedBatch, keys: pa.Table, attempts: pa.Table) -> Deleted:
         if self.link.postgresql:
             self._run(SET_WORK_MEMORY)
-        else:  # they live as long as the connection
-            for name in ("archived_key", "archived_attempt", "archived_gone"):
+        for name, statement in (sql := self.of[batch.source]).temporary.items():
+            if not self.link.postgresql:  # they live as long as the connection
                 self._run(f"DROP TABLE IF EXISTS temp.{name}")
-        for statement in self.sql.temporary:
             self._run(statement)
         self._copy("archived_key", keys.select(TASK_KEYS))
         self._copy("archived_attempt", attempts.select(ATTEMPT_KEYS))
-        self._run(self.sql.lock(batch.source))
-        gone = self.link.change(self.sql.remove_locked(batch.source))
-        removed = self.link.change(self.sql.remove_attempts) if attempts.num_rows else 0
-        stayed = self._run(self.sql.stayed) if gone < keys.num_rows else []
+        self._run(sql.lock)
+        gone = self.link.change(sql.remove_locked)
+        removed = self.link.change(sql.remove_attempts) if attempts.num_rows else 0
+        stayed = self._run(sql.stayed) if gone < keys.num_rows else []
         return Deleted(gone, removed, tuple(stayed))
 
     def resume(self, lake: Lake) -> int:

@@ -55,7 +55,7 @@ class Plan(NamedTuple):
 
     @property
     def sql(self) -> StagingStatements:
-        return StagingStatements(self.database.tables, self.database.dialect)
+        return StagingStatements(self.database.tables, self.database.dialect, self.table)
 
     def params(self, parts: Sequence[Part]) -> Params:
         return {"attempts": self.database.dialect.array([part.attempt for part in parts])}
@@ -90,11 +90,11 @@ class WriteReport(NamedTuple):
 
 def open_staging(database: Database) -> str:
     """Make a staging table and return its quoted name; drop those that were abandoned a day ago."""
-    sql = StagingStatements(database.tables, database.dialect)
     sweep_staging(database)
     with database.open() as link:
-        name = f'"{STAGING_PREFIX}{link.run(sql.stamp)[0][0]}_{secrets.token_hex(6)}"'
-        link.run(sql.create(name))
+        stamp = link.run(StagingStatements(database.tables, database.dialect).stamp)[0][0]
+        name = f'"{STAGING_PREFIX}{stamp}_{secrets.token_hex(6)}"'
+        link.run(StagingStatements(database.tables, database.dialect, name).create)
     return name
 
 
@@ -180,7 +180,7 @@ def _foreseen(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
     staged, rejects = sum(part.rows for part in parts), tuple(reject for part in parts for reject in part.rejects)
     if plan.once and (" ".join(map(str, plan.once)),) in link.run(sql.entries, {"prefix": plan.once[0]}):
         return WriteReport(rejects=rejects, repeated=True)
-    new = int(link.run(sql.new(plan.table), params)[0][0]) if staged else 0
+    new = int(link.run(sql.new, params)[0][0]) if staged else 0
     if new < staged and not plan.ignore:
         raise _duplicate(plan, link, params)
     return WriteReport(new, staged - new, rejects)
@@ -207,11 +207,11 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
             if plan.once and not link.change(sql.enter, {"entry": f"{query} {batch}"}):
                 return WriteReport(rejects=rejects, repeated=True)
             if grouped and link.postgresql:  # SQLite has a single writer
-                many = link.run(sql.groups(plan.table), params)[0][0] > MAX_GROUP_LOCKS
-                link.run(sql.lock_table if many else sql.lock_groups_of(plan.table), params)
-            insert = sql.insert(plan.table, ignore=plan.ignore, timed=plan.timed, grouped=grouped)
+                many = link.run(sql.groups, params)[0][0] > MAX_GROUP_LOCKS
+                link.run(sql.lock_table if many else sql.lock_groups_of, params)
+            insert = sql.insert(ignore=plan.ignore, timed=plan.timed, grouped=grouped)
             enqueued = link.change(insert, params) if staged else 0
-            if enqueued < staged and link.run(sql.staged(plan.table), params)[0][0] < staged:
+            if enqueued < staged and link.run(sql.staged, params)[0][0] < staged:
                 raise PipelineError("The database has lost staged rows, as after a crash. Write them again.")
             if grouped:
                 _regroup(plan, link, params)
@@ -223,19 +223,19 @@ def _move(plan: Plan, link: Link, parts: Sequence[Part]) -> WriteReport:
 
 
 def _regroup(plan: Plan, link: Link, params: Params) -> None:
-    moves = link.run(plan.sql.misplaced(plan.table), params)
+    moves = link.run(plan.sql.misplaced, params)
     for ready, statement in ((True, plan.database.sql.park), (False, plan.database.sql.make_ready)):
         if ids := [task_id for task_id, was_ready in moves if bool(was_ready) is ready]:
             link.run(statement, {"ids": plan.database.dialect.array(ids)})
             # A checkout may have taken a head.
-            moves = link.run(plan.sql.misplaced(plan.table), params) if ready else []
+            moves = link.run(plan.sql.misplaced, params) if ready else []
 
 
 def _duplicate(plan: Plan, link: Link, params: Params) -> TaskQueueError:
-    if held := link.run(plan.sql.conflicts(plan.table), params):
+    if held := link.run(plan.sql.conflicts, params):
         queue, reference, task_id, status = held[0]
         return DuplicateTask(queue, reference, task_id=task_id, status=status)
-    if twice := link.run(plan.sql.twice(plan.table), params):
+    if twice := link.run(plan.sql.twice, params):
         return DuplicateTask(*twice[0])
     return PipelineError("A reference was taken while the rows were written, and is free again. Write them again.")
 

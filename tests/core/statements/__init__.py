@@ -11,7 +11,7 @@ from typing import Any
 
 from django_dbtaskqueue.core.sql import Statements, pipeline, stats
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
-from django_dbtaskqueue.core.sql.pipeline import ArchiveStatements, StagingStatements
+from django_dbtaskqueue.core.sql.pipeline import ArchiveOfHistory, ArchiveStatements, StagingStatements
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
 from django_dbtaskqueue.core.sql.stats import StatsStatements
 from tests.core.statements.layout import laid_out
@@ -27,8 +27,6 @@ def _all(**values: Any) -> Variants:
     return [dict(zip(values, chosen, strict=True)) for chosen in product(*values.values())]
 
 
-OF_STAGING = ("create", "groups", "lock_groups_of", "misplaced", "conflicts", "new", "staged", "twice")
-OF_ARCHIVE = ("frozen", "lock", "remove", "remove_locked")
 # Of each statement that takes arguments: those it is shown with.
 VARIANTS: dict[str, Variants] = {
     "Statements.insert": _all(timed=FLAG, referenced=FLAG, bare=[False])
@@ -47,11 +45,8 @@ VARIANTS: dict[str, Variants] = {
     "StatsStatements.estimates": _all(cells=[2]),
     "StatsStatements.first_tasks": _all(max_rows=[100], max_all=[1000]),
     "StatsStatements.open_failures": _all(max_rows=[1000]),
-    "StagingStatements.insert": _all(table=[TABLE], ignore=FLAG, timed=[True], grouped=FLAG),
-    **{f"StagingStatements.{name}": _all(table=[TABLE]) for name in OF_STAGING},
-    **{f"ArchiveStatements.{name}": _all(source=["task", "history"]) for name in OF_ARCHIVE},
+    "StagingStatements.insert": _all(ignore=FLAG, timed=[True], grouped=FLAG),
     "FinishEventStatements.drop_trigger": _all(schema=["public"]),
-    "ArchiveStatements.remove_old": _all(source=["task", "history"], horizon=[1000]),
 }
 PARTS = {
     "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
@@ -69,11 +64,14 @@ def statements_of(vendor: str) -> dict[str, str]:
     dialect = DIALECTS[vendor]
     found = Statements(TABLES, dialect)
     named: dict[str, str] = {}
-    groups = (RetentionStatements, StatsStatements, StagingStatements, ArchiveStatements, EraseStatements)
-    for group in (found, *(kind(TABLES, dialect) for kind in groups)):
+    before, after = (RetentionStatements, StatsStatements), (ArchiveStatements, EraseStatements)
+    staging = StagingStatements(TABLES, dialect, TABLE)
+    first, last = ([kind(TABLES, dialect) for kind in kinds] for kinds in (before, after))
+    for group in (found, *first, staging, *last):
         named.update(_of(group, type(group).__name__))
-    for title, other in (("one row", found.one), ("without some payload types", found.narrowed)):
-        for name, sql in _of(other, "Statements"):
+    history = ArchiveOfHistory(TABLES, dialect)
+    for title, other in (("one row", found.one), ("without some payload types", found.narrowed), ("history", history)):
+        for name, sql in _of(other, "ArchiveStatements" if other is history else "Statements"):
             if sql != named[name]:
                 named[f"{name} ({title})"] = sql
     named.update(_others(dialect))
@@ -90,7 +88,7 @@ def _of(group: Group, title: str) -> Iterator[tuple[str, str]]:
             yield from _texts(full, getattr(group, name))
             continue
         for arguments in VARIANTS[full]:
-            said = ", ".join(str(value) for value in arguments.values() if isinstance(value, str) and value != TABLE)
+            said = ", ".join(str(value) for value in arguments.values() if isinstance(value, str))
             flags = ", ".join(name for name, value in arguments.items() if value is True)
             words = ", ".join(filter(None, (said, flags)))
             yield from _texts(f"{full} ({words})" if words else full, getattr(group, name)(**arguments))
