@@ -2732,7 +2732,7 @@ AND state = 'open';
 -- ArchiveStatements.cutoff
 SELECT statement_timestamp() + -%(age)s * interval '1 second';
 
--- ArchiveStatements.frozen (task)
+-- ArchiveStatements.frozen
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -2747,21 +2747,7 @@ FROM (
     LIMIT %(limit)s
 ) AS x;
 
--- ArchiveStatements.frozen (history)
-SELECT min(x.id), max(x.id), count(*)
-FROM (
-    SELECT id
-    FROM "dbtaskqueue_taskhistory"
-    WHERE id > %(after)s
-    AND status IN ('COMPLETED', 'ERROR', 'POISON')
-    AND status = ANY(%(statuses)s::text[])
-    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
-    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
-    ORDER BY id
-    LIMIT %(limit)s
-) AS x;
-
--- ArchiveStatements.lock (task)
+-- ArchiveStatements.lock
 INSERT INTO archived_gone (location, id, row_id)
 SELECT k.location, k.id, t.id
 FROM "dbtaskqueue_task" AS t
@@ -2772,19 +2758,6 @@ AND t.status = k.status
 AND t.last_update_time = k.last_update_time
 AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 AND t.watched IS NULL
-FOR UPDATE OF t SKIP LOCKED;
-
--- ArchiveStatements.lock (history)
-INSERT INTO archived_gone (location, id, row_id)
-SELECT k.location, k.id, t.id
-FROM "dbtaskqueue_taskhistory" AS t
-JOIN archived_key AS k
-ON t.task_id = k.id
-AND t.location = k.location
-AND t.total_attempt = k.total_attempt
-AND t.status = k.status
-AND t.last_update_time = k.last_update_time
-AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
 FOR UPDATE OF t SKIP LOCKED;
 
 -- ArchiveStatements.remove_attempts
@@ -2806,7 +2779,7 @@ WHERE id IN (
     FROM archived_attempt
 );
 
--- ArchiveStatements.remove_locked (task)
+-- ArchiveStatements.remove_locked
 DELETE
 FROM "dbtaskqueue_task"
 WHERE id IN (
@@ -2814,15 +2787,7 @@ WHERE id IN (
     FROM archived_gone
 );
 
--- ArchiveStatements.remove_locked (history)
-DELETE
-FROM "dbtaskqueue_taskhistory"
-WHERE id IN (
-    SELECT row_id
-    FROM archived_gone
-);
-
--- ArchiveStatements.remove_old (task)
+-- ArchiveStatements.remove_old
 WITH gone AS (
     DELETE
     FROM "dbtaskqueue_task"
@@ -2832,25 +2797,8 @@ WITH gone AS (
     AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
     AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
     AND watched IS NULL
-    AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
-    AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648
+    AND {older}
     RETURNING id AS k, total_attempt AS n
-)
-SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
-FROM gone;
-
--- ArchiveStatements.remove_old (history)
-WITH gone AS (
-    DELETE
-    FROM "dbtaskqueue_taskhistory"
-    WHERE id BETWEEN %(first_id)s AND %(last_id)s
-    AND status IN ('COMPLETED', 'ERROR', 'POISON')
-    AND status = ANY(%(statuses)s::text[])
-    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
-    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
-    AND pg_snapshot_xmax(pg_current_snapshot())::text::bigint - 1000 < 2147483648
-    AND mod(xmin::text::bigint - 1000 + 4294967296, 4294967296) >= 2147483648
-    RETURNING task_id AS k, total_attempt AS n
 )
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
@@ -2865,16 +2813,16 @@ WHERE NOT EXISTS (
     AND g.location = k.location
 );
 
--- ArchiveStatements.temporary [1]
+-- ArchiveStatements.temporary, archived_key
 CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
     last_update_time timestamptz)
 ON COMMIT DROP;
 
--- ArchiveStatements.temporary [2]
+-- ArchiveStatements.temporary, archived_attempt
 CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint)
 ON COMMIT DROP;
 
--- ArchiveStatements.temporary [3]
+-- ArchiveStatements.temporary, archived_gone
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint)
 ON COMMIT DROP;
 
@@ -4034,6 +3982,56 @@ AND NOT EXISTS (
 )
 ORDER BY priority, ready_time, id
 LIMIT 1;
+
+-- ArchiveStatements.frozen (history)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- ArchiveStatements.lock (history)
+INSERT INTO archived_gone (location, id, row_id)
+SELECT k.location, k.id, t.id
+FROM "dbtaskqueue_taskhistory" AS t
+JOIN archived_key AS k
+ON t.task_id = k.id
+AND t.location = k.location
+AND t.total_attempt = k.total_attempt
+AND t.status = k.status
+AND t.last_update_time = k.last_update_time
+AND t.status IN ('COMPLETED', 'ERROR', 'POISON')
+FOR UPDATE OF t SKIP LOCKED;
+
+-- ArchiveStatements.remove_locked (history)
+DELETE
+FROM "dbtaskqueue_taskhistory"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
+
+-- ArchiveStatements.remove_old (history)
+WITH gone AS (
+    DELETE
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id BETWEEN %(first_id)s AND %(last_id)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status = ANY(%(statuses)s::text[])
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s::timestamptz
+    AND (%(every)s OR queue_name = ANY(%(queues)s::text[]))
+    AND {older}
+    RETURNING task_id AS k, total_attempt AS n
+)
+SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
+FROM gone;
 
 -- series_sql [1]
 SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, name, least(sum(count), 1e18)::bigint

@@ -2018,7 +2018,7 @@ AND state = 'open';
 -- ArchiveStatements.cutoff
 SELECT strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now', printf('%%.3f seconds', -%(age)s));
 
--- ArchiveStatements.frozen (task)
+-- ArchiveStatements.frozen
 SELECT min(x.id), max(x.id), count(*)
 FROM (
     SELECT id
@@ -2035,26 +2035,6 @@ FROM (
         FROM json_each(%(queues)s)
     ))
     AND watched IS NULL
-    ORDER BY id
-    LIMIT %(limit)s
-) AS x;
-
--- ArchiveStatements.frozen (history)
-SELECT min(x.id), max(x.id), count(*)
-FROM (
-    SELECT id
-    FROM "dbtaskqueue_taskhistory"
-    WHERE id > %(after)s
-    AND status IN ('COMPLETED', 'ERROR', 'POISON')
-    AND status IN (
-        SELECT value
-        FROM json_each(%(statuses)s)
-    )
-    AND coalesce(finish_time, last_update_time) < %(cutoff)s
-    AND (%(every)s OR queue_name IN (
-        SELECT value
-        FROM json_each(%(queues)s)
-    ))
     ORDER BY id
     LIMIT %(limit)s
 ) AS x;
@@ -2078,17 +2058,9 @@ WHERE id IN (
     FROM archived_attempt
 );
 
--- ArchiveStatements.remove_locked (task)
+-- ArchiveStatements.remove_locked
 DELETE
 FROM "dbtaskqueue_task"
-WHERE id IN (
-    SELECT row_id
-    FROM archived_gone
-);
-
--- ArchiveStatements.remove_locked (history)
-DELETE
-FROM "dbtaskqueue_taskhistory"
 WHERE id IN (
     SELECT row_id
     FROM archived_gone
@@ -2104,14 +2076,14 @@ WHERE NOT EXISTS (
     AND g.location = k.location
 );
 
--- ArchiveStatements.temporary [1]
+-- ArchiveStatements.temporary, archived_key
 CREATE TEMPORARY TABLE archived_key (location text, id bigint, total_attempt bigint, status text,
     last_update_time text);
 
--- ArchiveStatements.temporary [2]
+-- ArchiveStatements.temporary, archived_attempt
 CREATE TEMPORARY TABLE archived_attempt (id bigint, location text, task_id bigint);
 
--- ArchiveStatements.temporary [3]
+-- ArchiveStatements.temporary, archived_gone
 CREATE TEMPORARY TABLE archived_gone (location text, id bigint, row_id bigint);
 
 -- EraseStatements.about, attempts [1]
@@ -3143,6 +3115,34 @@ AND NOT EXISTS (
 )
 ORDER BY priority, ready_time, id
 LIMIT 1;
+
+-- ArchiveStatements.frozen (history)
+SELECT min(x.id), max(x.id), count(*)
+FROM (
+    SELECT id
+    FROM "dbtaskqueue_taskhistory"
+    WHERE id > %(after)s
+    AND status IN ('COMPLETED', 'ERROR', 'POISON')
+    AND status IN (
+        SELECT value
+        FROM json_each(%(statuses)s)
+    )
+    AND coalesce(finish_time, last_update_time) < %(cutoff)s
+    AND (%(every)s OR queue_name IN (
+        SELECT value
+        FROM json_each(%(queues)s)
+    ))
+    ORDER BY id
+    LIMIT %(limit)s
+) AS x;
+
+-- ArchiveStatements.remove_locked (history)
+DELETE
+FROM "dbtaskqueue_taskhistory"
+WHERE id IN (
+    SELECT row_id
+    FROM archived_gone
+);
 
 -- series_sql [1]
 SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, name, CAST(total(count) AS integer)
