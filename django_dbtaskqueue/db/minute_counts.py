@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.durations import Pauses
-from django_dbtaskqueue.core.sql.stats import crowded_sql
+from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.models import FailureGroup, MinuteCount
 from django_dbtaskqueue.models.control import CALL, DELETION, FAILURE, OUTCOME
 
@@ -93,7 +93,7 @@ def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:
         "end": session.time_text(end - timedelta(milliseconds=1)),
         "limit": SPANS_PER_ROLL_UP,
     }
-    rows = session.run(crowded_sql(session.sql.dialect), params)
+    rows = session.run(StatsStatements(session.sql.tables, session.sql.dialect).crowded, params)
     return [datetime.fromtimestamp(row[0] * level.seconds, tz=UTC) for row in rows]
 
 

@@ -206,14 +206,15 @@ class QueueCounts:
         return QueueCounts(both, self.stale + other.stale, max(seconds, default=None))
 
 
-def _reading(place: Location) -> tuple[Session, StatsStatements]:
+def reading(place: Location) -> tuple[Session, StatsStatements]:
+    """Return what reads the statistics of one table, or those by the minute of one database."""
     session = Session.on(*place)
     return session, StatsStatements(session.sql.tables, session.sql.dialect)
 
 
 def waits_by_priority(place: Location, names: Sequence[str]) -> dict[str, dict[int, float]]:
     """Return, by queue and priority, how many seconds the first task has been due; only where a task is due."""
-    session, sql = _reading(place)
+    session, sql = reading(place)
     found: defaultdict[str, dict[int, float]] = defaultdict(dict)
     with prefer_indexes(session):
         for name, priority, seconds in session.run(sql.due_ages, {"names": session.sql.dialect.array(names)}):
@@ -232,7 +233,7 @@ class ReadyPosition:
 
 def ready_position(place: Location, queue: str, task_id: int) -> ReadyPosition:
     """Return a due task's position in the ready order. Reads a limited number of rows."""
-    session, sql = _reading(place)
+    session, sql = reading(place)
     params = {"names": session.sql.dialect.array([queue]), "queue_name": queue, "task_id": task_id}
     before, waiting, held = 0, 0, Counter[tuple[str, str | None]]()
     with prefer_indexes(session):
@@ -334,7 +335,7 @@ def limits_text(uses: Sequence[LimitUse]) -> str:
 
 def queue_names(place: Location) -> list[str]:
     """Return the names of the queues that have tasks in one table."""
-    session, sql = _reading(place)
+    session, sql = reading(place)
     with prefer_indexes(session):
         return [row[0] for row in session.run(sql.names, {})]
 
@@ -343,7 +344,7 @@ def queue_counts(
     place: Location, only: Sequence[str] | None = None, max_rows: int | None = None
 ) -> dict[str, QueueCounts]:
     """Return the queues that have tasks in one table, or some of them, and how many in each status."""
-    session, sql = _reading(place)
+    session, sql = reading(place)
     if only is not None and not only:
         return {}
     if not session.postgresql:
@@ -352,7 +353,7 @@ def queue_counts(
     with prefer_indexes(session):
         names = [row[0] for row in session.run(sql.names, {})] if only is None else list(only)
         most = max(MIN_ROWS_PER_QUEUE, min(MAX_ROWS_PER_QUEUE, (max_rows or MAX_ROWS_PER_TABLE) // max(len(names), 1)))
-        rows = session.run(sql.counts(most + 1), {"names": names})
+        rows = session.run(sql.counts.format(most=most + 1), {"names": names})
         counted = {name: _counted(tuple(counts), most) for name, *counts, _stale, _seconds in rows}
         numbers = _estimated(session, sql, counted)
         return {row[0]: QueueCounts(numbers[row[0]], *row[-2:]) for row in rows}
@@ -386,7 +387,8 @@ def _estimated(
     if not open_cells:
         return found
     params = {f"{key}{at}": cell[part] for at, cell in enumerate(open_cells) for part, key in enumerate("qs")}
-    plan = session.run(sql.estimates(len(open_cells)), params)[0][0]
+    asked = " UNION ALL ".join(sql.estimate.format(at=at) for at in range(len(open_cells)))
+    plan = session.run(f"EXPLAIN (FORMAT JSON) {asked}", params)[0][0]
     rows = dict(_rows(plan if isinstance(plan, list) else json.loads(plan)))
     for at, (name, status) in enumerate(open_cells):
         counted = found[name][status]

@@ -21,13 +21,12 @@ from django.utils.translation import gettext as _, ngettext
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
-from django_dbtaskqueue.core.sql.stats import StatsStatements, durations_sql, ended_sql, series_sql
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import upper
-from django_dbtaskqueue.models import MinuteCount, Poller, Queue
+from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
 from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_HEARTBEATS, OUTCOME, queue_names_in
 from django_dbtaskqueue.models.readable import ReadableTime, Total
 from django_dbtaskqueue.operations import bounded_reads
@@ -232,17 +231,16 @@ class _Context:
         for name, number in puts:
             self.rates_in[name] += float(number) / over
         self.pauses |= pauses(Queue.objects.using(alias).all())
-        session = Session.on(alias)
-        sql = durations_sql(session.sql.dialect)
-        start = session.time_text(self.as_of - DURATION_PERIOD)
-        params = {"start": start, "step": over}
-        for name, outcome, steps_ago, number in session.run(ended_sql(session.sql.dialect), params):
+        session, sql = bounded_reads.reading((alias, Task))
+        every = {"every": True, "queues": session.sql.dialect.array([])}
+        params = {"start": session.time_text(self.as_of - DURATION_PERIOD), "step": over, **every}
+        for name, outcome, steps_ago, number in session.run(sql.ended, params):
             if outcome in FINAL_OUTCOMES and steps_ago < RATE_STEPS:
                 self.rates[name][max(steps_ago, 0)] += number / over
             if outcome in FAILED_OUTCOMES:
                 self.failed[name] += number
         for kind in HISTOGRAMS:
-            for name, bucket, number in session.run(sql.format(times=kind), {"start": start}):
+            for name, bucket, number in session.run(sql.durations.format(times=kind, by="queue_name"), params):
                 self.histograms[kind][name][int(bucket)] += int(number)
 
     def row(self, name: str, cells: QueueCounts, age: float | None) -> QueueStats:
@@ -397,10 +395,10 @@ def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
 def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
     numbers: defaultdict[str, int] = defaultdict(int)
     for place in locations_on(alias) if prints else ():
-        session = Session.on(*place)
-        sql = StatsStatements(session.sql.tables, session.sql.dialect).open_failures(MAX_OPEN_TASKS_COUNTED + 1)
+        session, sql = bounded_reads.reading(place)
+        asked = sql.open_failures.format(most=MAX_OPEN_TASKS_COUNTED + 1)
         with bounded_reads.prefer_indexes(session):
-            for name, number in session.run(sql, {"prints": session.sql.dialect.array(prints)}):
+            for name, number in session.run(asked, {"prints": session.sql.dialect.array(prints)}):
                 numbers[name] += number
     return {one: bounded_reads.approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
 
@@ -517,7 +515,7 @@ def series(
     """
     if since <= timedelta(0):
         raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
-    session = Session.on(alias_for(queue or "", using, write=False))
+    session, sql = bounded_reads.reading((alias_for(queue or "", using, write=False), Task))
     step = next((one for one in POINT_SECONDS if since.total_seconds() <= one * MAX_POINTS), POINT_SECONDS[-1])
     now = database_now(session)
     last = int(now.timestamp()) // step
@@ -531,12 +529,11 @@ def series(
     names = among if queue is None else [queue]
     wanted = {"every": names is None, "queues": session.sql.dialect.array(names or [])}
     params = {"start": session.time_text(start), "step": step, **wanted}
-    counts, histogram = series_sql(session.sql.dialect)
-    for at, outcome, number in session.run(counts, params):
+    for at, outcome, number in session.run(sql.outcomes, params):
         if at in points:
             points[at].outcomes[outcome] += int(number)
     for kind in HISTOGRAMS:
-        for at, bucket, number in session.run(histogram.format(times=kind), params):
+        for at, bucket, number in session.run(sql.durations.format(times=kind, by=sql.minute_step), params):
             if at in points:
                 getattr(points[at], kind)[int(bucket)] += int(number)
     return list(points.values())

@@ -27,24 +27,15 @@ from django_dbtaskqueue.core.columns import INTEGER_TYPES, searched
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.outcomes import SIGNAL
-from django_dbtaskqueue.core.sql.stats import StatsStatements
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
 from django_dbtaskqueue.models.tasks import WAIT
-from django_dbtaskqueue.operations.bounded_reads import Rows, in_time, prefer_indexes, statement_timeout
+from django_dbtaskqueue.operations.bounded_reads import Rows, in_time, prefer_indexes, reading, statement_timeout
 from django_dbtaskqueue.operations.permissions import User, masked_fault, search_fault
-from django_dbtaskqueue.operations.search import (
-    QUALIFIERS,
-    Search,
-    Term,
-    parse,
-    parse_term,
-    to_text,
-    values as value_types,
-)
+from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, parse_term, to_text, values
 from django_dbtaskqueue.operations.search.values import ErrorHolds, JsonFits, Match, Piece, dated, span_of
 
 __all__ = ["TaskFilter"]
@@ -114,16 +105,16 @@ def by_status(statuses: Sequence[str]) -> Q:
 
 
 def _condition(term: Term, alias: str, model: type[AbstractTask]) -> Q:
-    values = [match.value for match in term.matches]
+    wanted = [match.value for match in term.matches]
     if "." in term.name:
         column, *path = term.name.split(".")
         condition = Q(JsonFits(column, tuple(path), term.matches))
     elif term.name == "status":
-        condition = by_status(values)
+        condition = by_status(wanted)
     elif term.name == "is":
-        condition = _any(STATE_CONDITIONS[value] for value in values)
+        condition = _any(STATE_CONDITIONS[value] for value in wanted)
     elif term.name == "error":
-        condition = MAY_HAVE_ERROR & Q(ErrorHolds(*values))
+        condition = MAY_HAVE_ERROR & Q(ErrorHolds(*wanted))
     elif term.name == "fingerprint" and not term.negated:
         condition = Q(final_status__in=[Status.ERROR, Status.POISON], fingerprint__isnull=False)
         condition &= _any(_text("fingerprint", match, alias) for match in term.matches)
@@ -188,7 +179,7 @@ def since(column: str, text: str, alias: str) -> Q:
 
     Raises ``SearchError``.
     """
-    match = value_types.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
+    match = values.READERS["time"](Piece(f"{'<' if span_of(text) else '>='}{text}"), "since")
     return _time(column, match, alias)
 
 
@@ -377,7 +368,7 @@ LOOK_ON_TIME = timedelta(seconds=1)  # that one answer of a search that goes on 
 MIN_ROWS_PER_PRIORITY = 100  # of the ready tasks of each queue and priority, read for the tasks that are PROCESSING
 # The operators of each qualifier whose rows an index finds, when not negated.
 INDEXED_OPERATORS = {
-    "": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *value_types.COMPARISONS), "fingerprint": "=",
+    "": "^", "queue": "=", "ref": "=^", "id": ("=", "..", *values.COMPARISONS), "fingerprint": "=",
 }  # fmt: skip
 FAILED_STATUSES = {str(Status.ERROR), str(Status.POISON)}
 
@@ -521,12 +512,12 @@ def page_of_processing(rows: TaskQuerySet, names: Sequence[str], size: int, **pl
 
     Reads the first tasks of each priority, in the queues ``names`` or in all.
     """
-    session = Session.on(rows.db, rows.model)
-    sql = StatsStatements(session.sql.tables, session.sql.dialect)
+    session, sql = reading((rows.db, rows.model))
     with prefer_indexes(session):
         queues = list(names) or [row[0] for row in session.run(sql.names, {})]
         most = max(MIN_ROWS_PER_PRIORITY, WINDOW_ROWS // max(len(queues), 1))
-        found = session.run(sql.first_tasks(most, WINDOW_ROWS), {"names": queues})
+        asked = sql.first_tasks.format(most=most, most_of_all=WINDOW_ROWS)
+        found = session.run(asked, {"names": queues})
     seen = sum(number for number, _ids in found)
     ids = [one for _number, part in found for one in part or ()]
     cut = seen >= WINDOW_ROWS or any(number >= most for number, _ids in found)

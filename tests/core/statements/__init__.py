@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from django_dbtaskqueue.core.sql import Statements, pipeline, stats
+from django_dbtaskqueue.core.sql import Statements, pipeline
 from django_dbtaskqueue.core.sql.dialects import DIALECTS, Dialect, Group, Tables
 from django_dbtaskqueue.core.sql.pipeline import ArchiveOfHistory, ArchiveStatements, StagingStatements
 from django_dbtaskqueue.core.sql.retention import EraseStatements, RetentionStatements
@@ -41,20 +41,16 @@ VARIANTS: dict[str, Variants] = {
         *_all(on_duplicate=["error"], timed=[False], grouped=[False], waits=FLAG, whole=[True]),
     ],
     "Statements.checkout_single_writer": _all(aged=FLAG),
-    "StatsStatements.counts": _all(max_rows=[1000]),
-    "StatsStatements.estimates": _all(cells=[2]),
-    "StatsStatements.first_tasks": _all(max_rows=[100], max_all=[1000]),
-    "StatsStatements.open_failures": _all(max_rows=[1000]),
     "StagingStatements.insert": _all(ignore=FLAG, timed=[True], grouped=FLAG),
     "FinishEventStatements.drop_trigger": _all(schema=["public"]),
 }
 PARTS = {
     "fenced", "skipping", "distinct", "claim_set", "due_now", "leased", "one", "narrowed", "seconds_left",
-    "tables_of_people", "finished_in", "create_trigger",
+    "tables_of_people", "finished_in", "create_trigger", "minute_step",
 }  # fmt: skip
 ONLY_POSTGRESQL = {
     "checkout_skip_locked", "checkout_of_many", "candidates", "priorities", "priorities_of_many",
-    "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks", "estimates",
+    "insert_uniform", "copy_uniform", "reserve_ids", "some_taken", "counts", "first_tasks", "estimate",
     "remove_old", "lock_table", "lock_groups_of", "ArchiveStatements.lock",
 }  # fmt: skip
 ONLY_SQLITE = {"checkout_single_writer", "counts_exact"}
@@ -105,8 +101,6 @@ def _texts(name: str, found: Any) -> Iterator[tuple[str, str]]:
 
 
 def _others(dialect: Dialect) -> Iterator[tuple[str, str]]:
-    for made in (stats.series_sql, stats.durations_sql, stats.ended_sql, stats.crowded_sql):
-        yield from _texts(made.__name__, made(dialect))
     for name in ("OPEN_BATCHES", "CREATE_BATCH"):
         yield f"pipeline.{name}", getattr(pipeline, name)
     if dialect.vendor == "postgresql":
