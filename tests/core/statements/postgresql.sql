@@ -2258,7 +2258,7 @@ SELECT q.n, l.ready, l.leased, (
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND parked_by IS NOT NULL
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 ), (
     SELECT count(*)
@@ -2267,7 +2267,7 @@ SELECT q.n, l.ready, l.leased, (
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND final_status = 'COMPLETED'
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 ), (
     SELECT count(*)
@@ -2276,7 +2276,7 @@ SELECT q.n, l.ready, l.leased, (
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND final_status = 'ERROR'
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 ), (
     SELECT count(*)
@@ -2285,7 +2285,7 @@ SELECT q.n, l.ready, l.leased, (
         FROM "dbtaskqueue_task"
         WHERE queue_name = q.n
         AND final_status = 'POISON'
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 ), l.stale, l.seconds
 FROM unnest(%(names)s::text[]) AS q(n)
@@ -2300,9 +2300,20 @@ CROSS JOIN LATERAL (
         WHERE queue_name = q.n
         AND ready_time IS NOT NULL
         ORDER BY priority, ready_time, id
-        LIMIT 1000
+        LIMIT {most}
     ) AS h
 ) AS l;
+
+-- StatsStatements.crowded
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint
+FROM "dbtaskqueue_minutecount"
+WHERE kind = %(kind)s
+AND minute >= %(start)s::timestamptz
+AND minute <= %(end)s::timestamptz
+GROUP BY 1
+HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
+ORDER BY 1
+LIMIT %(limit)s;
 
 -- StatsStatements.due_ages
 SELECT q.n, b.p, extract(epoch FROM statement_timestamp() - x.ready_time)::float8
@@ -2342,17 +2353,33 @@ CROSS JOIN LATERAL (
     LIMIT 1
 ) AS x;
 
--- StatsStatements.estimates
-EXPLAIN (FORMAT JSON)
+-- StatsStatements.durations
+SELECT {by}, h.key, sum(h.value::bigint)::bigint
+FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END)
+    AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
+AND (%(every)s::boolean OR queue_name = ANY(%(queues)s::text[]))
+AND h.key ~ '^[0-9][0-9]?$'
+AND h.value ~ '^[0-9]+$'
+AND length(h.value) <= 15
+GROUP BY 1, 2;
+
+-- StatsStatements.ended
+SELECT queue_name, name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
+    least(sum(count), 1e18)::bigint
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
+GROUP BY 1, 2, 3;
+
+-- StatsStatements.estimate
 SELECT 1
-FROM "dbtaskqueue_task" AS c0
-WHERE queue_name = %(q0)s
-AND status = %(s0)s
-UNION ALL
-SELECT 1
-FROM "dbtaskqueue_task" AS c1
-WHERE queue_name = %(q1)s
-AND status = %(s1)s;
+FROM "dbtaskqueue_task" AS c{at}
+WHERE queue_name = %(q{at})s
+AND status = %(s{at})s;
 
 -- StatsStatements.first_tasks
 SELECT count(*), array_agg(x.id) FILTER (WHERE x.status = 'PROCESSING')
@@ -2388,9 +2415,9 @@ FROM (
         AND priority = b.p
         AND ready_time IS NOT NULL
         ORDER BY ready_time, id
-        LIMIT 100
+        LIMIT {most}
     ) AS h
-    LIMIT 1000
+    LIMIT {most_of_all}
 ) AS x
 GROUP BY x.n, x.p;
 
@@ -2464,10 +2491,19 @@ SELECT f.f, (
         FROM "dbtaskqueue_task" AS t
         WHERE t.fingerprint = f.f
         AND t.final_status IN ('ERROR', 'POISON')
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 )
 FROM unnest(%(prints)s::text[]) AS f(f);
+
+-- StatsStatements.outcomes
+SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, name, least(sum(count), 1e18)::bigint
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s::timestamptz
+AND minute <= statement_timestamp()
+AND (%(every)s::boolean OR queue_name = ANY(%(queues)s::text[]))
+GROUP BY 1, 2;
 
 -- StatsStatements.ready_order_counts
 SELECT y.before, y.holder, y.payload_type, count(*)
@@ -4032,64 +4068,6 @@ WITH gone AS (
 )
 SELECT count(*), coalesce(sum(k), 0), coalesce(bit_xor(k), 0), coalesce(sum(n), 0)
 FROM gone;
-
--- series_sql [1]
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, name, least(sum(count), 1e18)::bigint
-FROM "dbtaskqueue_minutecount"
-WHERE kind = 'outcome'
-AND minute >= %(start)s::timestamptz
-AND minute <= statement_timestamp()
-AND (%(every)s::boolean OR queue_name IN (
-    SELECT q.q
-    FROM unnest(%(queues)s::text[]) AS q(q)
-))
-GROUP BY 1, 2;
-
--- series_sql [2]
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END)
-    AS h
-WHERE kind = 'outcome'
-AND minute >= %(start)s::timestamptz
-AND minute <= statement_timestamp()
-AND (%(every)s::boolean OR queue_name IN (
-    SELECT q.q
-    FROM unnest(%(queues)s::text[]) AS q(q)
-))
-AND h.key ~ '^[0-9]{{1,2}}$'
-AND h.value ~ '^[0-9]{{1,15}}$'
-GROUP BY 1, 2;
-
--- durations_sql
-SELECT queue_name, h.key, sum(h.value::bigint)::bigint
-FROM "dbtaskqueue_minutecount", jsonb_each_text(CASE WHEN jsonb_typeof({times}) = 'object' THEN {times} END)
-    AS h
-WHERE kind = 'outcome'
-AND minute >= %(start)s::timestamptz
-AND minute <= statement_timestamp()
-AND h.key ~ '^[0-9]{{1,2}}$'
-AND h.value ~ '^[0-9]{{1,15}}$'
-GROUP BY 1, 2;
-
--- ended_sql
-SELECT queue_name, name, floor(extract(epoch FROM statement_timestamp() - minute)::float8 / %(step)s)::int,
-    least(sum(count), 1e18)::bigint
-FROM "dbtaskqueue_minutecount"
-WHERE kind = 'outcome'
-AND minute >= %(start)s::timestamptz
-AND minute <= statement_timestamp()
-GROUP BY 1, 2, 3;
-
--- crowded_sql
-SELECT floor(extract(epoch FROM minute) / %(step)s::int)::bigint
-FROM "dbtaskqueue_minutecount"
-WHERE kind = %(kind)s
-AND minute >= %(start)s::timestamptz
-AND minute <= %(end)s::timestamptz
-GROUP BY 1
-HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
-ORDER BY 1
-LIMIT %(limit)s;
 
 -- pipeline.OPEN_BATCHES
 SELECT token, location, lake

@@ -1745,6 +1745,17 @@ SELECT queue_name, status, parked_by IS NOT NULL, count(*), sum(CASE WHEN h.stat
 FROM "dbtaskqueue_task" AS h
 GROUP BY 1, 2, 3;
 
+-- StatsStatements.crowded
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
+FROM "dbtaskqueue_minutecount"
+WHERE kind = %(kind)s
+AND minute >= %(start)s
+AND minute <= %(end)s
+GROUP BY 1
+HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
+ORDER BY 1
+LIMIT %(limit)s;
+
 -- StatsStatements.due_ages
 SELECT x.queue_name, x.priority, max((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) -
     julianday(x.ready_time)) * 86400.0)
@@ -1755,6 +1766,30 @@ AND next_process_time <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
 AND attempt < max_attempts
 AND status = 'CREATED'
 GROUP BY 1, 2;
+
+-- StatsStatements.durations
+SELECT {by}, h.key, sum(h.value)
+FROM "dbtaskqueue_minutecount", json_each({times}) AS h
+WHERE kind = 'outcome'
+AND minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND (%(every)s OR queue_name IN (
+    SELECT value
+    FROM json_each(%(queues)s)
+))
+AND h.type = 'integer'
+AND h.value BETWEEN 0 AND 1e15
+AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
+GROUP BY 1, 2;
+
+-- StatsStatements.ended
+SELECT queue_name, name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) *
+    86400.0 / %(step)s AS integer), CAST(total(count) AS integer)
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+GROUP BY 1, 2, 3;
 
 -- StatsStatements.names
 SELECT DISTINCT queue_name
@@ -1769,13 +1804,25 @@ SELECT f.f, (
         FROM "dbtaskqueue_task" AS t
         WHERE t.fingerprint = f.f
         AND t.final_status IN ('ERROR', 'POISON')
-        LIMIT 1000
+        LIMIT {most}
     ) AS x
 )
 FROM (
     SELECT value AS f
     FROM json_each(%(prints)s)
 ) AS f;
+
+-- StatsStatements.outcomes
+SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, name, CAST(total(count) AS integer)
+FROM "dbtaskqueue_minutecount"
+WHERE kind = 'outcome'
+AND minute >= %(start)s
+AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
+AND (%(every)s OR queue_name IN (
+    SELECT value
+    FROM json_each(%(queues)s)
+))
+GROUP BY 1, 2;
 
 -- StatsStatements.ready_order_counts
 SELECT y.before, y.holder, y.payload_type, count(*)
@@ -3143,70 +3190,6 @@ WHERE id IN (
     SELECT row_id
     FROM archived_gone
 );
-
--- series_sql [1]
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, name, CAST(total(count) AS integer)
-FROM "dbtaskqueue_minutecount"
-WHERE kind = 'outcome'
-AND minute >= %(start)s
-AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND (%(every)s OR queue_name IN (
-    SELECT q.q
-    FROM (
-        SELECT value AS q
-        FROM json_each(%(queues)s)
-    ) AS q
-))
-GROUP BY 1, 2;
-
--- series_sql [2]
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s, h.key, sum(h.value)
-FROM "dbtaskqueue_minutecount", json_each({times}) AS h
-WHERE kind = 'outcome'
-AND minute >= %(start)s
-AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND (%(every)s OR queue_name IN (
-    SELECT q.q
-    FROM (
-        SELECT value AS q
-        FROM json_each(%(queues)s)
-    ) AS q
-))
-AND h.type = 'integer'
-AND h.value BETWEEN 0 AND 1e15
-AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
-GROUP BY 1, 2;
-
--- durations_sql
-SELECT queue_name, h.key, sum(h.value)
-FROM "dbtaskqueue_minutecount", json_each({times}) AS h
-WHERE kind = 'outcome'
-AND minute >= %(start)s
-AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-AND h.type = 'integer'
-AND h.value BETWEEN 0 AND 1e15
-AND (h.key GLOB '[0-9]' OR h.key GLOB '[0-9][0-9]')
-GROUP BY 1, 2;
-
--- ended_sql
-SELECT queue_name, name, CAST((julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')) - julianday(minute)) *
-    86400.0 / %(step)s AS integer), CAST(total(count) AS integer)
-FROM "dbtaskqueue_minutecount"
-WHERE kind = 'outcome'
-AND minute >= %(start)s
-AND minute <= strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now')
-GROUP BY 1, 2, 3;
-
--- crowded_sql
-SELECT CAST(strftime('%%s', minute) AS integer) / %(step)s
-FROM "dbtaskqueue_minutecount"
-WHERE kind = %(kind)s
-AND minute >= %(start)s
-AND minute <= %(end)s
-GROUP BY 1
-HAVING count(*) > count(DISTINCT queue_name || ' ' || name)
-ORDER BY 1
-LIMIT %(limit)s;
 
 -- pipeline.OPEN_BATCHES
 SELECT token, location, lake
