@@ -33,7 +33,7 @@ from django_dbtaskqueue.operations import bulk, permissions, queue_control, queu
 from django_dbtaskqueue.operations.bounded_reads import limits_of, limits_text
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import Page
-from django_dbtaskqueue.operations.serializers import is_storable, pause_note
+from django_dbtaskqueue.operations.serializers import is_storable
 from django_dbtaskqueue.operations.verbs import PURGE, QUEUE_VERBS
 
 if TYPE_CHECKING:
@@ -153,9 +153,8 @@ class QueueAdmin(NamedListAdmin):
         """Show whether the queue is late, served, or paused: by whom, why, and until when."""
         row = queue.stats
         if row.pause:
-            note = pause_note(row.pause.by, row.pause.reason, row.pause.until)
             html = '{} <div class="quiet dbtq-why">{}</div>'
-            return format_html(html, cells.badge("paused", "‖", _("paused")), note)
+            return format_html(html, cells.badge("paused", "‖", _("paused")), row.pause.note)
         marks = [cells.badge("late", "✕", _("late"))] if row.late else []
         if row.unserved:
             marks.append(cells.badge("late" if row.stale else "paused", "!", _("no poller")))

@@ -29,7 +29,7 @@ from django_dbtaskqueue.models import ApiToken, Attempt, BulkOperation, FailureG
 from django_dbtaskqueue.models.control import FAILED, UNFINISHED
 from django_dbtaskqueue.operations import bulk as bulk_operations, queue_control, related_tasks, schedules
 from django_dbtaskqueue.operations.actions import MAX_TASKS_PER_ACTION, ActionRequest, ActReport, act_on_ids, preview
-from django_dbtaskqueue.operations.lookup import locations_on
+from django_dbtaskqueue.operations.lookup import aliases_in, locations_on
 from django_dbtaskqueue.operations.permissions import CHANGE_SETTINGS, Actor, check_there
 from django_dbtaskqueue.operations.schedule_import import OTHER_QUEUES, import_schedules
 from django_dbtaskqueue.operations.search import of_queue, parse, to_text
@@ -278,7 +278,7 @@ def mask(output: Output, options: Options) -> int:
     for alias, model in (places := locations_on(options["database"])):
         tasks = model._base_manager.using(alias).filter(MAY_HAVE_ERROR, process_result__isnull=False)
         changed += _mask_stored(tasks, "process_result", dry_run=dry_run)
-    for alias in {alias for alias, _model in places}:
+    for alias in aliases_in(places):
         moved = TaskHistory.objects.using(alias).filter(status__in=[Status.ERROR, Status.POISON])
         changed += _mask_stored(moved, "process_result", dry_run=dry_run)
         changed += _mask_stored(Attempt.objects.using(alias).all(), "message", "traceback", dry_run=dry_run)

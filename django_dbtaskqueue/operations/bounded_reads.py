@@ -6,6 +6,7 @@ A page, a command or an API answer never keeps the database busy for long, howev
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -162,11 +163,9 @@ def count_within(rows: Rows, limit: timedelta) -> ApproxCount | None:
 
 def count_in_time(rows: Rows) -> ApproxCount | None:
     """Return the bounded number of rows; None when the count takes longer than ``OPERATIONS_TIMEOUT``."""
-    try:
-        with statement_timeout(rows.db):
-            return bounded_count(rows)
-    except SearchTooSlow:
-        return None
+    with suppress(SearchTooSlow), statement_timeout(rows.db):
+        return bounded_count(rows)
+    return None
 
 
 def approx(number: int, bound: int) -> ApproxCount:
@@ -189,6 +188,7 @@ def estimate(rows: Rows) -> int | None:
 MAX_ROWS_PER_TABLE = 20_000  # that one overview counts in each table and status
 MIN_ROWS_PER_QUEUE, MAX_ROWS_PER_QUEUE = 50, 10_000  # that it counts of one queue in one status
 MIN_HELD_TO_ESTIMATE = 1000  # counted tasks in PROCESSING
+SCANNED_CELL = re.compile(r" c(\d+)  \(cost=\S+ rows=(\d+) ")  # in a plan: a cell's place and its estimated rows
 NONE_COUNTED = ApproxCount(0)
 
 
@@ -314,8 +314,7 @@ def limit_use(place: Location, queue: str) -> LimitUse | None:
 
 def limits_of(queue: str) -> list[LimitUse]:
     """Return how much of its limits a queue uses, in each of its databases; nothing if it has none."""
-    uses = [limit_use((alias, model_for(queue)), queue) for alias in aliases_of(queue)]
-    return [use for use in uses if use is not None]
+    return [use for alias in aliases_of(queue) if (use := limit_use((alias, model_for(queue)), queue))]
 
 
 def limits_by_queue(queues: Iterable[str]) -> dict[str, list[LimitUse]]:
@@ -388,22 +387,12 @@ def _estimated(
         return found
     params = {f"{key}{at}": cell[part] for at, cell in enumerate(open_cells) for part, key in enumerate("qs")}
     asked = " UNION ALL ".join(sql.estimate.format(at=at) for at in range(len(open_cells)))
-    plan = session.run(f"EXPLAIN (FORMAT JSON) {asked}", params)[0][0]
-    rows = dict(_rows(plan if isinstance(plan, list) else json.loads(plan)))
+    plan = "\n".join(line for (line,) in session.run(f"EXPLAIN {asked}", params))
+    rows = {int(at): int(number) for at, number in SCANNED_CELL.findall(plan)}
     for at, (name, status) in enumerate(open_cells):
         counted = found[name][status]
-        found[name][status] = ApproxCount(max(counted.number, rows.get(f"c{at}", 0)), estimated=True)
+        found[name][status] = ApproxCount(max(counted.number, rows.get(at, 0)), estimated=True)
     return found
-
-
-def _rows(plan: Any) -> Iterable[tuple[str, int]]:
-    """Yield alias and estimated rows of each scan of a plan."""
-    for node in plan if isinstance(plan, list) else [plan]:
-        if "Alias" in node:
-            yield node["Alias"], int(node["Plan Rows"])
-        for part in ("Plan", "Plans"):
-            if part in node:
-                yield from _rows(node[part])
 
 
 def _exact(rows: Iterable[tuple[Any, ...]]) -> dict[str, QueueCounts]:

@@ -27,12 +27,11 @@ from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.dialects import GROUP, PARENTS
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.models import AbstractTask, Queue, TaskHistory
-from django_dbtaskqueue.models.control import IN_EFFECT
 from django_dbtaskqueue.models.tasks import IS_READY
 from django_dbtaskqueue.operations.bounded_reads import ReadyPosition, limit_use, ready_position, statement_timeout
-from django_dbtaskqueue.operations.queue_stats import living
+from django_dbtaskqueue.operations.queue_stats import living, pauses
 from django_dbtaskqueue.operations.related_tasks import suspension, waits_for
-from django_dbtaskqueue.operations.serializers import message_of, pause_note, uniqueness_note
+from django_dbtaskqueue.operations.serializers import message_of, uniqueness_note
 
 __all__ = ["Explanation", "explain"]
 
@@ -106,11 +105,6 @@ class _Case:
         self.alias = alias
         self.now: datetime = vars(task)["clock"]  # what the query annotated
         self.lapsed = task.status == Status.PROCESSING and task.next_process_time <= self.now
-
-    @cached_property
-    def pause(self) -> Queue | None:
-        """The queue's row, if a pause is in effect."""
-        return Queue.objects.using(self.alias).filter(IN_EFFECT, pk=self.task.queue).first()
 
     @cached_property
     def servers(self) -> list[_Server]:
@@ -201,18 +195,18 @@ def _of_the_lease(case: _Case) -> Iterator[Explanation]:
 def _of_the_pause(case: _Case) -> Iterator[Explanation]:
     """The task is parked or its queue is paused."""
     reason = case.task.parked_by or ""
-    if (found := suspension(case.task, case.now)) is not None:
-        yield Explanation(*found)
+    if (suspended := suspension(case.task, case.now)) is not None:
+        yield Explanation(*suspended)
     if reason == PARENTS:
         yield Explanation("parents", *waits_for(case.task, case.alias))
     elif reason and reason != GROUP and not reason.startswith(NO_HANDLER):
         facts: dict[str, object] = {"reason": masked_text(reason)}
         yield Explanation("parked", _("The task is parked: %(reason)s.") % facts, facts)
-    if (row := case.pause) is not None:
-        facts = {"queue": row.name, "by": row.paused_by, "reason": row.paused_reason, "until": row.paused_until}
-        known = pause_note(row.paused_by, row.paused_reason, row.paused_until)
-        text = _("Queue %(queue)s is paused (%(known)s).") if known else _("Queue %(queue)s is paused.")
-        yield Explanation("paused", text % {"queue": row.name, "known": known}, facts)
+    queue = case.task.queue
+    if found := pauses(Queue.objects.using(case.alias).filter(pk=queue)).get(queue):
+        facts = {"queue": queue, "by": found.by, "reason": found.reason, "until": found.until}
+        text = _("Queue %(queue)s is paused (%(known)s).") if found.note else _("Queue %(queue)s is paused.")
+        yield Explanation("paused", text % {"queue": queue, "known": found.note}, facts)
 
 
 def _unserved(case: _Case) -> Iterator[Explanation]:

@@ -29,7 +29,7 @@ from django_dbtaskqueue.flow.retention import RetentionCursor
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.bounded_reads import queue_names
-from django_dbtaskqueue.operations.lookup import Location, locations
+from django_dbtaskqueue.operations.lookup import Location, aliases_in, locations
 
 logger = logging.getLogger("django_dbtaskqueue")
 
@@ -129,14 +129,14 @@ class Housekeeper:
                 with self._pauses.around((alias, part), note):
                     act(*given)
 
-        places = list(locations(using))
-        for alias in sorted({alias for alias, _model in places}):
+        places = locations(using)
+        for alias in aliases_in(places):
             report.partitions += _months_ahead(alias)
         for alias, model in places:
             for queue in queue_names((alias, model)) if queues is None else queues:
                 attempt(alias, f"queue {queue}", self._tasks, (alias, model), queue, policy, report, to)
             attempt(alias, f"steps and signals of {model._meta.label}", self._steps, (alias, model), report)
-        for alias in sorted({alias for alias, _model in places}):
+        for alias in aliases_in(places):
             attempt(alias, "history and audit", _delete_old, alias, policy, report)
         return report
 
@@ -213,7 +213,7 @@ def _delete_old(alias: str, policy: RetentionPolicy, report: RetentionReport) ->
     if session.postgresql:
         repeat(partial(retention.delete_unread_events, session))
     if policy.history is not None:
-        tables = [model for place, model in locations(alias) if place == alias]
+        tables = [model for _alias, model in locations(alias)]
         repeat(partial(retention.delete_empty_batches, alias, tables, older_than=policy.history))
         table = _drop_months(session, policy.history, report)
         report.deleted += repeat(partial(retention.delete_history, session, older_than=policy.history, table=table))

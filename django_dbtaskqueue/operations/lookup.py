@@ -8,7 +8,7 @@ selects by id.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import datetime
 
 from django.db.models import Count
@@ -63,7 +63,7 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     Every known queue and every status is there, also with 0; without a queue, all of them. Reads each table once: use
     it for people, not in a loop.
     """
-    places = set(_places(queue)) if queue is not None else set(locations())
+    places = _places(queue) if queue is not None else locations()
     names = [queue] if queue is not None else known_queues()
     counts: defaultdict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(map(str, Status), 0))
     for name in names:
@@ -76,21 +76,27 @@ def count_by_status(queue: str | None = None) -> dict[str, dict[str, int]]:
     return dict(counts)
 
 
-def locations(using: str | None = None) -> Iterator[Location]:
-    """Yield each (database, table) that a known queue has tasks in, once; of all databases or of one."""
-    seen: set[Location] = set()
+def places_of(queue: str) -> list[Location]:
+    """Return each (database, table) that a queue has tasks in."""
+    return [(alias, model_for(queue)) for alias in aliases_of(queue)]
+
+
+def locations(using: str | None = None) -> list[Location]:
+    """Return those of all known queues, each once; of all databases or of one."""
     common, using = alias_for("", None), using and alias_for("", using)
     made = Queue.objects.using(common).values_list("name", flat=True)
-    for name in ["", *conf.known_queues(), *made]:
-        for place in [(alias, model_for(name)) for alias in aliases_of(name)]:
-            if place not in seen and using in (None, place[0]):
-                seen.add(place)
-                yield place
+    found = dict.fromkeys(place for name in ("", *conf.known_queues(), *made) for place in places_of(name))
+    return [place for place in found if using in (None, place[0])]
 
 
 def locations_on(using: str | None) -> list[Location]:
     """Return the databases and tables to look at, at least the common one."""
-    return list(locations(using)) or [(str(using), Task)]
+    return locations(using) or [(str(using), Task)]
+
+
+def aliases_in(places: Iterable[Location]) -> list[str]:
+    """Return the databases of some places, by name."""
+    return sorted({alias for alias, _model in places})
 
 
 def exists(queue: str, reference: str) -> bool:
@@ -143,9 +149,8 @@ def _change(queue: str, reference: str, verb: Callable[[TaskQuerySet], int]) -> 
 
 
 def _places(queue: str) -> list[Location]:
-    aliases = aliases_of(queue)
-    queue_settings(queue, aliases[0])
-    return [(alias, model_for(queue)) for alias in aliases]
+    queue_settings(queue, aliases_of(queue)[0])
+    return places_of(queue)
 
 
 def _all_of(queue: str, using: str | None) -> TaskQuerySet:

@@ -16,6 +16,7 @@ from typing import ClassVar
 from django.db.models import Min, Q, QuerySet, Value
 from django.db.models.functions import Coalesce, Now, NullIf
 from django.utils.formats import number_format
+from django.utils.timezone import localtime
 from django.utils.translation import gettext as _, ngettext
 
 from django_dbtaskqueue.conf import settings as conf
@@ -23,7 +24,7 @@ from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.minute_counts import database_now
-from django_dbtaskqueue.db.session import Session, alias_for, aliases_of, model_for
+from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import upper
 from django_dbtaskqueue.models import MinuteCount, Poller, Queue, Task
@@ -31,8 +32,7 @@ from django_dbtaskqueue.models.control import CALL, FAILURE, IN_EFFECT, MISSED_H
 from django_dbtaskqueue.models.readable import ReadableTime, Total
 from django_dbtaskqueue.operations import bounded_reads
 from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCount, LimitUse, QueueCounts
-from django_dbtaskqueue.operations.lookup import Location, locations_on
-from django_dbtaskqueue.operations.serializers import pause_note
+from django_dbtaskqueue.operations.lookup import Location, aliases_in, locations_on, places_of
 
 LATE_AFTER = timedelta(minutes=1)  # a queue is late when its oldest task has been due for longer
 RATE_PERIOD = timedelta(minutes=5)  # the time that rates are measured over
@@ -52,6 +52,14 @@ class Pause:
     until: datetime | None
     by: str
     reason: str
+
+    @property
+    def note(self) -> str:
+        """What is known of it, as in "by ada: provider is down, until 2026-11-22 14:00"."""
+        who = _("by %(who)s") % {"who": self.by} if self.by else ""
+        end = self.until and (localtime(self.until) if self.until.tzinfo else self.until)
+        words = _("until %(time)s") % {"time": f"{end:%Y-%m-%d %H:%M}"} if end else ""
+        return ", ".join(filter(None, (": ".join(filter(None, (who, self.reason))), words)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,7 @@ def with_limits(rows: Sequence[QueueStats]) -> list[QueueStats]:
 
 def stats_of_queue(name: str) -> QueueStats:
     """Return the statistics of one queue, over all databases it has tasks in."""
-    _context, (row,) = _read([(alias, model_for(name)) for alias in aliases_of(name)], [name], only=[name])
+    _context, (row,) = _read(places_of(name), [name], only=[name])
     return row
 
 
@@ -192,7 +200,7 @@ def _read(
     places: Sequence[Location], known: Iterable[str], only: Sequence[str] | None = None
 ) -> tuple[_Context, list[QueueStats]]:
     """Read the known queues and those that have tasks, or with ``only`` these; return them by name."""
-    aliases = sorted({alias for alias, _ in places})
+    aliases = aliases_in(places)
     context = _Context(aliases)
     cells = {name: QueueCounts() for name in (only if only is not None else {*known, *context.served})}
     ages: dict[str, float] = {}
@@ -335,8 +343,7 @@ def _failures(found: QueuesOverview) -> list[str]:
 
 def _paused_words(row: QueueStats) -> str:
     """Return "invoices (by ada: provider is down, until 14:00)", as far as it is known."""
-    known = row.pause and pause_note(row.pause.by, row.pause.reason, row.pause.until)
-    return f"{row.queue} ({known})" if known else row.queue
+    return f"{row.queue} ({row.pause.note})" if row.pause and row.pause.note else row.queue
 
 
 def _rough(age: timedelta | None) -> str:
@@ -378,29 +385,22 @@ class FailureStats:
 
 def stats_of_groups(fingerprints: Sequence[str], alias: str) -> list[FailureStats]:
     """Return the statistics of these groups, in their order. A constant number of queries for each task table."""
-    counts, waiting = _counts(fingerprints, alias), _open(fingerprints, alias)
-    return [FailureStats(counts[one], waiting[one]) for one in fingerprints]
-
-
-def _counts(prints: Sequence[str], alias: str) -> dict[str, dict[str, int]]:
-    found = {one: dict.fromkeys(WINDOWS, 0) for one in prints}
-    if prints:
-        week = MinuteCount.objects.using(alias).filter(kind=FAILURE, minute__gte=Now() - WINDOWS["7d"])
-        sums = {f"in_{name}": Total("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
-        for one, *numbers in week.filter(name__in=prints).values_list("name").annotate(**sums).order_by():
-            found[one] = {name: int(number or 0) for name, number in zip(WINDOWS, numbers, strict=True)}
-    return found
-
-
-def _open(prints: Sequence[str], alias: str) -> dict[str, ApproxCount]:
-    numbers: defaultdict[str, int] = defaultdict(int)
-    for place in locations_on(alias) if prints else ():
+    if not fingerprints:
+        return []
+    week = MinuteCount.objects.using(alias).filter(kind=FAILURE, minute__gte=Now() - WINDOWS["7d"])
+    sums = {f"in_{name}": Total("count", filter=Q(minute__gte=Now() - span)) for name, span in WINDOWS.items()}
+    failed = {one: dict.fromkeys(WINDOWS, 0) for one in fingerprints}
+    for one, *numbers in week.filter(name__in=fingerprints).values_list("name").annotate(**sums).order_by():
+        failed[one] = {name: int(number or 0) for name, number in zip(WINDOWS, numbers, strict=True)}
+    waiting = Counter[str]()
+    for place in locations_on(alias):
         session, sql = bounded_reads.reading(place)
         asked = sql.open_failures.format(most=MAX_OPEN_TASKS_COUNTED + 1)
         with bounded_reads.prefer_indexes(session):
-            for name, number in session.run(asked, {"prints": session.sql.dialect.array(prints)}):
-                numbers[name] += number
-    return {one: bounded_reads.approx(numbers[one], MAX_OPEN_TASKS_COUNTED) for one in prints}
+            waiting.update(dict(session.run(asked, {"prints": session.sql.dialect.array(fingerprints)})))
+    return [
+        FailureStats(failed[one], bounded_reads.approx(waiting[one], MAX_OPEN_TASKS_COUNTED)) for one in fingerprints
+    ]
 
 
 def failure_shares(alias: str, queues: Sequence[str]) -> Iterator[tuple[str, float, float]]:
@@ -435,8 +435,8 @@ def stats_of_types(queue: str) -> list[TypeStats]:
     # The database subtracts: 9,000 times would take Python longer than all else on the page.
     created, started, finished = map(ReadableTime, ("create_time", "start_time", "finish_time"))
     ran, waited = finished - started, started - created
-    for alias in aliases_of(queue):
-        tasks = model_for(queue)._default_manager.using(alias).filter(queue=queue)
+    for alias, model in places_of(queue):
+        tasks = model._default_manager.using(alias).filter(queue=queue)
         for status in map(str, TERMINAL):
             newest = tasks.filter(final_status=status).order_by("-pk")
             rows = newest.values_list("payload_type", "total_attempt", ran, waited)

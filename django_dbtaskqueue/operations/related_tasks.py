@@ -26,7 +26,7 @@ from django_dbtaskqueue.flow.dependencies import GONE_TASK, TaskKey, rows_of
 from django_dbtaskqueue.models import AbstractTask, Batch, Dependency, Step
 from django_dbtaskqueue.models.tasks import SENT, SLEEP, WAIT
 from django_dbtaskqueue.operations.actions import record, recorded
-from django_dbtaskqueue.operations.lookup import locations
+from django_dbtaskqueue.operations.lookup import aliases_in, locations
 from django_dbtaskqueue.operations.permissions import Actor, Verb, all_queues, by_name, check, narrow, sole
 from django_dbtaskqueue.operations.serializers import Document, RowDocument
 
@@ -193,7 +193,7 @@ def find_batch(pk: str, actor: Actor, using: str | None = None) -> Batch | None:
 
 def _batches(actor: Actor, using: str | None, **of: int) -> list[Batch]:
     found: list[Batch] = []
-    for alias in sorted({alias for alias, _model in locations(using)}):
+    for alias in aliases_in(locations(using)):
         rows = Batch.objects.using(alias).filter(**of).order_by("-pk").annotate(clock=Now())
         found += narrow(rows, actor)[:MAX_BATCHES_LISTED]
     return found

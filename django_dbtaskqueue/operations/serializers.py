@@ -17,7 +17,7 @@ from typing import Annotated, Any, get_type_hints
 from django.core.exceptions import ImproperlyConfigured
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
-from django.utils.timezone import localtime, make_aware
+from django.utils.timezone import make_aware
 from django.utils.translation import gettext as _
 
 from django_dbtaskqueue.conf.queue import duration
@@ -177,13 +177,6 @@ def short_error(line: str) -> str:
     """Return "PlaneUnknown: N14228" for "flights.rules.PlaneUnknown: N14228", and any other text as it is."""
     kind, colon, message = line.partition(":")
     return kind.rpartition(".")[2] + colon + message if re.fullmatch(r"[\w.]+", kind) else line
-
-
-def pause_note(by: str, reason: str, until: datetime | None) -> str:
-    """Return what is known of a pause, as in "by ada: provider is down, until 2026-11-22 14:00"."""
-    who = _("by %(who)s") % {"who": by} if by else ""
-    end = until and _("until %(time)s") % {"time": f"{localtime(until) if until.tzinfo else until:%Y-%m-%d %H:%M}"}
-    return ", ".join(part for part in (": ".join(one for one in (who, reason) if one), end) if part)
 
 
 def with_errors(queries: Sequence[str], groups: models.QuerySet[FailureGroup]) -> list[str]:
