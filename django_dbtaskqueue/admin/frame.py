@@ -11,7 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from urllib.parse import quote
 
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.utils import quote as quoted_key, unquote
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied, ValidationError
@@ -28,7 +28,7 @@ from django.utils.translation import gettext as _, gettext_lazy, pgettext_lazy
 
 from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.core.context import standbys
-from django_dbtaskqueue.core.exceptions import SearchTooSlow
+from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
 from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
@@ -227,6 +227,7 @@ class ReadOnlyAdmin(ModelAdmin):
     hints: ClassVar[dict[str, StrOrPromise]] = {}  # what a column's head says when it is pointed at
     list_template = "list"
     detail_template = "detail"
+    row_keys: tuple[str, ...] = ()  # by which the forms of a row's page name it, beside those of the verbs
     view_permission = ""  # another codename than the model's own
 
     def _never(self, request: HttpRequest, obj: Model | None = None) -> bool:
@@ -292,17 +293,20 @@ class ReadOnlyAdmin(ModelAdmin):
     # -- the list ------------------------------------------------------------------------------------------------------
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Return the list or its part that refreshes, or do the action that was posted."""
+        """Return the list or its part that refreshes, or do the action that was posted, or say why it is refused."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        if request.method == "POST":
+        if request.method != "POST":
+            return show(self, request, self.list_template, lambda: self.list_context(request))
+        try:
             return self.act(request)
-        return show(self, request, self.list_template, lambda: self.list_context(request))
+        except TaskQueueError as error:
+            return self.reply(request, str(error), messages.ERROR)
 
-    def reply(self, request: HttpRequest, text: str, level: int, address: str = "") -> HttpResponse:
-        """Show a message on the next page: that of ``address``, or this page again."""
+    def reply(self, request: HttpRequest, text: str, level: int = messages.SUCCESS, address: str = "") -> HttpResponse:
+        """Show a message on the next page: that of ``address``, or where the action began."""
         self.message_user(request, text, level)
-        return redirect(address or request.get_full_path())
+        return redirect(address or self.back(request) or request.get_full_path())
 
     def act(self, request: HttpRequest) -> HttpResponse:
         return HttpResponseNotAllowed(["GET"])
@@ -361,8 +365,9 @@ class ReadOnlyAdmin(ModelAdmin):
 
     def back(self, request: HttpRequest) -> str:
         """Return the page of the row if the action began there; empty if it began on the list."""
-        selected = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        return self.url(self.model, "change", selected[0]) if request.POST.get("origin") == "page" and selected else ""
+        keys = (ACTION_CHECKBOX_NAME,) if request.POST.get("origin") == "page" else self.row_keys
+        named = [request.POST[key] for key in keys if key in request.POST]
+        return self.url(self.model, "change", named[0]) if named else ""
 
     # -- columns that several tables have ----------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from django_dbtaskqueue.admin.list_pages import FilterSet, ListAdmin, SmallListA
 from django_dbtaskqueue.admin.page_actions import PlainForm, ask, bound_form, confirmed, verb_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import clock
-from django_dbtaskqueue.core.exceptions import TaskQueueError
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.db.session import model_for
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, Task, control
 from django_dbtaskqueue.models.readable import as_list
@@ -78,6 +78,7 @@ class BulkOperationAdmin(SearchedAdmin):
     """Actions on all tasks that match a search, in steps."""
 
     detail_template = "operation"
+    row_keys = ("operation",)
     filterset = BulkFilter
     empty = gettext_lazy("No bulk operation yet. Tick “all that match” on the task list to begin one.")
     list_display = ("id", "what", "state_badge", "bar", "changed_tasks", "skipped_tasks", "actor", "ordered")
@@ -93,28 +94,25 @@ class BulkOperationAdmin(SearchedAdmin):
             return self._put_back(request, operation, alias)
         if "cancel" in request.POST:
             done = bulk.cancel(operation.pk, request.user, using=alias)
-            self.message_user(request, _("It is cancelled.") if done else _("It had ended already."))
-        else:
-            check_may(bulk.verb_of(operation), viewer(request))
-            deadline = clock.monotonic() + WORK_TIME_S
-            while bulk.turn(alias) and clock.monotonic() < deadline:
-                pass
+            return self.reply(request, _("It is cancelled.") if done else _("It had ended already."), messages.INFO)
+        check_may(bulk.verb_of(operation), viewer(request))
+        deadline = clock.monotonic() + WORK_TIME_S
+        while bulk.turn(alias) and clock.monotonic() < deadline:
+            pass
         return redirect(self.page_of(operation))
 
     def _put_back(self, request: HttpRequest, operation: BulkOperation, alias: str) -> HttpResponse:
         """Ask for a confirmation; once confirmed, order that its tasks become what they were."""
         check_cancel(operation, bulk.verb_of(operation), viewer(request))
         form = bound_form(request, PlainForm)
-        refusal = bulk.why_not_put_back(operation)
-        if not refusal and not confirmed(request, form):
+        if refusal := bulk.why_not_put_back(operation):
+            raise OperationRefused(refusal)
+        if not confirmed(request, form):
             text = ngettext("It changed %(count)s task.", "It changed %(count)s tasks.", operation.changed)
             sentences = [text % {"count": cells.number(operation.changed)}]
             return ask(self, request, PUT_BACK, form, sentences=sentences)
-        try:
-            back = bulk.put_back(operation.pk, request.user, form.reason() if form.is_bound else "", alias)
-        except TaskQueueError as error:
-            return self.reply(request, str(error), messages.ERROR, self.page_of(operation))
-        return self.reply(request, _("The bulk operation has started."), messages.SUCCESS, self.page_of(back))
+        back = bulk.put_back(operation.pk, request.user, form.reason(), alias)
+        return self.reply(request, _("The bulk operation has started."), address=self.page_of(back))
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         may = str(row.options.get("verb", row.verb)) in VERBS and can_cancel(row, viewer(request))
@@ -266,7 +264,7 @@ class PollerAdmin(SmallListAdmin):
         )
         done = str(verb.done % {"number": commanded})
         follow = _("%(done)s: they follow within a heartbeat.") % {"done": done}
-        return self.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING, self.back(request))
+        return self.reply(request, follow, messages.SUCCESS if commanded else messages.WARNING)
 
     @admin.display(description=gettext_lazy("state"))
     def state_badge(self, poller: Any) -> str:

@@ -23,7 +23,7 @@ from django_dbtaskqueue.admin.frame import ReadOnlyAdmin, V, frame_of, id_of, ma
 from django_dbtaskqueue.admin.list_pages import ListAdmin
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import parse_length
-from django_dbtaskqueue.core.exceptions import OperationRefused, SearchError, TaskQueueError
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.masking import masked
 from django_dbtaskqueue.db.session import aliases_of, model_for
 from django_dbtaskqueue.models import AbstractTask, BulkOperation, FailureGroup, Queue
@@ -237,13 +237,10 @@ class TaskPageAdmin(ListAdmin):
 
 
 def act_on_tasks(page: TaskPageAdmin, request: HttpRequest) -> HttpResponse:
-    """Ask for a confirmation; once confirmed, act and report. A refusal is shown on the page of origin."""
+    """Ask for a confirmation; once confirmed, act and report."""
     verb, actor = verb_of(request, {**verbs.TASK_VERBS, **verbs.ONE_TASK_VERBS}), viewer(request)
     permissions.check_may(verb, actor)
-    try:
-        return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
-    except (TaskQueueError, SearchError) as error:
-        return page.reply(request, str(error), messages.ERROR)
+    return (_act_on_all if is_on_all(request) else _act_on_ticked)(page, request, verb, actor)
 
 
 def _act_on_all(
@@ -269,7 +266,7 @@ def _act_on_all(
         return ask(page, request, verb, form, sentences=sentences, items=shown, possible=possible)
     operation = bulk.start(verb, search, actor, form.reason(), options=options)
     address = page.url(BulkOperation, "change", operation.pk)
-    return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
+    return page.reply(request, _("The bulk operation has started."), address=address)
 
 
 def _act_on_ticked(
@@ -301,7 +298,7 @@ def _act_on_ticked(
     if report.operation is not None:
         address = page.url(BulkOperation, "change", report.operation.pk)
         text = format_html("{} {}", text, page.link(_("Put back as it was") + "…", address))
-    return page.reply(request, text, level, "" if verb.deletes else page.back(request))
+    return page.reply(request, text, level, request.get_full_path() if verb.deletes else "")
 
 
 def task_report(verb: verbs.TaskVerb, report: actions.ActReport) -> str:
@@ -324,11 +321,8 @@ def enqueue_copy(page: ReadOnlyAdmin, request: HttpRequest) -> HttpResponse:
     form = bound_form(request, PlainForm)
     if not confirmed(request, form):
         return ask(page, request, permissions.ENQUEUE_COPY, form, items=[str(task)])
-    try:
-        fresh = _enqueued(task, viewer(request), form.reason())
-    except TaskQueueError as error:
-        return page.reply(request, str(error), messages.ERROR, page.page_of(task))
-    return page.reply(request, _("This is the new task."), messages.SUCCESS, page.page_of(fresh))
+    fresh = _enqueued(task, viewer(request), form.reason())
+    return page.reply(request, _("This is the new task."), address=page.page_of(fresh))
 
 
 def _enqueued(task: AbstractTask, actor: permissions.Actor, reason: str) -> AbstractTask:

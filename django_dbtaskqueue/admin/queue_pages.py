@@ -25,7 +25,7 @@ from django_dbtaskqueue.admin.page_actions import PauseForm, PlainForm, ask, bou
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.conf.queue import DURATIONS, setting_text, typed
 from django_dbtaskqueue.core.durations import format_duration, parse_duration
-from django_dbtaskqueue.core.exceptions import OperationRefused, TaskQueueError
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import TERMINAL, Status
 from django_dbtaskqueue.db.session import alias_for, model_for
 from django_dbtaskqueue.models import BulkOperation, FailureGroup, Queue
@@ -78,6 +78,7 @@ class QueueAdmin(NamedListAdmin):
 
     filterset = QueueFilter
     detail_template = "queue"
+    row_keys = ("queue", "purge")
     list_across = True
     most_rows = 200  # others are found by name
     empty = gettext_lazy("No queue has this name.")
@@ -261,26 +262,22 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
         values = {key: typed(key, value)} if value else {}
         back, reason = [] if value else [key], request.POST.get("reason", "")
         queue_control.change_settings(queue.name, values, viewer(request), reset=back, reason=reason)
-    except (ImproperlyConfigured, OperationRefused, TypeError, ValueError) as error:
-        return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
+    except (ImproperlyConfigured, TypeError, ValueError) as error:
+        raise OperationRefused(str(error)) from None
     changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
     text = changed % {"key": key, "value": value} + " " + _("Pollers follow within a heartbeat.")
-    return page.reply(request, text, messages.SUCCESS, page.page_of(queue))
+    return page.reply(request, text)
 
 
 def purge(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     """Start the bulk deletion of every task of a queue, after its name was typed."""
     queue = _queue_of(page, request, "purge", PURGE)
     if request.POST.get("typed", "").strip() != queue.name:
-        text = _("Type %(name)s to delete all its tasks.") % {"name": queue.name}
-        return page.reply(request, text, messages.ERROR, page.page_of(queue))
-    try:
-        reason = request.POST.get("reason", "").strip()
-        operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, reason)
-    except OperationRefused as error:
-        return page.reply(request, str(error), messages.ERROR, page.page_of(queue))
-    address = page.url(BulkOperation, "change", operation.pk) or page.page_of(queue)
-    return page.reply(request, _("The bulk operation has started."), messages.SUCCESS, address)
+        raise OperationRefused(_("Type %(name)s to delete all its tasks.") % {"name": queue.name})
+    reason = request.POST.get("reason", "").strip()
+    operation = bulk.start(PURGE, text_of(queue=queue.name), request.user, reason)
+    address = page.url(BulkOperation, "change", operation.pk)
+    return page.reply(request, _("The bulk operation has started."), address=address)
 
 
 def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb) -> HttpResponse:
@@ -296,15 +293,11 @@ def act_on_queues(page: ListAdmin, request: HttpRequest, verb: permissions.Verb)
         sentences = [selected % {"count": len(queues)}, *([left % {"count": skipped}] if skipped else [])]
         return ask(page, request, verb, form, sentences=sentences, items=queues, possible=bool(fitting))
     given = {"reason": form.reason(), "until": form.cleaned_data.get("until")}
-    try:
-        names = [queue.name for queue in fitting]
-        changed = queue_control.apply_to_queues(verb, names, viewer(request), **given)
-    except TaskQueueError as error:
-        return page.reply(request, str(error), messages.ERROR)
+    changed = queue_control.apply_to_queues(verb, [queue.name for queue in fitting], viewer(request), **given)
     done, skipped = str(verb.done % {"number": changed}), len(queues) - changed
     words = _("%(done)s, %(count)s skipped: not paused.") if skipped else "%(done)s."
     level = messages.SUCCESS if changed else messages.WARNING
-    return page.reply(request, words % {"done": done, "count": skipped}, level, page.back(request))
+    return page.reply(request, words % {"done": done, "count": skipped}, level)
 
 
 def _selected_queues(page: ListAdmin, request: HttpRequest) -> list[Queue]:

@@ -143,7 +143,7 @@ class ScheduleAdmin(NamedListAdmin):
                 faults.append(str(error))
         text = " ".join([f"{verb.done % {'number': changed}}.", *faults])
         level = messages.SUCCESS if changed and not faults else messages.WARNING
-        return self.reply(request, text, level, "" if verb.name == "delete_schedule" else self.back(request))
+        return self.reply(request, text, level, request.get_full_path() if verb.name == "delete_schedule" else "")
 
     def _write(self, request: HttpRequest, verb: Verb, row: Schedule | None) -> HttpResponse:
         check_may(verb, viewer(request), None if row is None else row.queue)
@@ -155,7 +155,7 @@ class ScheduleAdmin(NamedListAdmin):
                     made = schedules.add_schedule(form.cleaned_data["name"], form.values(), viewer(request), **given)
                 else:
                     made = schedules.edit_schedule(row.name, form.values(), viewer(request), **given)
-                return self.reply(request, f"{verb.done % {'number': 1}}.", messages.SUCCESS, self.page_of(made))
+                return self.reply(request, f"{verb.done % {'number': 1}}.", address=self.page_of(made))
             except TaskQueueError as error:
                 form.add_error(None, str(error))
         return ask(self, request, verb, form, items=[] if row is None else [row])
@@ -259,7 +259,7 @@ class BatchAdmin(NamedListAdmin):
             return ask(self, request, verb, form, sentences=[words], items=[row])
         changed = related_tasks.act_on_batch(verb, row, viewer(request), reason=form.reason())
         level = messages.SUCCESS if changed else messages.WARNING
-        return self.reply(request, f"{verb.done % {'number': changed}}.", level, self.back(request))
+        return self.reply(request, f"{verb.done % {'number': changed}}.", level)
 
     # -- columns -----------------------------------------------------------------------------------------------------
 

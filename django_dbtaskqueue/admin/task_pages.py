@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
+from django.contrib import admin
 from django.contrib.admin.models import LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import ImproperlyConfigured
@@ -29,7 +29,7 @@ from django_dbtaskqueue.admin.page_actions import TaskPageAdmin, act_on_tasks, e
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.columns import LONG, SHOWN_IF_SET
 from django_dbtaskqueue.core.durations import format_duration
-from django_dbtaskqueue.core.exceptions import SearchError
+from django_dbtaskqueue.core.exceptions import OperationRefused
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.flow.placement import known_queues, own_fields
 from django_dbtaskqueue.models import Attempt, AuditEntry, Batch, Poller, SavedSearch, Step, Task
@@ -182,20 +182,17 @@ def change_saved_searches(page: TaskPageAdmin, request: HttpRequest) -> HttpResp
         mine.filter(pk=id_of(request.POST["forget_view"]) or 0).delete()
         return redirect(request.get_full_path())
     name = request.POST.get("view_name", "").replace("\0", "").strip()[:MAX_SEARCH_NAME_LENGTH]
-    try:
-        search = page.search_of(request)
-    except SearchError as error:
-        return page.reply(request, str(error), messages.ERROR)
+    search = page.search_of(request)
     if not name or not search:
-        return page.reply(request, _("Give a search and a name for it."), messages.ERROR)
+        raise OperationRefused(_("Give a search and a name for it."))
     if mine.count() >= MAX_SAVED_SEARCHES and not mine.filter(name=name).exists():
         words = _("You have %(most)s saved searches. Delete one first.")
-        return page.reply(request, words % {"most": MAX_SAVED_SEARCHES}, messages.ERROR)
+        raise OperationRefused(words % {"most": MAX_SAVED_SEARCHES})
     shared = request.POST.get("view_shared") == "1"
     mine.update_or_create(
         owner=request.user.get_username(), name=name, defaults={"query": to_text(search), "shared": shared}
     )
-    return page.reply(request, _("Saved as %(name)s.") % {"name": name}, messages.SUCCESS)
+    return page.reply(request, _("Saved as %(name)s.") % {"name": name})
 
 
 # -- task pages --------------------------------------------------------------------------------------------------------
@@ -216,6 +213,7 @@ class TaskAdmin(TaskPageAdmin):
     """A task table. Only the verbs change rows."""
 
     detail_template = "task"
+    row_keys = ("again",)
     list_template = "tasks"
     list_across = waits_for_tick = True
     filterset = TaskFilter

@@ -109,6 +109,8 @@ def test_the_page_offers_it_and_refuses_in_words(op: Client) -> None:
     assert "Put back as it was" in text(op.get(answer.headers["Location"]))
     again = text(op.get(page))
     assert "puts its tasks back already" in again and 'name="put_back"' not in again
+    refusal = op.post(OPERATIONS, {**asked, "confirm": "yes"})
+    assert refusal.headers["Location"] == page and "puts its tasks back already" in text(op.get(page))
     refused("puts its tasks back already", command, "bulk", "put-back", operation.pk, error=CommandError)
     refused("may not use reprocess", bulk.put_back, done("reprocess").pk, user(), error=PermissionDenied)
     assert "cannot be undone" in text(op.get(f"{OPERATIONS}{done('delete').pk}/change/"))
