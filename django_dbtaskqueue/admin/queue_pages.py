@@ -265,7 +265,7 @@ def change_settings(page: QueueAdmin, request: HttpRequest) -> HttpResponse:
     except (ImproperlyConfigured, TypeError, ValueError) as error:
         raise OperationRefused(str(error)) from None
     changed = _("%(key)s is %(value)s now.") if value else _("%(key)s is what the project says again.")
-    text = changed % {"key": key, "value": value} + " " + _("Pollers follow within a heartbeat.")
+    text = changed % {"key": f"“{key}”", "value": value} + " " + _("Pollers follow within a heartbeat.")
     return page.reply(request, text)
 
 

@@ -251,7 +251,8 @@ def test_settings_in_force_have_a_source_and_are_changed_within_what_is_valid_by
         return {one.name: (one.value, one.source) for one in (*said, *others)}
 
     assert there()["lease"] == ("2m", "the project's settings") and there()["batch_size"][1] == "built in"
-    op.post(QUEUES, {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"})
+    form = {"queue": QUEUE, "set": "lease", "value": "5m", "reason": "slow partner"}
+    assert "“lease” is 5m now." in text(op.post(QUEUES, form, follow=True)), "a key keeps its spelling"
     assert there()["lease"] == ("5m", "changed here, while running") and LogEntry.objects.count() == 1
     entry = AuditEntry.objects.get()
     assert (entry.reason, entry.details) == ("slow partner", {"before": {}, "after": {"lease": "PT5M"}})
