@@ -28,16 +28,11 @@ class NotDecoded:
 class Declared(Protocol):
     """A processor, as far as a lease needs it."""
 
-    def decode(self, lease: Lease) -> None:
-        """Set the lease's payload and context, or raise for what cannot be decoded."""
-
+    def decode(self, lease: Lease) -> None: ...  # set its payload and context, or raise for what cannot be decoded
     @property
-    def policy(self) -> AnyPolicy:
-        """How a failure is retried."""
-
+    def policy(self) -> AnyPolicy: ...  # how a failure is retried
     @property
-    def reenqueue(self) -> AnyPolicy:
-        """When a task that is reenqueued without a delay is due."""
+    def reenqueue(self) -> AnyPolicy: ...  # when a task that is reenqueued without a delay is due
 
 
 class ReceivedSignal(NamedTuple):
@@ -49,28 +44,22 @@ class ReceivedSignal(NamedTuple):
 
 
 class Steps(Protocol):
-    """The steps of one task in one attempt."""
+    """The steps of one task in one attempt: what the methods of ``Lease`` with these names do."""
 
     signal: ReceivedSignal | None  # the last that a wait returned
 
-    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """Run a step, or return its stored result."""
-
-    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object:
-        """``step`` for an async processor."""
-
-    def sleep(self, delay: timedelta) -> None:
-        """Return if the sleep is over, else raise ``TaskSuspended``."""
-
-    def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object:
-        """Return the data of a signal that came, else raise ``TaskSuspended``."""
-
-    async def on_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call one of these for an async processor."""
+    def step(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object: ...
+    async def astep(self, name: str, function: Callable[..., object], *args: object, **kwargs: object) -> object: ...
+    def sleep(self, delay: timedelta) -> None: ...
+    def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object]) -> object: ...
+    async def on_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T: ...  # for async code
 
 
 class Port(Protocol):
-    """Settles a lease, and knows its database. The checkout gives it to the lease."""
+    """Settles a lease, and knows its database. The checkout gives it to the lease.
+
+    What writes does so on the calling thread's connection, with the fence, or raises ``LeaseLost``.
+    """
 
     alias: str  # the database the task lives in
     key: str  # the queue, and its shard if it has any
@@ -79,32 +68,17 @@ class Port(Protocol):
     extra: Mapping[str, object]  # the project's own settings of the queue
     calls: ClassVar[Mapping[str, str]]  # names of outcomes in the usage counters, where they are not those of pollers
 
-    def time(self, text: str) -> datetime:
-        """Return a time as the database wrote it, as the site's models would show it."""
-
-    def settle(self, lease: Lease, outcome: outcomes.Outcome) -> None:
-        """Write the outcome with the fence, on the calling thread's connection, or raise ``LeaseLost``."""
-
-    def settle_last(self, lease: Lease, outcome: outcomes.Outcome | outcomes.Suspend) -> None:
-        """``settle`` as the last act of the calling thread's outermost transaction."""
-
-    def settle_all(self, pairs: Sequence[tuple[Lease, outcomes.Outcome]]) -> None:
-        """Write several outcomes in one transaction, or none: then raise ``LeaseLost`` for the first lost lease."""
-
-    def stands(self, lease: Lease) -> bool:
-        """Whether the lease still holds, as the calling thread's transaction sees it."""
-
-    def journal(self, lease: Lease) -> Steps:
-        """Return the steps of the lease's task."""
-
-    def touch(self, lease: Lease, delta: timedelta) -> None:
-        """Extend the lease, or raise ``LeaseLost``."""
-
-    def report_progress(self, lease: Lease, done: float, note: str) -> None:
-        """Store how far the work is, or raise ``LeaseLost``."""
-
-    def parents(self, lease: Lease) -> Any:
-        """Return the tasks that the task waited for."""
+    def time(self, text: str) -> datetime: ...  # as the database wrote it; returned as the site's models would show it
+    def settle(self, lease: Lease, outcome: outcomes.Outcome) -> None: ...
+    # As the last act of the calling thread's outermost transaction.
+    def settle_last(self, lease: Lease, outcome: outcomes.Outcome | outcomes.Suspend) -> None: ...
+    # In one transaction: all of them or none.
+    def settle_all(self, pairs: Sequence[tuple[Lease, outcomes.Outcome]]) -> None: ...
+    def stands(self, lease: Lease) -> bool: ...  # whether it still holds, as the calling thread's transaction sees it
+    def journal(self, lease: Lease) -> Steps: ...
+    def touch(self, lease: Lease, delta: timedelta) -> None: ...
+    def report_progress(self, lease: Lease, done: float, note: str) -> None: ...
+    def parents(self, lease: Lease) -> Any: ...
 
 
 @dataclass(slots=True, eq=False)
