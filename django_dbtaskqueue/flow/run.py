@@ -25,37 +25,15 @@ from django.db import transaction
 from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core import codecs, context, json as json_payload, retry, threads
-from django_dbtaskqueue.core.exceptions import (
-    LeaseLost,
-    ReenqueueDelayMissing,
-    SignalTimeout,
-    StepChanged,
-    TaskQueueError,
-    TaskSuspended,
-)
+from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, outcomes, retry, threads
 from django_dbtaskqueue.core.lease import Lease, current_lease
-from django_dbtaskqueue.core.outcomes import (
-    Complete,
-    CompleteDelete,
-    Fail,
-    Failed,
-    Outcome,
-    Park,
-    Poison,
-    Raised,
-    Reenqueue,
-    Settlement,
-    Suspend,
-    as_outcome,
-    checked,
-)
+from django_dbtaskqueue.core.outcomes import Fail, Outcome, Park, Poison, Settlement, Suspend, as_outcome
 from django_dbtaskqueue.core.sql.checkout import NO_HANDLER, UNREADABLE
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow.middleware import Call, Middleware, surrounded
 
 logger = logging.getLogger("django_dbtaskqueue")
-DONE = Complete()  # what nearly every processor means
+DONE = outcomes.Complete()  # what nearly every processor means
 NO_CONTEXT = nullcontext()
 MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 PROCESS = "process"  # as ``executor=``: child processes of the poller
@@ -135,16 +113,16 @@ def _reset(*, setting: str, **_: object) -> None:
         _with_middleware.clear()
 
 
-def expiry(lease: Lease, expired: str) -> CompleteDelete | Poison | None:
+def expiry(lease: Lease, expired: str) -> outcomes.CompleteDelete | Poison | None:
     """Return what the setting ``expired`` makes of a task that had expired at the checkout; None if it had not."""
     if lease.expire_time is None or not lease.is_expired():
         return None
     if expired == "delete":
-        return CompleteDelete()
+        return outcomes.CompleteDelete()
     return Poison(f"Expired at {lease.expire_time.isoformat()}, before it could be started")
 
 
-def refusal(lease: Lease, processor: Processor | None, expired: str) -> CompleteDelete | Poison | Park | None:
+def refusal(lease: Lease, processor: Processor | None, expired: str) -> outcomes.CompleteDelete | Poison | Park | None:
     """Return what becomes of a task that is expired, unreadable, or without a processor here; None: it can start."""
     try:
         if lease.expire_text is not None and (refused := expiry(lease, expired)) is not None:
@@ -175,7 +153,7 @@ def prepare(lease: Lease, processor: Processor) -> Fail | None:
     try:
         processor.decode(lease)
     except Exception as error:
-        return Raised(error, retry=False)
+        return outcomes.Raised(error, retry=False)
     return None
 
 
@@ -195,24 +173,10 @@ async def run_all_async(leases: Sequence[Lease], processor: Processor) -> list[S
     return decide_all(leases, await perform_all_async(leases, processor))
 
 
-def decide_all(leases: Sequence[Lease], outcomes: Sequence[Outcome | Settlement | None]) -> list[Settlement | None]:
+def decide_all(leases: Sequence[Lease], ended: Sequence[Outcome | Settlement | None]) -> list[Settlement | None]:
     """Return what is to be written of each lease's outcome."""
-    pairs = zip(leases, outcomes, strict=True)
+    pairs = zip(leases, ended, strict=True)
     return [one if one is None or one is DONE else decide_call(lease, one) for lease, one in pairs]
-
-
-def perform_all(leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
-    """``perform`` for the leases of one call, not decided yet. Never raises."""
-    if processor.batch is not None:
-        return perform_batch(leases, processor)
-    return [perform(lease, processor) for lease in leases]
-
-
-async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> Sequence[Outcome | Suspend | None]:
-    """``perform_all`` for an async processor; a cancellation is left to the caller."""
-    if processor.batch is not None:
-        return await perform_batch_async(leases, processor)
-    return [await perform_async(lease, processor) for lease in leases]
 
 
 def perform(lease: Lease, processor: Processor) -> Outcome | Suspend | None:
@@ -258,7 +222,7 @@ def _call_atomic(lease: Lease, processor: Processor) -> None:
         try:
             with threads.NoCopies():
                 outcome: Outcome | Suspend = as_outcome(processor.invoke(lease))
-        except TaskSuspended as suspended:  # what it has done so far is committed with its steps
+        except exceptions.TaskSuspended as suspended:  # what it has done so far is committed with its steps
             outcome = suspended.outcome
         if _is_open(lease):
             lease.port.settle_last(lease, outcome)
@@ -285,7 +249,7 @@ async def perform_async(lease: Lease, processor: Processor) -> Outcome | Suspend
             with threads.NoCopies():
                 value = await processor.invoke(lease)
             outcome = DONE if value is None else as_outcome(value)
-        except (Exception, TaskSuspended) as error:
+        except (Exception, exceptions.TaskSuspended) as error:
             return _failed(lease, error)
         finally:
             current_lease.reset(token)
@@ -296,35 +260,41 @@ def _failed(lease: Lease, error: BaseException) -> Outcome | Suspend | None:
     """Return the outcome of a call that raised; None when the task is settled all the same, or lost."""
     if lease.settled:
         return None
-    if isinstance(error, TaskSuspended):
+    if isinstance(error, exceptions.TaskSuspended):
         return error.outcome
     # A processor may handle other leases; only the loss of its own means there is nothing left to settle.
-    if isinstance(error, LeaseLost) and (error.task_id, error.total_attempt) == (lease.id, lease.total_attempt):
+    own = lease.id, lease.total_attempt
+    if isinstance(error, exceptions.LeaseLost) and (error.task_id, error.total_attempt) == own:
         return None
     liveness.note_failure(error, lease.port.alias)
     return failure(error)
 
 
-# -- batches: one call for several tasks -----------------------------------------------------------------------------
+# -- the leases of one call, which are several for a processor with ``batch=`` -----------------------------------------
 
 
-def perform_batch(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
-    """Run tasks to their outcomes, in order, in one call; what cannot be decoded is left out of it. Never raises.
+def perform_all(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+    """``perform`` for the leases of one call, in order, not decided yet. Never raises.
 
-    An exception fails each task of the call by its own budget. In atomic mode the call is one transaction; when it
-    fails, each task is called alone in a transaction of its own, and only those that fail then have failed.
+    Of a batch processor, an exception fails each task of the call by its own budget. In atomic mode the call is one
+    transaction; when it fails, each task is called alone in a transaction of its own, and only those that fail then
+    have failed. What cannot be decoded is left out of the call.
     """
-    outcomes, readable = _sorted_out(leases, processor)
+    if processor.batch is None:
+        return [perform(lease, processor) for lease in leases]
+    ended, readable = _sorted_out(leases, processor)
     if readable:
-        run = _atomic_batch if processor.mode == "atomic" else _separate_batch
+        call = _atomic_batch if processor.mode == "atomic" else _separate_batch
         with context.only({}):
-            outcomes.update(zip(readable, run(readable, processor), strict=True))
-    return list(outcomes.values())
+            ended.update(zip(readable, call(readable, processor), strict=True))
+    return list(ended.values())
 
 
-async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
-    """``perform_batch`` for an async processor; a cancellation is left to the caller."""
-    outcomes, readable = _sorted_out(leases, processor)
+async def perform_all_async(leases: Sequence[Lease], processor: Processor) -> list[Outcome | Suspend | None]:
+    """``perform_all`` for an async processor; a cancellation is left to the caller."""
+    if processor.batch is None:
+        return [await perform_async(lease, processor) for lease in leases]
+    ended, readable = _sorted_out(leases, processor)
     if readable:
         with context.only({}):
             try:
@@ -332,8 +302,8 @@ async def perform_batch_async(leases: Sequence[Lease], processor: Processor) -> 
                     shared = _shared_out(await processor.invoke(readable), readable)
             except Exception as error:
                 shared = [_failed(lease, error) for lease in readable]
-        outcomes.update(zip(readable, shared, strict=True))
-    return list(outcomes.values())
+        ended.update(zip(readable, shared, strict=True))
+    return list(ended.values())
 
 
 def _sorted_out(
@@ -362,7 +332,7 @@ def _each(value: Any, leases: list[Lease]) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         return [value] * len(leases)
     if len(value) != len(leases):
-        raise TaskQueueError(
+        raise exceptions.TaskQueueError(
             f"A batch processor of queue {leases[0].queue!r} got {len(leases)} tasks and returned {len(value)} "
             "outcomes. Return one outcome for all of them, or a list with one for each, in order; a list that is the "
             "result of all is Complete([...])."
@@ -375,11 +345,8 @@ def _atomic_batch(leases: list[Lease], processor: Processor) -> Sequence[Outcome
         with ProcessorTransaction(leases[0].port.alias):
             with threads.NoCopies():
                 value = processor.invoke(leases)
-            outcomes = map(as_outcome, _each(value, leases))
-            pairs = [pair for pair in zip(leases, outcomes, strict=True) if _is_open(pair[0])]
-            if len(pairs) == 1:
-                leases[0].port.settle(*pairs[0])
-            elif pairs:
+            ended = map(as_outcome, _each(value, leases))
+            if pairs := [pair for pair in zip(leases, ended, strict=True) if _is_open(pair[0])]:
                 leases[0].port.settle_all(pairs)
         return [None] * len(leases)
     except BaseException as error:
@@ -404,15 +371,15 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
         case Fail():
             policy = lease.policy or conf.policy("retry", lease.queue, lease.processor and lease.processor.policy)
             attempts = {"attempt": lease.attempt, "max_attempts": lease.max_attempts}
-            return Failed(outcome, retry.decide(outcome, **attempts, policy=policy))
-        case Reenqueue(delay=None):
+            return outcomes.Failed(outcome, retry.decide(outcome, **attempts, policy=policy))
+        case outcomes.Reenqueue(delay=None):
             number, declared = lease.reenqueue_attempt + 1, lease.processor and lease.processor.reenqueue
             policy = lease.port.reenqueue or conf.policy("reenqueue", lease.queue, declared)
             delay = None if policy is None else retry.next_delay(policy, number)
             if delay is None:
-                raise ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
-            outcome = Reenqueue(delay, outcome.result, outcome.keep_attempts)
-    if isinstance(outcome, Complete | Reenqueue) and outcome.result is not None:
+                raise exceptions.ReenqueueDelayMissing(lease.queue, number, ended=policy is not None)
+            outcome = outcomes.Reenqueue(delay, outcome.result, outcome.keep_attempts)
+    if isinstance(outcome, outcomes.Complete | outcomes.Reenqueue) and outcome.result is not None:
         object.__setattr__(outcome, "text", json_payload.kept("The result", outcome.result, conf.payload_limits()))
     return outcome
 
@@ -420,12 +387,13 @@ def decide(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
 def decide_call(lease: Lease, outcome: Outcome | Settlement) -> Settlement:
     """``decide`` for what a call ended with: an outcome that cannot be decided is a failure. Never raises."""
     try:
-        return decide(lease, checked(outcome))
+        return decide(lease, outcomes.checked(outcome))
     except Exception as error:  # such as a missing delay of a reenqueue, or a field that was altered
         return decide(lease, failure(error))
 
 
 def failure(error: BaseException) -> Fail:
     """Return what an exception means: a failure, retried unless each retry would end in the same way."""
-    gave_up = isinstance(error, ReenqueueDelayMissing) and error.ended
-    return Raised(error, retry=not (gave_up or isinstance(error, SignalTimeout | StepChanged)))
+    gave_up = isinstance(error, exceptions.ReenqueueDelayMissing) and error.ended
+    lasting = exceptions.SignalTimeout | exceptions.StepChanged
+    return outcomes.Raised(error, retry=not (gave_up or isinstance(error, lasting)))

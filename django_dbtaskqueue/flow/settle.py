@@ -16,24 +16,12 @@ from typing import Any, Never
 
 from django.db.utils import OperationalError
 
-from django_dbtaskqueue.core import json as json_payload
+from django_dbtaskqueue.core import json as json_payload, outcomes
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import ProcessDied, TaskQueueError
 from django_dbtaskqueue.core.failure_signature import describe
 from django_dbtaskqueue.core.lease import Lease
-from django_dbtaskqueue.core.outcomes import (
-    COMPLETE_FACTS,
-    Complete,
-    CompleteDelete,
-    Fail,
-    Failed,
-    Park,
-    Poison,
-    Reenqueue,
-    Release,
-    Settlement,
-    Suspend,
-)
+from django_dbtaskqueue.core.outcomes import Complete, CompleteDelete, Fail, Failed, Reenqueue, Release, Settlement
 from django_dbtaskqueue.core.sql import Statements
 from django_dbtaskqueue.db.liveness import is_about_data, sqlstate
 from django_dbtaskqueue.db.session import Row, Session
@@ -43,7 +31,8 @@ logger = logging.getLogger("django_dbtaskqueue")
 
 Statement = tuple[str, dict[str, Any]]
 Decided = tuple[Lease, Settlement]
-Rewritten = Reenqueue | Poison | Failed | Release | Park | Suspend  # outcomes that change the row by what they carry
+GivenBack = Release | outcomes.Park | outcomes.Suspend
+Rewritten = Reenqueue | outcomes.Poison | Failed | GivenBack  # outcomes that change the row by what they carry
 BLAMED_TRIES = 10  # to store an outcome, before its task is blamed for an error that may be the database's
 UNCUT_CHARS = 1000  # of a text that is short enough in any case: a character has at most four bytes
 READ_ONLY = "25"  # and its class of writes refused, as after a fail-over
@@ -77,7 +66,7 @@ def _settle_grouped(
 ) -> list[list[Row]]:
     """Settle, and put the next heads of each group into the ready order in this transaction."""
     members = {lease.group: outcome for lease, outcome in pairs if lease.group is not None}
-    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | Suspend)}
+    back = {group for group, outcome in members.items() if isinstance(outcome, Reenqueue | outcomes.Suspend)}
     rules = ((back, False), (members.keys() - back, hold_retries))
     return groups.run_and_regroup(session, pairs[0][0].queue, batch, rules)
 
@@ -167,9 +156,9 @@ UNCHANGED: dict[str, Any] = {
 }
 
 
-def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park | Suspend) -> dict[str, Any]:
+def _columns(lease: Lease, outcome: Reenqueue | outcomes.Poison | GivenBack) -> dict[str, Any]:
     match outcome:
-        case Release() | Park() | Suspend():
+        case Release() | outcomes.Park() | outcomes.Suspend():
             return {**UNCHANGED, "new_status": "CREATED", "attempts_added": -1, **outcome.columns}
         case Reenqueue(delay=delay, keep_attempts=keep_attempts):
             seconds = 0.0 if delay is None else delay.total_seconds()
@@ -177,7 +166,7 @@ def _columns(lease: Lease, outcome: Reenqueue | Poison | Release | Park | Suspen
             kept = min(0, lease.max_attempts - 1 - lease.attempt)
             added = {"attempts_added": kept if keep_attempts else None, "reenqueues_added": 1}
             return {**UNCHANGED, "new_status": "CREATED", "delay": seconds, **added, **_result(outcome)}
-        case Poison(reason):
+        case outcomes.Poison(reason):
             return {**UNCHANGED, "new_status": "POISON", "result_text": json_payload.cut_bytes(reason) or None}
     raise TaskQueueError(f"{_unknown(outcome)!r} is not an outcome.")
 
@@ -297,7 +286,7 @@ def find_out(session: Session, pairs: Sequence[Decided], settled: set[int], *, k
     missing = _missing(pairs, settled)
     stored, held = resolve(session, [lease for lease, _ in missing])
     said = [(lease, lease.outcome or outcome) for lease, outcome in missing]  # first what its processor stored
-    sent = [lease for lease, one in said if one.facts is COMPLETE_FACTS and (lease.unanswered or lease.outcome)]
+    sent = [lease for lease, one in said if one.facts is Complete.facts and (lease.unanswered or lease.outcome)]
     removed = in_history(session, sent) if keep == "history" and sent else {lease.id for lease in sent}
     for lease, outcome in said:
         gone = outcome.facts.deletes_or_returns or lease.touched or (keep != "keep" and lease.id in removed)
