@@ -193,7 +193,7 @@ def free_slots(queue: QueueState, capacity: Capacity, *, shared: bool = False) -
     if shared:
         return free
     if queue.run_seconds is None and (executor := placement.executor) is not None:
-        free = min(free, max(executor.slots - len(executor.todo) - executor.busy(), PROBE_TASKS))
+        free = min(free, max(executor.slots - len(executor.todo) - len(executor.runs), PROBE_TASKS))
     return min(free, settings.batch_size)
 
 
@@ -205,7 +205,7 @@ def processor_slots(queue: QueueState, processor: Processor | None, capacity: Ca
     batch = 1 if processor is None else processor.batch or 1
     buffer = buffered_tasks(queue, capacity.settler.mean_run_seconds)
     reserved = capacity.reserved - own
-    slots = (executor.slots - len(executor.todo) - executor.busy()) * batch
+    slots = (executor.slots - len(executor.todo) - len(executor.runs)) * batch
     free = slots + buffer - len(capacity.settler.done) - reserved
     if (reserved or executor.todo) and free < min(queue.settings.batch_size, buffer / 2):
         return 0

@@ -269,7 +269,7 @@ class Poller:
     def _seconds_until_next_poll(self) -> float:
         """Return how long there is nothing to do, unless the poller is woken."""
         busy = self.settler.held or self.fetcher.capacity.reserved
-        if busy or any(executor.busy() for executor in self.executors.all):
+        if busy or any(executor.runs for executor in self.executors.all):
             self.executors.nudge()
             return BUSY_POLL_SECONDS
         if self.paused:

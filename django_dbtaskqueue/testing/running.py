@@ -21,7 +21,6 @@ from django.test import TestCase
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import LeaseLost, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Complete, Lost, Outcome, Raised, Settlement, said
@@ -235,18 +234,13 @@ class InlineExecutor(Executor):
 
     def work(self) -> None:
         while self.todo:
-            run = self._begin(self.todo.popleft())
-            if run is None:
-                continue
-            with _sheltered():
-                settlements = _call(run.job)
-            self._end(run, settlements, clock.monotonic() - run.started)
+            if (run := self._begin(None, self.todo.popleft())) is not None:
+                with _sheltered():
+                    settlements = _call(run.job)
+                self._end(None, settlements)
 
     def nudge(self) -> None:
         """Do nothing: jobs start in ``work``."""
-
-    def running(self) -> list[Any]:
-        return []
 
 
 class InlineExecutors(Executors):

@@ -256,7 +256,7 @@ def test_a_blocked_loop_takes_no_more(clock: SteppedClock, caplog: Any, settings
 
 def test_an_answer_that_comes_while_the_loop_is_asked_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = AsyncExecutor(1, lambda *_, **__: None, ConcurrencyLimiter())
-    executor._thread = WatchedThread(target=int, name="loop")
+    executor._threads = [WatchedThread(target=int, name="loop")]
     monkeypatch.setattr(executor._loop, "call_soon_threadsafe", lambda answer: answer())
     for _ in range(2 * BLOCKED_AFTER_LOOKS):
         executor.look()

@@ -5,21 +5,24 @@ An executor runs jobs and returns their outcomes. It never writes to the databas
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from django_dbtaskqueue.core.durations import clock
+from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide, smoothed
+
+logger = logging.getLogger("django_dbtaskqueue")
 
 LOST = 0.0  # deadline of a lease that is lost
 
@@ -152,9 +155,13 @@ class Executor:
 
     slots: int  # how many jobs may run at a time
     blocked = False  # it begins no job for now, and is given none
+    tells_late_ends = False  # it cannot end a job: one that was given up ends some time, and that is logged
 
     def __init__(self, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         self.todo: deque[Job] = deque()  # the jobs that wait for a slot
+        # Those that run, each under its slot. A job past its timeout is one of them until it really ends.
+        self.runs: dict[Hashable, Run] = {}
+        self._threads: list[WatchedThread] = []
         self._finish = finish
         self._limiter = limiter
         self._given_up: set[Run] = set()
@@ -175,13 +182,9 @@ class Executor:
     def nudge(self) -> None:
         """Start waiting jobs if slots are free."""
 
-    def busy(self) -> int:
-        """Return how many slots are taken."""
-        return len(self.running())
-
-    @abstractmethod
     def running(self) -> list[Run]:
-        """Return the running jobs. A job past its timeout counts: it takes its slot until it really ends."""
+        """Return the running jobs."""
+        return list(self.runs.copy().values())
 
     def overrun(self, run: Run) -> bool:
         """Give up a job past its timeout; False if it has just ended. Its slot becomes free when it ends."""
@@ -189,25 +192,29 @@ class Executor:
             if run in self._given_up or run not in self.running():
                 return False
             self._given_up.add(run)
-            return True
+        self.stop(run, at_once=True)
+        return True
 
     def look(self) -> None:
         """Find out whether it is ``blocked``. Called a few times per second."""
 
-    def stop(self, run: Run) -> None:
-        """End a job, because a lease of it is lost. Here nothing can: its function sees ``task.cancelled``."""
+    def stop(self, run: Run, *, at_once: bool = False) -> None:
+        """End a job, because a lease of it is lost, or it was given up: then ``at_once``.
+
+        Here nothing can: its function sees ``task.cancelled``.
+        """
 
     def threads(self) -> list[WatchedThread]:
         """Return the threads that run until ``close``."""
-        return []
+        return self._threads[:]
 
     def cancel(self) -> None:
-        """Interrupt the jobs that can be interrupted: Python cannot interrupt a thread."""
+        """Take back the jobs that have not begun where they were sent. Those that run are given up one by one."""
 
     def close(self) -> None:
         """Take no more jobs and end idle slots."""
 
-    def _begin(self, job: Job) -> Run | None:
+    def _begin(self, slot: Hashable, job: Job) -> Run | None:
         """Tell that a job starts; return it without leases that ran out meanwhile: others may hold their tasks."""
         database_use.set(DatabaseUse())
         now = clock.monotonic()
@@ -222,10 +229,13 @@ class Executor:
             job = job._replace(lease=held[0], rest=tuple(held[1:]))
         for lease in held:
             observe.started(lease, job.processor)
-        return Run(job, now)
+        self.runs[slot] = run = Run(job, now)
+        return run
 
-    def _end(self, run: Run, settlements: Sequence[Settlement | None], seconds: float) -> None:
-        """Start the next call of the processor, and report the outcomes."""
+    def _end(self, slot: Hashable, settlements: Sequence[Settlement | None], seconds: float = 0.0) -> None:
+        """Start the next call of the processor, and report the outcomes. ``seconds``: if another clock has them."""
+        run = self.runs.pop(slot)
+        seconds = seconds or clock.monotonic() - run.started
         self._put_first(self._limiter.release(run.job.processor, seconds))
         if not self._is_late(run):
             for done in done_by_lease(run.job, settlements, seconds):
@@ -239,4 +249,7 @@ class Executor:
         """Whether the run was given up before it ended; its failure is then already written."""
         late = run in self._given_up
         self._given_up.discard(run)
+        if late and self.tells_late_ends:
+            seconds = format_seconds(clock.monotonic() - run.started)
+            logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, seconds)
         return late

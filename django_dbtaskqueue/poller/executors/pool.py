@@ -22,13 +22,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
 from django.utils.module_loading import import_string
 
-from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
 from django_dbtaskqueue.db.liveness import DatabaseUse, database_use
 from django_dbtaskqueue.flow.run import PROCESS, Processor, decide_all, decide_call, perform_all
-from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job, Run
+from django_dbtaskqueue.poller.executors import Answer, ConcurrencyLimiter, Executor, Finish, Job
 from django_dbtaskqueue.poller.executors.thread import check, tidied
 
 SUBMIT_SECONDS = 1.0  # at most, that a cancel waits for a call to be submitted: some executors run it meanwhile
@@ -43,7 +42,7 @@ class PoolExecutor(Executor):
         super().__init__(finish, limiter)
         self._given = given
         self._pool, self._owned = made(given)
-        self._runs: dict[Run, Future[list[Answer]] | None] = {}
+        self._futures: set[Future[list[Answer]]] = set()
         self._feeding = threading.Lock()
         self._closed = False
         self.slots  # noqa: B018 -- raises early if the executor does not report its slots
@@ -71,23 +70,15 @@ class PoolExecutor(Executor):
                 self._feeding.release()
 
     def _has_free_slot(self) -> bool:
-        return bool(self.todo) and not self._closed and len(self._runs) < self.slots
-
-    def busy(self) -> int:
-        return len(self._runs)
-
-    def running(self) -> list[Run]:
-        return list(self._runs.copy())
+        return bool(self.todo) and not self._closed and len(self.runs) < self.slots
 
     def cancel(self) -> None:
-        """Cancel the calls that have not begun."""
         self._closed = True
         # A call that another thread submits now can be cancelled only after that, and must not be given up before.
         submitted = self._feeding.acquire(timeout=SUBMIT_SECONDS)
         try:
-            for future in self._runs.copy().values():
-                if future is not None:
-                    future.cancel()
+            for future in self._futures.copy():
+                future.cancel()
         finally:
             if submitted:
                 self._feeding.release()
@@ -98,20 +89,20 @@ class PoolExecutor(Executor):
             self._pool.shutdown(wait=False)
 
     def _submit_one(self, job: Job) -> None:
-        run = self._begin(job)
+        slot = job.lease
+        run = self._begin(slot, job)
         if run is None:
             return
-        self._runs[run] = None
         try:
             future = self._submitted(portable(run.job))
         except Exception as error:
             future = Future()
             future.set_exception(error)
-        self._runs[run] = future
-        future.add_done_callback(partial(self._ended, run))
+        self._futures.add(future)
+        future.add_done_callback(partial(self._ended, slot, run.job.leases))
 
-    def _ended(self, run: Run, future: Future[list[Answer]]) -> None:
-        leases, seconds = run.job.leases, 0.0
+    def _ended(self, slot: Lease, leases: Sequence[Lease], future: Future[list[Answer]]) -> None:
+        seconds = 0.0
         outcomes: Sequence[Outcome | Settlement | None]
         try:
             answers = future.result()
@@ -121,8 +112,8 @@ class PoolExecutor(Executor):
             outcomes = [Release()] * len(leases)
         except BaseException as error:  # the pool broke, or could not transport the call or its answer
             outcomes = [Fail(error)] * len(leases)
-        self._runs.pop(run, None)
-        self._end(run, decide_all(leases, outcomes), seconds or clock.monotonic() - run.started)
+        self._futures.discard(future)
+        self._end(slot, decide_all(leases, outcomes), seconds)
         self.nudge()
 
     def _submitted(self, job: Job) -> Future[list[Answer]]:

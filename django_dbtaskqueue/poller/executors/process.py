@@ -37,17 +37,7 @@ from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement,
 from django_dbtaskqueue.db import liveness
 from django_dbtaskqueue.flow import observe
 from django_dbtaskqueue.flow.run import Processor, decide_all, perform_all, perform_all_async
-from django_dbtaskqueue.poller.executors import (
-    LOST,
-    Answer,
-    ConcurrencyLimiter,
-    Done,
-    Executor,
-    Finish,
-    Job,
-    Run,
-    stopped,
-)
+from django_dbtaskqueue.poller.executors import LOST, Answer, ConcurrencyLimiter, Done, Finish, Job, Run, stopped
 from django_dbtaskqueue.poller.executors.pool import applied, portable, run_here
 from django_dbtaskqueue.poller.executors.thread import Doubt, ThreadExecutor, check
 
@@ -336,6 +326,7 @@ LINGER_SECONDS = 10.0  # that a child for isolated tasks stays without a task
 class ProcessExecutor(ThreadExecutor):
     """Runs jobs in at most ``slots`` child processes. A child starts when it is needed, and is kept."""
 
+    tells_late_ends = False
     linger: float | None = None  # seconds after which a child without a job ends; None: it is kept
 
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
@@ -354,16 +345,12 @@ class ProcessExecutor(ThreadExecutor):
         if unseen > 0:
             self._wake(unseen)
 
-    def overrun(self, run: Run) -> bool:
-        given_up = super().overrun(run)
-        if given_up:
-            for worker in filter(None, self._workers):
-                worker.kill_if_running(run.job, settled_too=True)
-        return given_up
-
-    def stop(self, run: Run) -> None:
+    def stop(self, run: Run, *, at_once: bool = False) -> None:
         for worker in filter(None, self._workers):
-            worker.stop(run.job)
+            if at_once:
+                worker.kill_if_running(run.job, settled_too=True)
+            else:
+                worker.stop(run.job)
 
     def close(self) -> None:
         self._ended.set()
@@ -455,9 +442,6 @@ class ProcessExecutor(ThreadExecutor):
         if len(answers) < len(job.leases):  # one failure for the whole job
             answers = answers * len(job.leases)
         return applied(answers, job.leases)
-
-    def _is_late(self, run: Run) -> bool:
-        return Executor._is_late(self, run)
 
 
 class IsolatedExecutor(ProcessExecutor):

@@ -19,7 +19,7 @@ from django.db.backends.signals import connection_created
 from django.db.utils import InterfaceError, OperationalError
 from django.dispatch import receiver
 
-from django_dbtaskqueue.core.durations import clock, format_seconds
+from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement
 from django_dbtaskqueue.core.threads import WatchedThread
 from django_dbtaskqueue.db import liveness
@@ -170,13 +170,12 @@ HAND_OVER_SECONDS = 0.001  # at most, from the wake-up of an idle thread until i
 class ThreadExecutor(Executor):
     """Runs jobs on at most ``slots`` daemon threads. A thread starts when it is needed."""
 
+    tells_late_ends = True
+
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(finish, limiter)
         self.slots = slots
-        self._jobs: list[Job | None] = [None] * slots  # the job of each thread
-        self._since = [0.0] * slots  # its start; written before the job, so that a job never seems older than it is
         self._wakeups: SimpleQueue[bool] = SimpleQueue()
-        self._threads: list[WatchedThread] = []
         self._idle: set[int] = set()
         self._awake = threading.Event()  # an idle thread has the interpreter
         self._closed = False
@@ -187,7 +186,7 @@ class ThreadExecutor(Executor):
 
         If no job runs, wait until a thread has the interpreter. The caller would keep it until its next statement.
         """
-        idle = self._jobs.count(None) == self.slots
+        idle = not self.runs
         self._awake.clear()
         self.todo.extend(jobs)
         if fast:
@@ -199,22 +198,10 @@ class ThreadExecutor(Executor):
 
     def nudge(self) -> None:
         """Wake a thread if jobs wait and all that run are slow: two with fast jobs are no faster than one."""
-        if not self.todo:
-            return
-        blocked = clock.monotonic() - BLOCKED_AFTER_SECONDS
-        for job, since in zip(self._jobs, self._since, strict=True):
-            if job is not None and since >= blocked:
-                return
-        self._wake(1)
-
-    def busy(self) -> int:
-        return self.slots - self._jobs.count(None)
-
-    def running(self) -> list[Run]:
-        return [Run(job, since) for job, since in zip(self._jobs, self._since, strict=True) if job is not None]
-
-    def threads(self) -> list[WatchedThread]:
-        return self._threads[:]
+        if self.todo:
+            newest = max([run.started for run in self.runs.copy().values()], default=0.0)
+            if newest < clock.monotonic() - BLOCKED_AFTER_SECONDS:
+                self._wake(1)
 
     def close(self) -> None:
         """End idle threads and their connections. A thread that runs a task is left alone."""
@@ -223,7 +210,7 @@ class ThreadExecutor(Executor):
         for _ in self._threads:
             self._wakeups.put(False)
         for slot, thread in enumerate(self._threads):
-            if self._jobs[slot] is None:
+            if slot not in self.runs:
                 thread.join(timeout=1)
 
     def _wake(self, wanted: int) -> None:
@@ -273,27 +260,20 @@ class ThreadExecutor(Executor):
             self._finish(Done(lease, Release(), 0.0), idle=not self.todo)  # another poller may hold it by now
             return
         database_use.set(use := DatabaseUse())
-        self._since[slot], self._jobs[slot] = started, job
+        self.runs[slot] = current = tuple.__new__(Run, (job, started))  # half the time of Run's own function
         observe.started(lease, job.processor)
         settlement = run(lease, job.processor)
         if use.dead:
             (settlement,) = unless_dead([settlement])
-        self._jobs[slot] = None
+        del self.runs[slot]
         ended = clock.monotonic()
-        if not self._given_up or not self._is_late(Run(job, started)):
-            # Half the time of Done's own function, in Python.
+        if not self._given_up or not self._is_late(current):
             self._finish(tuple.__new__(Done, (lease, settlement, ended - started)), idle=not self.todo)
         tidy(doubtful=use.doubtful)
 
     def _run_special(self, slot: int, job: Job) -> None:
-        current = self._begin(job)
-        if current is None:
-            return
-        job, started = current
-        self._since[slot], self._jobs[slot] = started, job
-        settlements = self._settlements(slot, job)
-        self._jobs[slot] = None
-        self._end(current, settlements, clock.monotonic() - started)
+        if (current := self._begin(slot, job)) is not None:
+            self._end(slot, self._settlements(slot, current.job))
 
     def _settlements(self, slot: int, job: Job) -> Sequence[Settlement | None]:
         return tidied(run_all(job.leases, job.processor))
@@ -302,13 +282,6 @@ class ThreadExecutor(Executor):
         super()._put_first(jobs)
         if len(jobs) > 1:  # this thread takes the first of them
             self._wake(len(jobs) - 1)
-
-    def _is_late(self, run: Run) -> bool:
-        late = super()._is_late(run)
-        if late:
-            seconds = format_seconds(clock.monotonic() - run.started)
-            logger.warning("Task %s ended %s after its timeout was written", run.job.lease.id, seconds)
-        return late
 
 
 # -- event loop --------------------------------------------------------------------------------------------------------
@@ -326,12 +299,10 @@ class AsyncExecutor(Executor):
     def __init__(self, slots: int, finish: Finish, limiter: ConcurrencyLimiter) -> None:
         super().__init__(finish, limiter)
         self.slots = slots
-        self._runs: dict[asyncio.Task[None], tuple[Job, float]] = {}  # the job of each consumer, and its start
         self._consumers: set[asyncio.Task[None]] = set()
         self._starting = False
         self._doubt = Doubt()  # about the connections of Django's async ORM thread
         self._loop = asyncio.new_event_loop()
-        self._thread: WatchedThread | None = None
         self._lock = threading.Lock()  # only for starting the thread: a poller fetches on two
         self._asked = False  # the event loop, which has not answered yet
         self._unanswered = 0  # how many looks there have been since then. The loop's thread only clears ``_asked``
@@ -340,32 +311,17 @@ class AsyncExecutor(Executor):
         if not self.todo:
             return
         with self._lock:
-            if self._thread is None:
-                self._thread = WatchedThread(target=self._serve, name="dbtaskqueue-loop", daemon=True)
-                self._thread.start()
+            if not self._threads:
+                self._threads.append(WatchedThread(target=self._serve, name="dbtaskqueue-loop", daemon=True))
+                self._threads[0].start()
         self._loop.call_soon_threadsafe(self._start)
 
-    def busy(self) -> int:
-        return len(self._runs)
-
-    def running(self) -> list[Run]:
-        return [Run(*current) for current in self._runs.copy().values()]
-
-    def threads(self) -> list[WatchedThread]:
-        return [] if self._thread is None else [self._thread]
-
-    def overrun(self, run: Run) -> bool:
-        given_up = super().overrun(run)
-        if given_up:
-            self.stop(run)
-        return given_up
-
-    def stop(self, run: Run) -> None:
-        self._loop.call_soon_threadsafe(lambda: [task.cancel() for task, one in self._runs.items() if one == run])
+    def stop(self, run: Run, *, at_once: bool = False) -> None:
+        self._loop.call_soon_threadsafe(lambda: [one.cancel() for one in self._consumers if self.runs.get(one) == run])
 
     def look(self) -> None:
         """Ask the event loop for an answer. While a coroutine lets it give none, give back what it has not begun."""
-        if self._thread is None:
+        if not self._threads:
             return
         if self._asked:
             self._unanswered += 1
@@ -374,7 +330,7 @@ class AsyncExecutor(Executor):
             self._loop.call_soon_threadsafe(self._answer)
         if self._unanswered >= BLOCKED_AFTER_LOOKS:
             if not self.blocked:
-                self._name_what_blocks(self._thread)
+                self._name_what_blocks()
             self.blocked = True
             self._give_back()
 
@@ -391,27 +347,23 @@ class AsyncExecutor(Executor):
             logger.info("The event loop answers again: async tasks go on")
         self._asked = self.blocked = False
 
-    def _name_what_blocks(self, thread: WatchedThread) -> None:
-        current = self._runs.get(asyncio.current_task(self._loop))  # type: ignore[arg-type]
-        task = "A coroutine" if current is None else f"Task {current[0].lease.id} of {current[0].lease.queue}"
-        stack = "".join(traceback.format_stack(sys._current_frames().get(thread.ident or 0)))
+    def _name_what_blocks(self) -> None:
+        current = self.runs.get(asyncio.current_task(self._loop))
+        task = "A coroutine" if current is None else f"Task {current.job.lease.id} of {current.job.lease.queue}"
+        stack = "".join(traceback.format_stack(sys._current_frames().get(self._threads[0].ident or 0)))
         words = "%s blocks the event loop: no async task goes on, and those that have not begun are given back. Let it "
         logger.warning(words + "await, or make its processor a plain function. It is here:\n%s", task, stack)
 
-    def cancel(self) -> None:
-        if self._thread is not None:
-            self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in tuple(self._runs)])
-
     def close(self) -> None:
         """Stop the event loop and close it, because an open loop holds sockets."""
-        if self._thread is None:
+        if not self._threads:
             self._loop.close()
         else:
             with suppress(Exception):  # fails while a processor still runs on that thread
                 closed = asyncio.run_coroutine_threadsafe(sync_to_async(_close_connections)(), self._loop)
                 closed.result(timeout=1)
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(timeout=1)
+            self._threads[0].join(timeout=1)
 
     def _serve(self) -> None:
         self._loop.run_forever()
@@ -441,14 +393,14 @@ class AsyncExecutor(Executor):
             if clock.monotonic() >= turn:
                 await asyncio.sleep(0)
                 turn = clock.monotonic() + MAX_TURN_SECONDS
-        if not self._runs and any(one["OPTIONS"].get("pool") for one in connections.settings.values()):
+        if not self.runs and any(one["OPTIONS"].get("pool") for one in connections.settings.values()):
             await tidy_async(doubtful=False)  # no coroutine reads from a connection now: it goes back
 
     async def _run(self, task: asyncio.Task[None], job: Job) -> None:
-        current = self._begin(job)
+        current = self._begin(task, job)
         if current is None:
             return
-        self._runs[task] = job, started = current
+        job = current.job
         settlements: list[Settlement | None]
         try:
             settlements = await run_all_async(job.leases, job.processor)
@@ -459,8 +411,7 @@ class AsyncExecutor(Executor):
             settlements = stopped(job, Fail("Cancelled while the poller was stopping"))
         except BaseException as error:
             settlements = stopped(job, Fail(error))
-        del self._runs[task]
-        self._end(current, settlements, clock.monotonic() - started)
+        self._end(task, settlements)
         doubtful = database_use.get().doubtful
         if doubtful or [one for one in settlements if one is not None and one.facts.error is not None]:
             await tidy_async(doubtful=doubtful)
