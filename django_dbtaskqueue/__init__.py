@@ -5,10 +5,9 @@ Names are resolved on first use, so that importing this package imports neither 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from django_dbtaskqueue.core import __version__ as __version__
+from django_dbtaskqueue.core import __version__ as __version__, lazy_names
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.core.exceptions import (
@@ -34,79 +33,30 @@ if TYPE_CHECKING:
     from django_dbtaskqueue.pull.handle import queue
     from django_dbtaskqueue.registry import periodic, processor
 
-_HOMES = {
-    "core.exceptions": (
-        "DuplicateTask",
-        "LeaseLost",
-        "PayloadError",
-        "QueueFull",
-        "SignalRefused",
-        "SignalTimeout",
-        "StepChanged",
-        "TaskCancelled",
-        "TaskQueueError",
-        "UnknownQueue",
-    ),
-    "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
-    "flow.batches": ("Workflow", "batch", "chain"),
-    "flow.enqueue": ("aenqueue", "enqueue"),
-    "flow.port": ("asignal", "signal"),
-    "core.masking": ("Sensitive",),
-    "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
-    "pull.handle": ("queue",),
-    "registry": ("periodic", "processor"),
-    "core.unique": ("Debounce", "Throttle", "Unique"),
-    "core.retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
 __all__ = [
-    "Arithmetic",
-    "Complete",
-    "CompleteDelete",
-    "Debounce",
-    "DuplicateTask",
-    "EnqueueReport",
-    "Fail",
-    "Fixed",
-    "Geometric",
-    "LeaseLost",
-    "Linear",
-    "PayloadError",
-    "Poison",
-    "QueueFull",
-    "Reenqueue",
-    "Sensitive",
-    "Sequence",
-    "SignalRefused",
-    "SignalTimeout",
-    "Staged",
-    "StepChanged",
-    "TaskCancelled",
-    "TaskQueueError",
-    "Throttle",
-    "Unique",
-    "UnknownQueue",
-    "Workflow",
-    "aenqueue",
-    "aenqueue_many",
-    "asignal",
-    "batch",
-    "chain",
-    "enqueue",
-    "enqueue_many",
-    "periodic",
-    "processor",
-    "queue",
-    "signal",
-]
+    "Arithmetic", "Complete", "CompleteDelete", "Debounce", "DuplicateTask", "EnqueueReport", "Fail", "Fixed",
+    "Geometric", "LeaseLost", "Linear", "PayloadError", "Poison", "QueueFull", "Reenqueue", "Sensitive", "Sequence",
+    "SignalRefused", "SignalTimeout", "Staged", "StepChanged", "TaskCancelled", "TaskQueueError", "Throttle", "Unique",
+    "UnknownQueue", "Workflow", "aenqueue", "aenqueue_many", "asignal", "batch", "chain", "enqueue", "enqueue_many",
+    "periodic", "processor", "queue", "signal",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "core.exceptions": (
+            "DuplicateTask", "LeaseLost", "PayloadError", "QueueFull", "SignalRefused", "SignalTimeout", "StepChanged",
+            "TaskCancelled", "TaskQueueError", "UnknownQueue",
+        ),
+        "core.masking": ("Sensitive",),
+        "core.outcomes": ("Complete", "CompleteDelete", "Fail", "Poison", "Reenqueue"),
+        "core.retry": ("Arithmetic", "Fixed", "Geometric", "Linear", "Sequence", "Staged"),
+        "core.unique": ("Debounce", "Throttle", "Unique"),
+        "flow.batches": ("Workflow", "batch", "chain"),
+        "flow.enqueue": ("aenqueue", "enqueue"),
+        "flow.enqueue_many": ("EnqueueReport", "aenqueue_many", "enqueue_many"),
+        "flow.port": ("asignal", "signal"),
+        "pull.handle": ("queue",),
+        "registry": ("periodic", "processor"),
+    },
+)  # fmt: skip

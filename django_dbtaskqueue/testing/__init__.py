@@ -13,8 +13,9 @@ Under pytest the fixture ``taskqueue`` has these functions as methods; under uni
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from django_dbtaskqueue.core import lazy_names
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.testing.backend_conformance import TaskBackendConformance
@@ -29,22 +30,18 @@ if TYPE_CHECKING:
         run_poller,
     )
 
-_MODULE_OF = {
-    "TaskBackendConformance": "backend_conformance",
-    **dict.fromkeys(("Wanted", "assert_enqueued", "refute_enqueued"), "kit"),
-}  # others: running
-
 __all__ = [
     "DrainReport", "TaskBackendConformance", "TaskQueueKit", "TaskQueueTestCase", "Wanted", "advance",
     "assert_enqueued", "drain", "perform", "refute_enqueued", "run_poller",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULE_OF.get(name, 'running')}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "backend_conformance": ("TaskBackendConformance",),
+        "kit": ("Wanted", "assert_enqueued", "refute_enqueued"),
+        "running": (
+            "DrainReport", "TaskQueueKit", "TaskQueueTestCase", "advance", "drain", "perform", "run_poller",
+        ),
+    },
+)  # fmt: skip

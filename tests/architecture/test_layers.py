@@ -36,7 +36,7 @@ def top(name: str) -> str:
 
 
 def is_lazy(module: Module) -> bool:
-    return module.name in LAZY or "__getattr__" in [getattr(node, "name", "") for node in module.tree.body]
+    return module.name in LAZY or "\n__getattr__" in module.text
 
 
 def wrong_way(module: Module) -> set[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterator, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import django
 import pyarrow as pa
 from django.utils.module_loading import import_string
 from pyspark import TaskContext
 
+from django_dbtaskqueue.core import lazy_names
 from django_dbtaskqueue.core.exceptions import PipelineError
 
 if TYPE_CHECKING:
@@ -33,12 +33,7 @@ Place = tuple[str | None, str]  # the server of a database, where that can be as
 WORK_FUNCTION = "django_dbtaskqueue.contrib.spark.executor.perform_rows"
 
 _serving: list[dict[str, str]] = []  # the environment that Django was set up with in this process
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.executor"), name)
+__getattr__, __dir__ = lazy_names(__name__, {"executor": __all__})
 
 
 def on_worker(

@@ -12,7 +12,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
-from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -21,6 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql import datasource, types
 from pyspark.sql.types import StringType, StructType, TimestampType
 
+from django_dbtaskqueue.core import lazy_names
 from django_dbtaskqueue.core.columns import TASK_COLUMNS
 from django_dbtaskqueue.core.exceptions import PipelineError, near_match
 from django_dbtaskqueue.core.sql.pipeline import HORIZON_SQL
@@ -41,23 +41,14 @@ __all__ = [
 
 FORMAT_NAME = "dbtaskqueue"
 FILTER_SETTING = "spark.sql.python.filterPushdown.enabled"  # without it Spark refuses a source that takes filters
-LAZY = {"write_tasks": "staging", "register_stream": "stream_reader", "unregister_stream": "stream_reader"}
 TimeRange = tuple[datetime | None, datetime | None]
 SOURCE_OPTIONS = (
     "url", "location", "table", "where", "snapshot", "slice_ids", "queue", "on_duplicate", "on_invalid", "once", "name",
     "max_attempts", "priority", "path", "checkpointlocation", "queryname",
 )  # fmt: skip
-
-
-def __getattr__(name: str) -> object:
-    """Import the writer and the streams at their first use: Spark starts two processes to plan a read, with this."""
-    if name not in LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{LAZY[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# Imported at their first use: Spark starts two processes to plan a read, with this.
+LAZY = {"staging": ("write_tasks",), "stream_reader": ("register_stream", "unregister_stream")}
+__getattr__, __dir__ = lazy_names(__name__, LAZY)
 
 
 class TaskSource(datasource.DataSource):
