@@ -30,7 +30,6 @@ from django_dbtaskqueue.admin import cells
 from django_dbtaskqueue.core.context import standbys
 from django_dbtaskqueue.core.exceptions import SearchTooSlow, TaskQueueError
 from django_dbtaskqueue.db import standby
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, is_task_table, migrated, model_named
 from django_dbtaskqueue.operations.bounded_reads import statement_timeout
 from django_dbtaskqueue.operations.permissions import VIEW_PAYLOAD, Actor, Verb, can_operate, narrow
@@ -153,7 +152,7 @@ def show(
     alias = page.get_queryset(request).db
     try:
         with statement_timeout(alias):
-            as_of = database_now(Session.on(alias))
+            as_of = Session.on(alias).now()
             filled = {
                 **({"opts": page.opts, "page": page} if live else frame_of(page, request)),
                 "live_template": part,

@@ -16,7 +16,6 @@ from django.http import HttpRequest, HttpResponse
 from django.views.decorators.csrf import csrf_exempt
 
 from django_dbtaskqueue.api.routing import error, identified, may_view, unknown_caller
-from django_dbtaskqueue.db.minute_counts import as_stored
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.metrics import Exposition, gauge, text_of, total
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
@@ -126,7 +125,7 @@ def _add_counts(found: Exposition, aliases: Iterable[str], now: datetime, actor:
     midnight = datetime.fromtimestamp(now.timestamp() // DAY_S * DAY_S, UTC)
     sums: defaultdict[tuple[str, ...], float] = defaultdict(float)  # over the databases of a queue
     for alias in aliases:
-        since = as_stored(Session.on(alias), midnight)
+        since = Session.on(alias).stored_time(midnight)
         counts = narrow(MinuteCount.objects.using(alias).filter(minute__gte=since), actor)
         enqueued = counts.filter(kind=CALL, name="put").values_list("queue")
         for queue, number in enqueued.annotate(Total("count")).order_by():

@@ -13,10 +13,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from django.conf import settings
 from django.db import OperationalError, connections, transaction
 from django.db.models.functions import Now
-from django.utils.timezone import make_naive
 
 from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.sql.stats import StatsStatements
@@ -75,14 +73,9 @@ def delete_old(alias: str) -> int:
     return sum(rows.delete()[0] for rows in (old, groups))
 
 
-def database_now(session: Session) -> datetime:
-    """Return the time by the database's clock."""
-    return session.time(session.run(f"SELECT {session.sql.dialect.now}", {})[0][0])
-
-
 def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:
     """Return the beginnings of spans in which one queue has several rows of a name."""
-    now = database_now(session)
+    now = session.now()
     last = now.timestamp() - level.age.total_seconds()
     # Whole spans only: otherwise a span would be rolled up again and again while it ages.
     end = datetime.fromtimestamp(last // level.seconds * level.seconds, tz=UTC)
@@ -99,7 +92,7 @@ def _crowded(session: Session, kind: str, level: Level) -> list[datetime]:
 
 def _merge(session: Session, kind: str, start: datetime, length: timedelta) -> int:
     alias = session.connection.alias
-    first, end = as_stored(session, start), as_stored(session, start + length)
+    first, end = session.stored_time(start), session.stored_time(start + length)
     with transaction.atomic(using=alias):
         rows = MinuteCount.objects.using(alias).filter(kind=kind, minute__gte=first, minute__lt=end)
         if connections[alias].features.has_select_for_update_skip_locked:
@@ -112,11 +105,6 @@ def _merge(session: Session, kind: str, start: datetime, length: timedelta) -> i
         MinuteCount.objects.using(alias).filter(pk__in=going).delete()
         MinuteCount.objects.using(alias).bulk_create(_sum(group, first) for group in several)
     return len(going) - len(several)
-
-
-def as_stored(session: Session, time: datetime) -> datetime:
-    """Return an aware time as the rows of a database have it."""
-    return session.stored_time(time if settings.USE_TZ else make_naive(time))
 
 
 def _sum(group: list[MinuteCount], minute: datetime) -> MinuteCount:

@@ -301,6 +301,10 @@ class Session:
             return value
         return make_naive(make_aware(value) if value.tzinfo is None else value, UTC)
 
+    def now(self) -> datetime:
+        """Return the time by the database's clock."""
+        return self.time(self.run(f"SELECT {self.sql.dialect.now}", {})[0][0])
+
     def is_past(self, value: datetime) -> bool:
         """Whether ``value`` is over by the database's clock."""
         dialect = self.sql.dialect

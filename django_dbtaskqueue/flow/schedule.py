@@ -28,7 +28,6 @@ from django_dbtaskqueue.core.durations import Pauses
 from django_dbtaskqueue.core.exceptions import TaskQueueError, UnknownQueue
 from django_dbtaskqueue.core.masking import masked_text
 from django_dbtaskqueue.core.states import TERMINAL
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 from django_dbtaskqueue.flow.enqueue import checked_text, enqueue, row_of
 from django_dbtaskqueue.models import AbstractTask, Schedule
@@ -163,7 +162,7 @@ def declare(alias: str, declared: Mapping[str, Definition]) -> None:
         with pauses.around(name, partial(_note, alias, name)), transaction.atomic(using=alias):
             if name not in rows:
                 row = Schedule(name=name, source=CODE, code=said, **said)
-                row.clock = database_now(Session.on(alias))
+                row.clock = Session.on(alias).now()
                 reschedule(row, alias)
                 Schedule.objects.using(alias).bulk_create([row], ignore_conflicts=True)
             elif rows[name].code != said or rows[name].source != CODE:

@@ -26,7 +26,7 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Settlement
 from django_dbtaskqueue.core.threads import after_fork
-from django_dbtaskqueue.db.minute_counts import database_now, roll_up
+from django_dbtaskqueue.db.minute_counts import roll_up
 from django_dbtaskqueue.db.session import Session
 from django_dbtaskqueue.models import MinuteCount
 from django_dbtaskqueue.models.control import CALL
@@ -164,7 +164,7 @@ class MinuteCounter(Generic[V]):
     def _append(self, session: Session, counts: Mapping[CountKey, V]) -> datetime:
         """Append rows of the present minute, by the database's clock; return the minute."""
         here = ("", str(session.connection.settings_dict["NAME"]))
-        minute = session.stored_time(database_now(session).replace(second=0, microsecond=0))
+        minute = session.stored_time(session.now().replace(second=0, microsecond=0))
         MinuteCount.objects.using(session.connection.alias).bulk_create(
             MinuteCount(kind=key.kind, queue=key.queue, name=key.name, minute=minute, **self._columns(value))
             for key, value in counts.items()

@@ -23,7 +23,6 @@ from django_dbtaskqueue.core.sql.checkout import NO_HANDLER
 from django_dbtaskqueue.core.sql.pipeline import ABSENT_STREAMS_SQL
 from django_dbtaskqueue.core.states import Status
 from django_dbtaskqueue.db import storage
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.flow.schedule import MAX_LISTED_SCHEDULES, MISSED_AFTER, is_gone, rows_on
 from django_dbtaskqueue.models import Attempt, FailureGroup, MinuteCount, Poller, Queue, Task, TaskHistory
@@ -156,7 +155,7 @@ def _databases(alias: str) -> Iterator[Finding]:
 
 
 def _clock(alias: str) -> Iterator[Finding]:
-    there = database_now(Session.on(alias))
+    there = Session.on(alias).now()
     skew = abs((datetime.now(UTC) if there.tzinfo else datetime.now()) - there)
     if skew > MAX_CLOCK_SKEW:
         words = _("This host's clock and the database's are %(time)s apart.")

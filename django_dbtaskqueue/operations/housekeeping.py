@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from datetime import UTC, timedelta
+from datetime import timedelta
 from functools import partial
 from math import inf
 
@@ -26,6 +26,7 @@ from django_dbtaskqueue.flow import retention
 from django_dbtaskqueue.flow.port import SettlePort
 from django_dbtaskqueue.flow.rescue import end_expired
 from django_dbtaskqueue.flow.retention import RetentionCursor
+from django_dbtaskqueue.flow.schedule import aware
 from django_dbtaskqueue.metrics import Collector
 from django_dbtaskqueue.models import TaskHistory
 from django_dbtaskqueue.operations.bounded_reads import queue_names
@@ -227,8 +228,7 @@ def _drop_months(session: Session, age: timedelta, report: RetentionReport) -> s
     """Drop the partitions that are old enough; return the table whose rows are to be deleted one by one."""
     if not is_partitioned(session.connection, HISTORY_TABLE):
         return ""
-    found = session.run("SELECT statement_timestamp()", {})[0][0]
-    now = found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    now = aware(session.now(), session.connection.alias)
     for partition in months(session.connection, HISTORY_TABLE):
         if partition.end <= now - age and report.has_time():
             try:

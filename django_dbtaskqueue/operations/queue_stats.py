@@ -23,7 +23,6 @@ from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.durations import format_duration
 from django_dbtaskqueue.core.exceptions import TaskQueueError
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for
 from django_dbtaskqueue.flow.placement import known_queues
 from django_dbtaskqueue.metrics import upper
@@ -229,7 +228,7 @@ class _Context:
             self.alive |= alive(alias)
         self.served = Counter(chain.from_iterable(self.alive.values()))  # by how many pollers
         session = Session.on(aliases[0] if aliases else "default")
-        self.as_of = database_now(session)
+        self.as_of = session.now()
 
     def read(self, alias: str, names: Sequence[str]) -> None:
         """Add what one database says of these queues."""
@@ -502,7 +501,7 @@ def new_releases(pollers: QuerySet[Poller], since: timedelta) -> list[tuple[date
     rows = pollers.exclude(version="").annotate(known=known)
     first = rows.values_list("known").annotate(first=Min("start_time")).order_by("first")[:MAX_VERSIONS]
     found = [(time, version) for version, time in first]
-    begin = database_now(Session.on(rows.db)) - since if len(found) > 1 else None
+    begin = Session.on(rows.db).now() - since if len(found) > 1 else None
     return [(time, version) for time, version in found[1:] if begin is not None and time >= begin]
 
 
@@ -517,7 +516,7 @@ def series(
         raise TaskQueueError(f"series(since={since!r}) must be a positive duration.")
     session, sql = bounded_reads.reading((alias_for(queue or "", using, write=False), Task))
     step = next((one for one in POINT_SECONDS if since.total_seconds() <= one * MAX_POINTS), POINT_SECONDS[-1])
-    now = database_now(session)
+    now = session.now()
     last = int(now.timestamp()) // step
     first = last - max(1, round(since.total_seconds() / step)) + 1
     points = {

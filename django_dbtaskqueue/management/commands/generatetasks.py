@@ -79,7 +79,7 @@ def build(session: Session, number: int, queues: int, progress: Callable[[int], 
     """
     names = [f"{PREFIX}{one:02}" for one in range(queues)]
     kinds = [signature_of(_failure_message(number), "") for number in range(FAILURE_GROUPS)]
-    now = session.time(session.run("SELECT statement_timestamp()", {})[0][0])
+    now = session.now()
     table = session.connection.ops.quote_name(session.model._meta.db_table)
     with transaction.atomic(using=session.connection.alias):
         # A commit that is not on disk yet keeps the VACUUM after it from marking pages as visible to all.

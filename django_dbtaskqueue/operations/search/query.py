@@ -28,7 +28,6 @@ from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.outcomes import SIGNAL
 from django_dbtaskqueue.core.states import TERMINAL, Status
-from django_dbtaskqueue.db.minute_counts import database_now
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.models import AbstractTask, Step
 from django_dbtaskqueue.models.querysets import TaskQuerySet
@@ -257,7 +256,7 @@ def _creation_times(search: Search, session: Session) -> tuple[datetime | None, 
         column = TIMES.get(term.name)
         if term.negated or column not in ("create_time", "start_time", "finish_time"):
             continue
-        now = database_now(session)
+        now = session.now()
         found = [dict(_bounds(match, session, now)) for match in term.matches]
         if column == "create_time":  # a task also starts or ends long after it was created
             lows += [min(one["low"] for one in found)] if all("low" in one for one in found) else []
