@@ -16,7 +16,6 @@ import logging
 from typing import Protocol
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.dispatch import Signal
 from django.utils.module_loading import import_string
 
@@ -142,11 +141,8 @@ def made(path: str) -> Listener:
     return listener
 
 
-def _reset(*, setting: str, **_: object) -> None:
-    if setting == "DBTASKQUEUE":
-        for listener in _from_settings.values():
-            unregister(listener)
-        _from_settings.clear()
-
-
-setting_changed.connect(_reset)
+@conf.on_change
+def _reset() -> None:
+    for listener in _from_settings.values():
+        unregister(listener)
+    _from_settings.clear()

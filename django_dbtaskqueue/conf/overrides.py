@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.signals import setting_changed
 from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models.signals import post_delete, post_save
@@ -110,14 +109,13 @@ def _read(queue: str, alias: str, *, known: bool) -> dict[str, Any] | None:
     return (found[0] or {}) if found else None
 
 
-def _reset(*, setting: str, **_: Any) -> None:
+@conf.on_change
+def _reset() -> None:
     global _quiet_until
-    if setting == "DBTASKQUEUE":
-        _quiet_until = 0.0
-        _rows.clear()
-        _unreachable_until.clear()
+    _quiet_until = 0.0
+    _rows.clear()
+    _unreachable_until.clear()
 
 
 post_save.connect(clear_cache, sender=Queue)
 post_delete.connect(clear_cache, sender=Queue)
-setting_changed.connect(_reset)

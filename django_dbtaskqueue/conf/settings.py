@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cached_property, partial
@@ -19,6 +19,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
 
 from django_dbtaskqueue.conf import queue as rules
 from django_dbtaskqueue.conf.queue import (
@@ -307,6 +308,20 @@ def _reset(*, setting: str, **_: Any) -> None:
     if setting in ("DBTASKQUEUE", "BASE_DIR"):
         with _changing:
             _state = None
+
+
+def on_change(call: Callable[[], object]) -> Callable[[], object]:
+    """Have a function called when a test changes the settings: it forgets what was made of them."""
+    setting_changed.connect(lambda setting, **_: setting == "DBTASKQUEUE" and call(), weak=False)
+    return call
+
+
+def imported(what: str, path: str) -> Any:
+    """Return what a dotted path names; ``ImproperlyConfigured`` says that ``what`` cannot be imported."""
+    try:
+        return import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{what} cannot be imported: {error}") from error
 
 
 setting_changed.connect(_reset)

@@ -18,9 +18,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured, MiddlewareNotUsed
-from django.core.signals import setting_changed
-from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.exceptions import LeaseLost, MiddlewareError, TaskCancelled, TaskQueueError
 from django_dbtaskqueue.core.lease import Lease
 
@@ -67,12 +66,7 @@ def layer_of(middleware: Middleware, *, is_async: bool) -> Layer:
     """Return a middleware as it is made in this process. Raise ``ImproperlyConfigured`` for what cannot be one."""
     qualname = getattr(middleware, "__qualname__", type(middleware).__qualname__)
     name = middleware if isinstance(middleware, str) else f"{middleware.__module__}.{qualname}"
-    factory = middleware
-    if isinstance(factory, str):
-        try:
-            factory = import_string(factory)
-        except ImportError as error:
-            raise ImproperlyConfigured(f"Middleware {name!r} cannot be imported: {error}") from error
+    factory = conf.imported(f"Middleware {name!r}", middleware) if isinstance(middleware, str) else middleware
     if not callable(factory):
         raise ImproperlyConfigured(f"Middleware {name!r} is {factory!r:.80}, and not a factory that takes call.")
     kind, default = ("async_capable", False) if is_async else ("sync_capable", True)
@@ -226,9 +220,4 @@ def _refuse(layer: Layer, did: str, stands: str) -> None:
     logger.warning(text, layer.name, did, stands)
 
 
-def _reset(*, setting: str, **_: object) -> None:
-    if setting == "DBTASKQUEUE":
-        layer_of.cache_clear()
-
-
-setting_changed.connect(_reset)
+conf.on_change(layer_of.cache_clear)

@@ -20,9 +20,7 @@ from datetime import timedelta
 from typing import Any
 from weakref import WeakSet
 
-from django.core.signals import setting_changed
 from django.db import transaction
-from django.dispatch import receiver
 
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import codecs, context, exceptions, json as json_payload, outcomes, retry, threads
@@ -105,12 +103,11 @@ class Processor:
 _with_middleware: WeakSet[Processor] = WeakSet()
 
 
-@receiver(setting_changed)
-def _reset(*, setting: str, **_: object) -> None:
-    if setting == "DBTASKQUEUE":
-        for processor in _with_middleware:
-            object.__setattr__(processor, "call", None)
-        _with_middleware.clear()
+@conf.on_change
+def _reset() -> None:
+    for processor in _with_middleware:
+        object.__setattr__(processor, "call", None)
+    _with_middleware.clear()
 
 
 def expiry(lease: Lease, expired: str) -> outcomes.CompleteDelete | Poison | None:

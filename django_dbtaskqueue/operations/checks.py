@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +15,6 @@ from django.db import DatabaseError, ProgrammingError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import Model
 from django.db.utils import load_backend
-from django.utils.module_loading import import_string
 
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.conf import settings as conf
@@ -124,10 +124,10 @@ def _problems(processor: Processor) -> Iterator[CheckMessage]:
         hint = f"Use mode='separate' and make the processor idempotent, or set the queue's database to {own}."
         yield Error(f"{who} {words}: one transaction cannot span both.", hint=hint, id="dbtaskqueue.E004")
     executor = processor.executor
-    if isinstance(executor, str) and executor != PROCESS and (reason := _cannot_import(executor)):
-        words = f"{who}: executor={executor!r} cannot be imported: {reason}"
+    if isinstance(executor, str) and executor != PROCESS:
         hint = "Give the dotted path of an object with submit(), or of a callable that returns one."
-        yield Error(words, hint=hint, id="dbtaskqueue.E005")
+        for fault in _fault(partial(conf.imported, f"{who}: executor={executor!r}", executor)):
+            yield Error(fault, hint=hint, id="dbtaskqueue.E005")
 
 
 def _standbys() -> Iterator[CheckMessage]:
@@ -140,23 +140,16 @@ def _standbys() -> Iterator[CheckMessage]:
 
 def _listeners() -> Iterator[CheckMessage]:
     """E006: DBTASKQUEUE["LISTENERS"] names something that is not a listener."""
-    try:
-        for path in conf.settings().listeners:
-            signals.made(path)
-    except ImproperlyConfigured as error:
-        yield Error(str(error), id="dbtaskqueue.E006")
+    faults = (fault for path in conf.settings().listeners for fault in _fault(partial(signals.made, path)))
+    yield from (Error(fault, id="dbtaskqueue.E006") for fault in faults)
 
 
 def _middleware(processors: Iterable[Processor]) -> Iterator[CheckMessage]:
     """E011: DBTASKQUEUE["MIDDLEWARE"], or that of a processor, names what cannot be called around a processor."""
-    reasons = {path: _cannot_import(path) for path in conf.settings().middleware}
-    faults = [f"Middleware {path!r} cannot be imported: {reason}" for path, reason in reasons.items() if reason]
-    for processor in processors:
-        try:
-            processor.with_middleware()
-        except ImproperlyConfigured as error:
-            faults.append(str(error))
-    yield from (Error(fault, id="dbtaskqueue.E011") for fault in dict.fromkeys(faults))
+    imports = [partial(conf.imported, f"Middleware {path!r}", path) for path in conf.settings().middleware]
+    calls: list[Callable[[], object]] = [*imports, *(processor.with_middleware for processor in processors)]
+    faults = dict.fromkeys(fault for call in calls for fault in _fault(call))
+    yield from (Error(fault, id="dbtaskqueue.E011") for fault in faults)
 
 
 def _doubts(queues: Mapping[str, conf.QueueSettings]) -> Iterator[CheckMessage]:
@@ -240,9 +233,9 @@ def isolation_levels(alias: str) -> list[str]:
     return [name] if name in STRICT_LEVELS.values() else []
 
 
-def _cannot_import(path: str) -> str:
+def _fault(call: Callable[[], object]) -> Iterator[str]:
+    """Yield what is wrong with settings that a call refuses."""
     try:
-        import_string(path)
-    except ImportError as error:
-        return str(error)
-    return ""
+        call()
+    except ImproperlyConfigured as error:
+        yield str(error)

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from django.core.exceptions import ImproperlyConfigured, PermissionDenied
 from django.db.models import Exists, OuterRef, Q, QuerySet
-from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _, gettext_lazy, ngettext_lazy
 
 from django_dbtaskqueue.conf import settings as conf
@@ -238,10 +237,7 @@ def search_fault(who: User | Actor | None, search: Search) -> str:
 def _rule(key: str, given: str) -> Rule | None:
     if (path := getattr(conf.settings(), key.lower())) is None:
         return None
-    try:
-        rule = import_string(path)
-    except ImportError as error:
-        raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} cannot be imported: {error}') from None
+    rule = conf.imported(f'DBTASKQUEUE["{key}"]={path!r}', path)
     if not callable(rule):
         raise ImproperlyConfigured(f'DBTASKQUEUE["{key}"]={path!r} is not callable: {given} -> bool.')
     return cast(Rule, rule)

@@ -207,22 +207,21 @@ def test_edges_name_each_verb_once_and_leave_no_status_without_a_way_in_and_out(
 # -- rows are data: only the listed modules unpickle, evaluate or import by name, and each has a reason ----------------
 
 CODE_BEARING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "jsonpickle"}
-LOADING = {"eval", "exec", "__import__", "import_string", "import_module", "resolve_name"}
+LOADING = {"eval", "exec", "__import__", "import_string", "import_module", "imported", "resolve_name"}
 MAY_LOAD = {
-    "": "import_module: its own names, on first use",
-    "testing": "import_module: its own names, on first use",
-    "contrib.spark": "import_module, import_string: constants",
+    "core": "import_module: a package's own names, on first use",
+    "conf.settings": "import_string: for `imported`",
+    "contrib.spark": "import_string: a constant",
     "contrib.spark.executor": "pickle: between a driver and its own Spark workers",
     "flow.checkout": "import_string: `strategy`, which a queue's row cannot set",
     "core.sql.enqueue": "eval: a function made of our own columns",
     "flow.placement": "import_string: `router`, which a queue's row cannot set",
-    "operations.checks": "import_string: the settings",
-    "operations.permissions": "import_string: the settings",
+    "operations.checks": "imported: the settings",
+    "operations.permissions": "imported: the settings",
     "pipeline.jobs": "resolve_name: the list of jobs",
-    "pipeline.source": "import_module: its own names, on first use",
     "poller.executors.process": "import_string: the names of registered processors, never of a row",
-    "flow.middleware": "import_string: paths of the settings and of processors",
-    "poller.executors.pool": "import_string: `executor=` of a processor, and the command line",
+    "flow.middleware": "imported: paths of the settings and of processors",
+    "poller.executors.pool": "imported: `executor=` of a processor, and the command line",
     "signals": "import_string: the settings",
 }
 
@@ -230,8 +229,8 @@ MAY_LOAD = {
 def loads(module: Module) -> Iterator[str]:
     yield from (name for name in module.imports if name.partition(".")[0] in CODE_BEARING)
     for node in module.nodes:
-        if isinstance(node, ast.Call):
-            name = ast.unparse(node.func).rpartition(".")[2]
+        if isinstance(node, ast.Name | ast.Attribute):
+            name = ast.unparse(node).rpartition(".")[2]
             if name in LOADING:
                 yield name
 

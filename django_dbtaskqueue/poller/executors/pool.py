@@ -20,8 +20,8 @@ from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections
-from django.utils.module_loading import import_string
 
+from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core.failure_signature import RemoteError
 from django_dbtaskqueue.core.lease import Lease
 from django_dbtaskqueue.core.outcomes import Fail, Outcome, Release, Settlement, with_error
@@ -129,10 +129,7 @@ class PoolExecutor(Executor):
 
 def made(given: object) -> tuple[futures.Executor, bool]:
     """Return the executor that ``executor=`` names, and whether this call created it."""
-    try:
-        found = import_string(given) if isinstance(given, str) else given
-    except ImportError as error:
-        raise ImproperlyConfigured(f"executor={given!r} cannot be imported: {error}") from error
+    found = conf.imported(f"executor={given!r}", given) if isinstance(given, str) else given
     owned = isinstance(found, type) or not hasattr(found, "submit")
     pool: Any = found() if owned and callable(found) else found
     if not callable(getattr(pool, "submit", None)):
@@ -197,11 +194,9 @@ def named_executor(path: str | None, given: Mapping[str, Any]) -> Iterator[futur
     if path is None or path == PROCESS:
         yield path
         return
-    dotted = SHORT_NAMES.get(path, path)
+    named = conf.imported(f"--executor {path}", SHORT_NAMES.get(path, path))
     try:
-        executor, owned = made(partial(import_string(dotted), **given) if given else dotted)
-    except ImportError as error:
-        raise ImproperlyConfigured(f"--executor {path} cannot be imported: {error}") from error
+        executor, owned = made(partial(named, **given) if given else named)
     except TypeError as error:
         raise ImproperlyConfigured(f"--executor {path} does not take what it was given: {error}") from error
     try:
