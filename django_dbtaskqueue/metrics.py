@@ -219,7 +219,7 @@ class Exposition:
         yield from self._families.values()
 
 
-def text_of(collectors: Iterable[Foreign | Exposition], accept: str) -> tuple[bytes, str]:
+def exposed(collectors: Iterable[Foreign | Exposition], accept: str) -> tuple[bytes, str]:
     """Return the text of some collectors, and its content type: OpenMetrics for a client that asks for it."""
     client()
     from prometheus_client import CollectorRegistry

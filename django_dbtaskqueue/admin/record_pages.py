@@ -31,7 +31,7 @@ from django_dbtaskqueue.models.tasks import TERMINAL_VALUES
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.permissions import Verb, narrow
 from django_dbtaskqueue.operations.queue_stats import WINDOWS, new_releases, stats_of_groups
-from django_dbtaskqueue.operations.report_page import html_file, policy, report_body
+from django_dbtaskqueue.operations.report_page import content_policy, html_file, report_body
 from django_dbtaskqueue.operations.search import text_of
 from django_dbtaskqueue.operations.search.query import since
 from django_dbtaskqueue.operations.serializers import message_of, short_error
@@ -293,7 +293,7 @@ class PipelineReportAdmin(ListAdmin):
             raise Http404(str(error)) from error
         if not html:
             raise Http404
-        return HttpResponse(html, headers={"Content-Security-Policy": f"sandbox allow-scripts; {policy()}"})
+        return HttpResponse(html, headers={"Content-Security-Policy": f"sandbox allow-scripts; {content_policy()}"})
 
     def page_facts(self, request: HttpRequest, row: Any) -> dict[str, Any]:
         figures = cells.json_box({key: row.data[key] for key in row.data if key not in CHART_FIGURES} or None)

@@ -17,7 +17,7 @@ from django.views.decorators.csrf import csrf_exempt
 
 from django_dbtaskqueue.api.routing import error, identified, may_view, unknown_caller
 from django_dbtaskqueue.db.session import Session
-from django_dbtaskqueue.metrics import Exposition, gauge, text_of, total
+from django_dbtaskqueue.metrics import Exposition, exposed, gauge, total
 from django_dbtaskqueue.models import MinuteCount, Queue, Schedule
 from django_dbtaskqueue.models.control import CALL, OUTCOME
 from django_dbtaskqueue.models.readable import Total
@@ -70,7 +70,7 @@ def metrics(request: HttpRequest, actor: Actor | None, parts: Mapping[str, objec
     if actor is None:
         return unknown_caller()
     may_view(actor, Queue)
-    text, content_type = text_of([exposition(actor)], request.headers.get("Accept", ""))
+    text, content_type = exposed([exposition(actor)], request.headers.get("Accept", ""))
     return HttpResponse(text, content_type=content_type, headers={"Cache-Control": "no-store"})
 
 

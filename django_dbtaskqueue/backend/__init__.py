@@ -25,7 +25,7 @@ from django.db import connections
 from django_dbtaskqueue import registry, signals
 from django_dbtaskqueue.backend import compat
 from django_dbtaskqueue.backend.functions import finished_listener, processor_of
-from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, id_of, new_result, read_result
+from django_dbtaskqueue.backend.results import NONCE, decorated, find_place, new_result, read_result, result_id_of
 from django_dbtaskqueue.conf import settings as conf
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.columns import InsertOptions, TaskOptions
@@ -130,7 +130,7 @@ class DatabaseTaskBackend(compat.BaseTaskBackend):
             raise
         result = new_result(
             task,
-            id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
+            result_id_of(str(row._state.db), type(row)._meta.label_lower, row.pk, payload),
             payload,
             enqueued_at=row.create_time,
         )

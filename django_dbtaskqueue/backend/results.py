@@ -166,7 +166,7 @@ ID_BITS, PLACE_BITS, SEAL_BITS = 48, 12, 62
 NONCE = "nonce"
 
 
-def id_of(alias: str, location: str, task_id: int, payload: object) -> str:
+def result_id_of(alias: str, location: str, task_id: int, payload: object) -> str:
     """Return the id of a task: ``location`` is its model."""
     return str(_uuid(alias, location, task_id, _nonce(payload), django_settings.SECRET_KEY))
 
@@ -179,7 +179,7 @@ def id_of_lease(lease: Lease) -> str:
     """Return the id of the task that a lease holds."""
     from django_dbtaskqueue.db.session import model_for
 
-    return id_of(lease.port.alias, model_for(lease.queue)._meta.label_lower, lease.id, lease.payload)
+    return result_id_of(lease.port.alias, model_for(lease.queue)._meta.label_lower, lease.id, lease.payload)
 
 
 def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | bytes) -> uuid.UUID:

@@ -77,13 +77,13 @@ def html_file(kind: str, figures: Figures) -> str:
     body = report_body(kind, figures)
     if body is None:
         raise ValueError(f"These are no figures of {' or '.join(CONTEXTS)}, or of another version.")
-    given = {"styles": _contents(STYLE_FILES), "scripts": _contents(SCRIPT_FILES), "policy": policy()}
+    given = {"styles": _contents(STYLE_FILES), "scripts": _contents(SCRIPT_FILES), "policy": content_policy()}
     context = Context({"body": body, "kind": kind, **given})
     return _engine().get_template("admin/dbtaskqueue/reports/file.html").render(context)
 
 
 @cache
-def policy() -> str:
+def content_policy() -> str:
     """Return the Content-Security-Policy of the HTML file: it fetches nothing, and runs no script but its own."""
     hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in _contents(SCRIPT_FILES))
     scripts = " ".join(f"'sha256-{one}'" for one in hashes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from django_dbtaskqueue import registry
 from django_dbtaskqueue.conf import settings as conf
-from django_dbtaskqueue.conf.overrides import applied, queue_settings
+from django_dbtaskqueue.conf.overrides import known_overrides, queue_settings
 from django_dbtaskqueue.conf.settings import QueueSettings
 from django_dbtaskqueue.core.durations import clock
 from django_dbtaskqueue.core.json import read
@@ -125,7 +125,7 @@ class QueueState:
         """Return the state of a queue on one database, with its settings and their runtime overrides."""
         settings = queue_settings(name, alias)
         port = SettlePort(alias, model_for(name), key=f"{name}@{alias}" if settings.shards else name)
-        state = cls(name, settings, port, ScanCursor(name), weight=weight, overrides=applied(name, alias))
+        state = cls(name, settings, port, ScanCursor(name), weight=weight, overrides=known_overrides(name, alias))
         state.apply(settings)
         return state
 

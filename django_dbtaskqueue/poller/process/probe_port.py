@@ -26,7 +26,7 @@ from django_dbtaskqueue.core import __version__
 from django_dbtaskqueue.core.durations import clock, format_seconds
 from django_dbtaskqueue.db.liveness import MAX_ANSWER_TIMEOUT_S
 from django_dbtaskqueue.flow.usage import CountKey
-from django_dbtaskqueue.metrics import Exposition, MetricSpec, Sums, client, gauge, text_of, total
+from django_dbtaskqueue.metrics import Exposition, MetricSpec, Sums, client, exposed, gauge, total
 from django_dbtaskqueue.models.control import MISSED_HEARTBEATS
 from django_dbtaskqueue.poller.process.lifetime import PollerSnapshot, ended_threads
 
@@ -221,7 +221,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             if asked.path == "/metrics":
                 collectors = self.probes_of_port.exposition(), client().REGISTRY  # the library's has the project's own
-                return 200, *text_of(collectors, self.headers.get("Accept", ""))
+                return 200, *exposed(collectors, self.headers.get("Accept", ""))
             checks: Mapping[str, Callable[[], str]] = {
                 "/healthz/startup": self.probes_of_port.startup,
                 "/healthz/ready": self.probes_of_port.ready,
