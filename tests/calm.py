@@ -56,7 +56,6 @@ def _load(number: int) -> Iterator[None]:
 
 
 def _run(seed: int, further: list[str]) -> list[tuple[str, str]]:
-    """Run pytest; return the failed tests, each with the first line of what it says."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--randomly-seed={seed}", f"--junitxml={report}", *further]

@@ -26,13 +26,11 @@ class SteppedClock:
         self._looked = threading.local()
 
     def monotonic(self) -> float:
-        """Return what the product takes for the monotonic time."""
         now = self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
         self._looked.at = now
         return now
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
         self._ahead += seconds
 
     def stop(self) -> None:
@@ -44,7 +42,6 @@ class SteppedClock:
         self._over = True
 
     def wait(self, event: threading.Event, seconds: float | None = None) -> bool:
-        """Take the place of ``Event.wait``."""
         until = self._end(seconds)
         while not event.wait(LOOK_S):
             if self._is_over(until):
@@ -55,14 +52,12 @@ class SteppedClock:
     def wait_for(
         self, condition: threading.Condition, predicate: Callable[[], object], seconds: float | None = None
     ) -> object:
-        """Take the place of ``Condition.wait_for``."""
         until = self._end(seconds)
         while not (found := predicate()) and not self._is_over(until):
             condition.wait(LOOK_S)
         return found
 
     async def wait_async(self, event: asyncio.Event, seconds: float | None) -> None:
-        """Take the place of a wait on an event loop."""
         until = self._end(seconds)
         while not event.is_set() and not self._is_over(until):
             with suppress(TimeoutError):

@@ -207,7 +207,6 @@ class ReusedPostgres:
         self._schema = ""
 
     def get(self) -> ProcessDatabase:
-        """Return an empty database."""
         if self._database is None:
             self._database = self._make()
             with psycopg.connect(self._database.url) as connection:

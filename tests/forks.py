@@ -40,7 +40,6 @@ class ForkServer:
         self._lock = threading.Lock()
 
     def ask(self, **request: Any) -> Any:
-        """Send a request of ``serve``; return the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._lock:

@@ -31,7 +31,6 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the time is over. To be asked at each look."""
         now = time.monotonic()
         self._left -= min(now - self._looked, 1.0) / slowness()
         self._looked = now
@@ -55,8 +54,6 @@ def eventually(assertion: Callable[[], T], *, timeout: float = DEFAULT_S) -> T:
 
 
 def until(condition: Callable[[], Any], *, timeout: float = DEFAULT_S) -> None:
-    """Wait until ``condition()`` is true."""
-
     def holds() -> None:
         assert condition()
 

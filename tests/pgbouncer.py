@@ -52,6 +52,5 @@ def pgbouncer(program: str, address: SplitResult, *, connections: int = 2) -> It
 
 
 def answers(port: int) -> bool:
-    """Whether somebody takes connections there."""
     with socket.socket() as probe:
         return probe.connect_ex((HERE, port)) == 0

@@ -30,7 +30,6 @@ class Wire(threading.Thread):
         self.swallows = proxy.silent  # as after a firewall forgot it: forwards nothing any more, and breaks nothing
 
     def cut(self) -> None:
-        """Break it, for both sides."""
         for side in (self._client, self._server):
             with suppress(OSError):
                 side.shutdown(socket.SHUT_RDWR)
@@ -50,7 +49,6 @@ class Wire(threading.Thread):
             down.join()
 
     def _up(self, stream: BinaryIO) -> None:
-        """From the client to the server."""
         hello = self._hello(stream)
         if not self.swallows:
             self._server.sendall(hello)
@@ -70,7 +68,6 @@ class Wire(threading.Thread):
                 self._server.sendall(_packed(kind, body))
 
     def _down(self) -> None:
-        """From the server to the client."""
         with suppress(OSError, EOFError), self._server.makefile("rb") as stream:
             while True:
                 kind, body = _message(stream)
@@ -93,7 +90,6 @@ class Wire(threading.Thread):
             self._client.sendall(b"N")
 
     def _statement(self, kind: bytes, body: bytes) -> str | None:
-        """Return the SQL that a message executes, if it does."""
         if kind == b"Q":
             return body.rstrip(b"\0").decode()
         if kind == b"P":
@@ -199,7 +195,6 @@ class Proxy:
                 self._wires = [*(one for one in self._wires if one.is_alive()), wire]
 
     def cut(self) -> None:
-        """Break what is connected."""
         for wire in self._wires:
             wire.cut()
 
@@ -233,7 +228,6 @@ def _packed(kind: bytes, body: bytes) -> bytes:
 
 @contextmanager
 def proxied(url: str) -> Iterator[Proxy]:
-    """A proxy before a server, for the time of a ``with`` block."""
     proxy = Proxy(url)
     try:
         yield proxy

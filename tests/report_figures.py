@@ -15,7 +15,6 @@ def wave(height: float, hour: int) -> float:
 
 
 def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
-    """Return the figures of a service report on queues of this name and of "mail"."""
     queues = (name, "mail")
     times = {
         f"{time}_{p}": value for time in ("wait", "run") for p, value in (("p50", 0.42), ("p95", 61.5), ("p99", 8123.0))
@@ -50,7 +49,6 @@ def report_figures(name: str = "claims", **changes: Any) -> dict[str, Any]:
 
 
 def forecast_figures() -> dict[str, Any]:
-    """Return the figures of a forecast that misses pollers on Sunday."""
     edges = {"expected": 4, "arrivals_least": 1.0, "arrivals_most": 900.0}
     hours = [
         {"hour": hour, "arrivals": wave(300, hour), "servers": round(wave(6, hour)), **edges}
@@ -72,7 +70,6 @@ def forecast_figures() -> dict[str, Any]:
 
 
 def whatif_figures() -> dict[str, Any]:
-    """Return the figures of a replay with more slots."""
     waits = {"p50": 1.0, "p95": 60.0, "max": 7200.0}
     found = {"recorded": 3.0, "now": 2.0, "then": 0.5}
     replays = {one: {"mean_lead": 5.0, **{p: wait * found[one] for p, wait in waits.items()}} for one in found}

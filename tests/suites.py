@@ -59,7 +59,6 @@ def group_of(test: str) -> str:
 
 
 def suite_of(test: str) -> str:
-    """Return the folder of a test, or its file for those at the top."""
     file = test.partition("::")[0]
     return file if file.count("/") == 1 else "/".join(file.split("/")[:2])
 

@@ -31,14 +31,12 @@ class Actor:
         return self._pool.submit(function, *arguments, **options)
 
     def close(self) -> None:
-        """Close the connections and end the thread."""
         self._pool.submit(connections.close_all).result(PATIENCE)
         self._pool.shutdown()
 
 
 @contextmanager
 def actors(number: int) -> Iterator[list[Actor]]:
-    """Actors for the time of a ``with`` block."""
     cast = [Actor(f"actor-{index}") for index in range(number)]
     try:
         yield cast
@@ -190,13 +188,11 @@ class Audit:
         self.connection = connections[using]
 
     def install(self) -> None:
-        """Create table and triggers, unless they are there."""
         if "test_audit" not in self.connection.introspection.table_names():
             for statement in POSTGRESQL if self.connection.vendor == "postgresql" else SQLITE:
                 self._run(statement)
 
     def clear(self) -> None:
-        """Forget what was seen."""
         self._run("DELETE FROM test_audit")
 
     def edges(self) -> set[tuple[str, str | None]]:
@@ -204,7 +200,6 @@ class Audit:
         return set(self._run("SELECT DISTINCT old_status, new_status FROM test_audit"))
 
     def problems(self) -> list[str]:
-        """Return what happened that may never happen."""
         found = [f"illegal edge {source} -> {target}" for source, target in sorted(self.edges() - LEGAL, key=str)]
         for problem, rule in BROKEN_RULES.items():
             ids = [row[0] for row in self._run(f"SELECT task_id FROM test_audit WHERE {rule} LIMIT 5")]
@@ -212,7 +207,6 @@ class Audit:
         return found
 
     def checkouts(self) -> dict[int, int]:
-        """Return how often each task was checked out."""
         return dict(self._run("SELECT task_id, count(*) FROM test_audit WHERE new_total > old_total GROUP BY task_id"))
 
     def _run(self, sql: str) -> list[Any]:
@@ -222,7 +216,6 @@ class Audit:
 
 
 def minute_counts(kind: str, using: str = "default") -> QuerySet[MinuteCount]:
-    """Return what was counted of a kind: outcomes, failures, calls or deletions."""
     return MinuteCount.objects.using(using).filter(kind=kind)
 
 

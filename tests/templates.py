@@ -24,7 +24,6 @@ FOLDER = Path(tempfile.gettempdir()) / f"dbtaskqueue-tests-{os.getuid()}-templat
 
 @cache
 def name() -> str:
-    """Return the name of the templates of this code."""
     digest = hashlib.sha256(f"{django.__version__} {sys.version_info[:2]}".encode())
     for file in sorted(file for pattern in SOURCES for file in REPOSITORY.glob(pattern)):
         digest.update(file.read_bytes())
@@ -61,14 +60,12 @@ def on_sqlite() -> Path:
 
 
 def migrate(url: str) -> None:
-    """Make all tables in an empty database."""
     env = {**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "tests.settings", "PYTHONPATH": str(REPOSITORY)}
     command = [sys.executable, str(REPOSITORY / "manage.py"), "migrate", "--run-syncdb", "--verbosity", "0"]
     subprocess.run(command, env=env, cwd=REPOSITORY, check=True)
 
 
 def url_of(server_url: str, database: str) -> str:
-    """Return the address of a database on a server."""
     return urlsplit(server_url)._replace(path=f"/{database}").geturl()
 
 

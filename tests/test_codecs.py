@@ -116,7 +116,6 @@ class Claim:
 
 
 def through(cls: Any, value: Any) -> Any:
-    """Encode, store as text, read and decode, as a task does."""
     name, plain = codecs.encode(value, cls)
     text = json.dumps(plain)
     return codecs.decode(cls if name is None else type(value), json.loads(text))  # a name stands for its class

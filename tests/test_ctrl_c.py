@@ -33,7 +33,6 @@ def folder() -> Iterator[Path]:
 
 
 def family(run: str) -> dict[psutil.Process, str]:
-    """Return the processes that the run has started, and itself, with their command lines."""
     found = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):  # it has ended, or belongs to another user

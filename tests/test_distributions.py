@@ -54,7 +54,6 @@ def wheel(dist: Path) -> zipfile.ZipFile:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Return the files below a folder that a commit could hold."""
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {path.as_posix() for path in found if "__pycache__" not in path.parts}
 

@@ -37,7 +37,6 @@ VALUES ('parcels', 'ref-1', 'CREATED', 0, %s, NULL, CURRENT_TIMESTAMP, NULL, %s,
 
 
 def insert(alias: str, statement: str, *params: Any) -> Task:
-    """Run an INSERT as other programs write it, without the models; return the row."""
     sql(statement, params, alias)
     return Task.objects.using(alias).latest("id")
 

@@ -70,7 +70,6 @@ def class_names_twice() -> list[str]:
 
 
 def road() -> list[str]:
-    """Return the modules through which an enqueue and a task pass."""
     functions = {function for journey in journeys().values() for function in journey["functions"]}
     return sorted({function.partition(":")[0] for function in functions})
 
@@ -86,7 +85,6 @@ def import_chain() -> tuple[str, ...]:
 
 
 def branches(module: Module) -> list[int]:
-    """Return the lines where a module asks of which type an outcome is."""
     found = []
     for node in module.nodes:
         match node:

@@ -54,7 +54,6 @@ class Module:
 
     @cached_property
     def uses(self) -> set[str]:
-        """The modules of the package that this one imports."""
         return self._inside(self.imports)
 
     @cached_property

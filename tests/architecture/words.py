@@ -53,7 +53,6 @@ def names(module: Module) -> Iterator[tuple[int, str]]:
 
 
 def in_python() -> Iterator[str]:
-    """Yield the old names in the package, the tests and the example project."""
     for module in (*MODULES, *TESTS, *EXAMPLE):
         inside = module.place.startswith(PACKAGE)
         yield from (f"{module.place}:{line} {text}" for line, text in names(module) if is_old(text, inside=inside))

@@ -64,7 +64,6 @@ class Worker:
 
 
 def at_go(act: Callable[[], Figures]) -> None:
-    """Be the child of a ``Worker``."""
     print("READY", flush=True)
     sys.stdin.readline()
     print(json.dumps(act()), flush=True)

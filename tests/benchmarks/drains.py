@@ -64,7 +64,6 @@ class Drain:
                 return self._measure(process)
 
     def fill(self) -> None:
-        """Put tasks with references into queues that are paused."""
         from django_dbtaskqueue import enqueue_many
         from django_dbtaskqueue.operations import queue_control
 

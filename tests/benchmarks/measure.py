@@ -53,7 +53,6 @@ class Result:
     failed: bool = False
 
     def figures(self, case: str) -> tuple[str, ...]:
-        """Return the names of a case's figures, in order of appearance."""
         return tuple(dict.fromkeys(name for run in self.readings.get(case, []) for name in run))
 
     def values(self, case: str, figure: str) -> list[float]:

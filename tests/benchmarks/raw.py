@@ -86,7 +86,6 @@ THREADS = 4  # as many as a poller has by default
 
 
 def connect() -> psycopg.Connection[Any]:
-    """Return an autocommit connection that prepares every statement at once."""
     return psycopg.connect(os.environ["DATABASE_URL"], autocommit=True, prepare_threshold=0)
 
 

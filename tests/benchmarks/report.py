@@ -20,7 +20,6 @@ def markdown(results: Sequence[Result], setting: str) -> str:
 
 
 def _tables(result: Result) -> Iterable[str]:
-    """Yield a table for the cases whose first figure is the same."""
     groups: dict[str, list[str]] = {}
     for case in result.scenario.cases:
         if names := result.figures(case):

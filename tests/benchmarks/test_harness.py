@@ -16,7 +16,6 @@ from tests.conftest import REPOSITORY
 
 
 def readings(*values: float) -> Case:
-    """A case that gives these in turn."""
     return ({"tasks/s": value} for value in values).__next__
 
 

@@ -162,7 +162,6 @@ class Reader(Typist):
                 Command().create_parser("manage.py", "runtaskpoller").parse_args(options)
 
     def type_toml(self, block: Block) -> None:
-        """Parse, and put it in force as a settings file."""
         assert set(tomllib.loads(block.text)) == {"queues"}, "Only settings files are in TOML here."
         file = self.folder / f"settings-{block.line}.toml"
         file.write_text(block.text)

@@ -161,7 +161,6 @@ def test_the_probes_and_labels_of_the_manifest_fit() -> None:
 
 
 def answers() -> dict[str, int]:
-    """Return what each query of the scaler says now, asked with the rights of the documented reader."""
     sql("SET LOCAL ROLE dbtaskqueue_reader")
     found = {trigger["name"]: sql(trigger["metadata"]["query"])[0][0] for trigger in SCALED["spec"]["triggers"]}
     sql("RESET ROLE")

@@ -36,7 +36,6 @@ def page(name: str) -> str:
 
 
 def table(text: str, heading: str) -> list[list[str]]:
-    """Return the rows of the first table after a heading, without its head."""
     after = f"\n{text}".split(f"\n{heading}\n", 1)[1]
     return [[cell.strip() for cell in found[1].split("|")] for found in ROW.finditer(after.split("\n## ", 1)[0])][2:]
 

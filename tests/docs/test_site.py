@@ -27,7 +27,6 @@ IMAGE = re.compile(r"!\[([^]]*)\]\([^)]*images/([^)]+)\)")
 
 
 def public_names() -> dict[str, list[str]]:
-    """Return the names in ``__all__`` of each module that has one."""
     found = {}
     for module in MODULES:
         for node in module.tree.body if "__all__" in module.text else ():

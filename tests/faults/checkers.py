@@ -120,7 +120,6 @@ class Evidence:
 
     @cached_property
     def starts(self) -> dict[tuple[int, int], Event]:
-        """When a processor began, by task and fence."""
         return {(event.values["task"], event.values["fence"]): event for event in self.of("start")}
 
     @cached_property

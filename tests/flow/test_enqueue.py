@@ -36,8 +36,6 @@ SECOND = timedelta(seconds=1)
 
 @pytest.fixture(params=["one", "many"])
 def replace(alias: str, request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Replace the task with a reference, by either call."""
-
     def call(reference: str, payload: Any, *, group: str | None = None, **options: Any) -> None:
         options = {"on_duplicate": "replace", "using": alias, **options}
         if request.param == "one":

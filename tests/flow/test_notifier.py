@@ -53,7 +53,6 @@ class WakeupRecorder:
         return heard
 
     def rest(self) -> list[str]:
-        """Return what was sent and not heard yet."""
         quiet()
         return self.hear(0)
 

@@ -26,7 +26,6 @@ def _fresh() -> Iterator[None]:
 
 
 def prepared(verb: str = "INSERT INTO") -> int:
-    """Return how many of our statements that begin so are prepared on this connection."""
     with connection.cursor() as cursor:
         like = f"{verb} %dbtaskqueue_task%"
         cursor.execute("SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE %s", [like])

@@ -20,8 +20,6 @@ BEGIN, END = datetime(2021, 1, 1, tzinfo=UTC), datetime(2027, 12, 31, tzinfo=UTC
 
 
 def offset_changes(zone: str) -> list[datetime]:
-    """Return the hours from 2021 to 2027 in which the zone's offset changes."""
-
     def changes(moments: Iterable[datetime]) -> list[datetime]:
         zoned = [moment.astimezone(ZoneInfo(zone)) for moment in moments]
         return [one.astimezone(UTC) for one, after in pairwise(zoned) if one.utcoffset() != after.utcoffset()]

@@ -136,7 +136,6 @@ class Protocol:
         return State(tasks, (Poller(True, (), ()),) * 2, (), (), self.size[-5:])
 
     def steps(self, state: State) -> Iterator[Step]:
-        """Yield what may happen next."""
         locked = self.locked(state)
         for who, poller in enumerate(state.pollers):
             if not poller.up:
@@ -156,7 +155,6 @@ class Protocol:
         yield from self.time(state)
 
     def locked(self, state: State) -> set[int]:
-        """Return the tasks whose rows are locked."""
         unlocked = "rescue" if self.variant == "rescue without lock" else ""
         return {change.task for change in state.open if change.verb != unlocked}
 

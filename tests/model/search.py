@@ -100,7 +100,6 @@ def renamed(about: tuple[Named, ...], new: dict[int, int]) -> tuple[Named, ...]:
 
 
 def way_to(protocol: Protocol, before: Before, last: State, broken: str) -> tuple[str, ...]:
-    """Return the steps that break a promise."""
     path = [last]
     while (earlier := before[canonical(path[-1], protocol.size.grouped)][2]) is not None:
         path.append(earlier)

@@ -30,5 +30,4 @@ def _site(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def op(admin_client: Client) -> Client:
-    """The browser of an operator who may do all."""
     return admin_client

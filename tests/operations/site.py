@@ -35,14 +35,12 @@ LINK = re.compile(r'(?:href|action|data-url|src)="([^"]+)"')
 
 
 def user(*codenames: str, name: str = "ada", staff: bool = False) -> User:
-    """Make a user with just these permissions."""
     made = User.objects.create_user(name, is_staff=staff)
     made.user_permissions.set(Permission.objects.filter(content_type__app_label="dbtaskqueue", codename__in=codenames))
     return made
 
 
 def client(*codenames: str, name: str = "ada", staff: bool = False) -> Client:
-    """Log a new user with just these permissions in."""
     return logged_in(user(*codenames, name=name, staff=staff))
 
 
@@ -71,7 +69,6 @@ def text(response: Any) -> str:
 
 
 def page(browser: Client, address: str, **query: str) -> str:
-    """Return what a person reads there."""
     return unescape(text(browser.get(address, query)))
 
 
@@ -107,7 +104,6 @@ def post(browser: Client, where: str, **given: Any) -> Any:
 def refused(
     words: str | None, call: Callable[..., Any], *given: Any, error: type[Exception] = TaskQueueError, **options: Any
 ) -> None:
-    """Try what is refused in these words."""
     with pytest.raises(error, match=words):
         call(*given, **options)
 
@@ -139,7 +135,6 @@ def sql(statement: str, parameters: Sequence[Any] | None = None, alias: str = "d
 
 
 def work(alias: str = "default") -> int:
-    """Carry out all bulk operations; return the number of turns."""
     turns = 0
     while bulk.turn(alias):
         turns += 1

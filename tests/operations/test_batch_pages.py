@@ -34,7 +34,6 @@ def take() -> Lease:
 
 
 def act(client: Client, verb: str, pk: int | None) -> None:
-    """Press the button, and say yes to the question."""
     given = {"action": verb, "_selected_action": pk, "origin": "page"}
     for answers in ({}, {"confirm": "1"}):
         text(client.post(LIST, {**given, **answers}, follow=True))

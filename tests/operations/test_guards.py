@@ -77,7 +77,6 @@ def sent(settings: Any, taskqueue_registry: None, caplog: Any) -> Iterator[Calla
 
 @pytest.fixture
 def made(sent: Callable[[], str]) -> dict[str, Any]:
-    """Return the ids of what holds the secret."""
     processor(QUEUE)(process)
     with batch("all"):
         tasks = {name: enqueue(QUEUE, name, HELD, context={"session": SECRET, "note": SAID}) for name in REFERENCES}
@@ -99,7 +98,6 @@ def made(sent: Callable[[], str]) -> dict[str, Any]:
 
 
 def answers(browser: Client, made: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what each road shows."""
     tasks = [*Task.objects.values_list("pk", flat=True)]
     pages = [f"{TASKS}{pk}/{name}/" for pk in tasks for name in ("change", "history")]
     searches = [f"{TASKS}?q={search}" for search in ("payload.plain:sh0wn", "error:refused")]

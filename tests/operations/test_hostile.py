@@ -76,8 +76,6 @@ def browser(settings: Any) -> Client:
 
 
 def parts_of(address: str, data: st.DataObject) -> str:
-    """Fill the parts of a route with hostile values."""
-
     def fill(found: re.Match[str]) -> str:
         if found[1] == "int":
             return data.draw(st.sampled_from(["0", "1", "7", "9" * 25]))

@@ -148,7 +148,6 @@ def questions(rows: list[tuple[models.Model, str]]) -> Iterator[tuple[str, str]]
 
 
 def fault_of(browser: Client, question: str) -> str:
-    """Ask; return what went wrong, or nothing."""
     try:
         if question.startswith("/"):
             answer = browser.get(question)

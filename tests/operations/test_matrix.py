@@ -415,7 +415,6 @@ def make_user(name: str, verb: Verb) -> User:
 
 
 def answer_of(road: Road, user: User, verb: str, tasks: list[Task]) -> str:
-    """Return what a refusal says, whatever the road."""
     try:
         answer = road.use(user, verb, tasks)
     except PermissionDenied as error:

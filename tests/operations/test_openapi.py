@@ -136,7 +136,6 @@ def test_what_is_not_there_answers_json(ada: Client, parts: dict[str, Any]) -> N
 
 
 def address_of(route: Any, parts: dict[str, Any]) -> str:
-    """Return where the route is, for what stands in its address."""
     address = route.path
     for part, value in parts.items():
         address = re.sub(rf"<\w+:{part}>", str(value_of(value, route.name)), address)
@@ -181,7 +180,6 @@ def test_lists_go_on_where_the_page_ends(ada: Client, parts: dict[str, Any]) -> 
 
 
 def with_token(**facts: Any) -> Client:
-    """Return the client of a token of ada's."""
     secret = f"secret-{ApiToken.objects.count()}"
     digest = hashlib.sha256(secret.encode()).hexdigest()
     owner = User.objects.get(username="ada")

@@ -36,7 +36,6 @@ def _queues(settings: Any) -> None:
 
 
 def scraped(text: str) -> Samples:
-    """Return the value of each of our samples by its name and the values of its labels."""
     found: Samples = {}
     for family in parsed(text):
         for sample in family.samples if family.name.startswith("dbtaskqueue_") else ():  # not the process's own

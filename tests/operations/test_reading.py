@@ -140,7 +140,6 @@ def test_the_page_of_a_queue_compares_its_payload_types(op: Client) -> None:
 
 
 def calls_of(client: Client) -> int:
-    """Return how many Python functions one request for the list calls."""
     profile = Profile(builtins=False)
     text(profile.runcall(client.get, TASKS))
     return sum(function.callcount for function in profile.getstats())

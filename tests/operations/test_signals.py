@@ -37,7 +37,6 @@ def task() -> Task:
 
 
 def fields_of(page: str) -> dict[str, str]:
-    """Return what the browser posts for a click on the button of the form."""
     form = re.search(r'<form[^>]*id="dbtq-signal".*?</form>', page, re.S)
     assert form is not None, "the page has no form for the signal"
     return {**dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', form[0])), "data": "", "reason": ""}

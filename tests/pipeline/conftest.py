@@ -71,7 +71,6 @@ def own(pg: Database, settings: Any) -> Database:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a lake, which is not made yet."""
     return tmp_path / "lake"
 
 
@@ -84,7 +83,6 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """A new bucket, which the environment leads to."""
     found = Bucket(s3_server, f"b-{uuid.uuid4().hex}")
     for name, value in found.env.items():
         monkeypatch.setenv(name, value)

@@ -52,6 +52,5 @@ class ThisProcess:
 
 
 def read(reader: TaskReader, *parts: datasource.InputPartition) -> pa.Table:
-    """Return the rows of these slices, or of all, as tasks of Spark read them."""
     batches = [batch for part in parts or reader.partitions() for batch in reader.read(part)]
     return pa.Table.from_batches(batches, arrow_schema(reader.selection.schema))

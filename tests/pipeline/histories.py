@@ -25,7 +25,6 @@ def office(first: datetime, days: int) -> dict[datetime, int]:
 
 
 def times(created: datetime, *, waited: float = 1, ran: float) -> dict[str, datetime]:
-    """Return the times of a task that was taken and ended so many seconds later."""
     started = created + timedelta(seconds=waited)
     return {"create_time": created, "start_time": started, "finish_time": started + timedelta(seconds=ran)}
 

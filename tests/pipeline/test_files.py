@@ -29,7 +29,6 @@ HOSTILE = settings(max_examples=50, suppress_health_check=[HealthCheck.function_
 
 
 def loaded(path: Path, **options: str) -> tuple[list[Any], list[Reject]]:
-    """Return the payloads of ``payload=*``, and the rejects."""
     payloads: list[Any] = []
     rejects: list[Reject] = []
     files = Files.of([str(path)], None, options)

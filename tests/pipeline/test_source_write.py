@@ -45,14 +45,12 @@ SAME = (
 
 
 def frame(*batches: list[dict[str, Any]]) -> Any:
-    """Return rows with the columns that any of them has, as a DataFrame of so many partitions."""
     names = {name for batch in batches for row in batch for name in row}
     schema = pa.schema([(name, kind) for name, kind in COLUMNS.items() if name in names])
     return ThisProcess([pa.RecordBatch.from_pylist(batch, schema) for batch in batches])
 
 
 def in_json(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the items with payload and context as text."""
     names = ("payload", "context")
     return [item | {name: json.dumps(item[name]) for name in names if item.get(name) is not None} for item in items]
 

@@ -52,7 +52,6 @@ class Site:
             return poller
 
     def drain(self, **options: Any) -> testing.DrainReport:
-        """Run what is due on this thread."""
         return testing.drain(QUEUE, using=self.alias, **options)
 
     def task(self, task: Any) -> Task:
@@ -63,14 +62,12 @@ class Site:
         return Task.objects.using(self.alias).filter(queue=QUEUE, **selection)
 
     def values(self, *columns: str) -> list[Any]:
-        """Return columns of all tasks, in the order in which they were enqueued."""
         return list(self.tasks().order_by("pk").values_list(*columns, flat=len(columns) == 1))
 
     def until(self, task: Task, status: str = "COMPLETED") -> None:
         until(lambda: self.task(task).status == status)
 
     def attempts(self, task: Task) -> list[Attempt]:
-        """Return the failed attempts of a task, the first one first."""
         return list(Attempt.objects.using(self.alias).filter(task_id=task.pk).order_by("total_attempt"))
 
     def book(self, reference: Any) -> int:

@@ -63,7 +63,6 @@ def no_call(call: Call) -> Any:
 
 
 def with_process(call: Call) -> Call:
-    """Add the process in which it runs."""
     return lambda task: [os.getpid(), call(task)]
 
 

@@ -32,8 +32,6 @@ def use(settings: Any, *names: str) -> None:
 
 
 def middleware(run: Callable[[Call, Any], Any]) -> Callable[[Call], Call]:
-    """Make a factory of a function, under its name."""
-
     @wraps(run)
     def factory(call: Call) -> Call:
         return lambda task: run(call, task)

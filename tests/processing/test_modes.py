@@ -286,8 +286,6 @@ def enqueue_batch(site: Site, number: int) -> None:
 
 
 def register(work: Callable[[list[Lease]], Any], *, is_async: bool = False, batch: int = 10, **options: Any) -> None:
-    """Register a function as it is, or as a coroutine function."""
-
     async def process(tasks: list[Lease]) -> Any:
         return work(tasks)
 

@@ -49,7 +49,6 @@ def test_an_outcome_checks_its_arguments_when_it_is_made() -> None:
 
 
 def altered(outcome: Any, **values: Any) -> Any:
-    """Return an outcome that was changed after its arguments were checked."""
     for name, value in values.items():
         object.__setattr__(outcome, name, value)
     return outcome

@@ -56,7 +56,6 @@ def waiter() -> Iterator[Waiter]:
 
 
 def got(future: Future[Lease | None]) -> int:
-    """Return the id of the task that a waiter got in time."""
     task = future.result(SOON)
     assert task is not None
     return task.id

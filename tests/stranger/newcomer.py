@@ -24,7 +24,6 @@ class Newcomer(Typist):
         self.while_running: dict[str, Callable[[str], None]] = {}  # and while a server runs, given its address
 
     def read(self, page: Path, *, after: str = "", until: str = "") -> None:
-        """Type every block of a page, or those between two headings."""
         lines = page.read_text().splitlines()
         first = lines.index(after) if after else 0
         last = lines.index(until) if until else len(lines)

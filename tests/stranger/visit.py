@@ -145,7 +145,6 @@ class Browser:
 
 
 def visit_pages(name: str, user: User | None) -> None:
-    """Open every address of the admin for our models, and every page of them that those pages lead to."""
     browser, waiting, static, opened = Browser(name, user), dict.fromkeys(admin_addresses()), set[str](), 0
     seen, most = [], len(waiting) + 60
     while len(seen) < min(most, len(waiting)):  # which grows, and keeps its order
@@ -228,7 +227,6 @@ def visit_api(name: str, user: User | None) -> None:
 
 
 def api_addresses() -> Iterator[str]:
-    """Yield the addresses of every route, for each verb where it has one."""
     _, routes = get_resolver().namespace_dict.get(API, ("", None))
     for route in {name for name in routes.reverse_dict if isinstance(name, str)} if routes else ():
         params = routes.reverse_dict.getlist(route)[0][0][0][1]
@@ -243,7 +241,6 @@ def option(key: str, value: object) -> list[str]:
 
 
 def run_commands() -> None:
-    """Run every subcommand of ``taskqueue``, as text and as JSON, and the commands without arguments."""
     parser = load_command_class("django_dbtaskqueue", "taskqueue").create_parser("manage.py", "taskqueue")
     (subparsers,) = [action for action in parser._actions if action.dest == "command"]
     cases = dict(COMMANDS)

@@ -16,7 +16,6 @@ HERE = Path(__file__).parent
 
 
 def main() -> int:
-    """Return 0 if both checkers accept the program."""
     failed = 0
     with tempfile.TemporaryDirectory() as cache:
         # The cache of a checkout may be in use by a mypy of its own, as it is in .ci/run; two of them break it.

@@ -59,7 +59,6 @@ class Site:
             return cursor.fetchall() if cursor.description else []
 
     def start(self, release: Release, *command: str) -> Started:
-        """Start a program of the project; it ends at the latest with the site."""
         log = self.folder / f"{release.name}-{len(self.programs)}.log"
         self.programs.append(Started([str(release.python), *command], release.env(self.url), self.folder, log))
         return self.programs[-1]
