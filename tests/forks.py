@@ -158,8 +158,6 @@ class Fork(Program):
 
 
 # -- in the server ----------------------------------------------------------------------------------------------------
-
-
 def serve() -> None:
     """Answer requests; in a fork, run its command to the end of the process."""
     import django

@@ -158,7 +158,6 @@ def test_public_things_say_what_they_promise() -> None:
 
 
 # -- only the flow writes ``status``; only statements and edges say which may follow which -----------------------------
-
 WRITING = re.compile(r"(UPDATE|INSERT INTO)\s+\W*(dbtaskqueue_task\b|\{[^}]*task[^}]*\})", re.IGNORECASE)
 CALLS = ("update", "create", "update_or_create", "get_or_create", "aupdate", "acreate", "bulk_create")
 
@@ -205,7 +204,6 @@ def test_edges_name_each_verb_once_and_leave_no_status_without_a_way_in_and_out(
 
 
 # -- rows are data: only the listed modules unpickle, evaluate or import by name, and each has a reason ----------------
-
 CODE_BEARING = {"pickle", "cloudpickle", "dill", "marshal", "shelve", "yaml", "jsonpickle"}
 LOADING = {"eval", "exec", "__import__", "import_string", "import_module", "imported", "resolve_name"}
 MAY_LOAD = {
@@ -242,7 +240,6 @@ def test_only_listed_modules_turn_data_into_code() -> None:
 
 
 # -- a loop with a transaction for each row lets a row that raises rest, and goes on with its neighbours: ``Pauses`` ---
-
 OPENS, ISOLATES = {"atomic"}, {"around", "apart"}
 MAY_STOP = {
     "flow.batches": "an operator's act on one batch: the error is the answer",

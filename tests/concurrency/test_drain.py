@@ -73,8 +73,6 @@ def test_a_stricter_isolation_costs_no_task(settings: Any, started: list[int], l
 
 
 # -- everything that writes many rows at once, at once: nobody waits in a circle, and no rule is broken ----------------
-
-
 TASKS, ROUNDS = 300, 60
 NO_TIME = timedelta(0)
 

@@ -64,7 +64,6 @@ def test_a_reference_being_inserted_is_waited_for(parcels: None, end: str, on_du
 
 
 # -- a full queue: who waits for room gets it as soon as there is some, and not for ever -------------------------------
-
 LONG = timedelta(seconds=2 * PATIENCE)
 
 

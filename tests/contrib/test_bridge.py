@@ -89,8 +89,6 @@ def is_refused(body: bytes, headers: dict[str, str], path: str = PATH) -> bool:
 
 
 # -- S8: forgery -------------------------------------------------------------------------------------------------------
-
-
 def test_no_changed_byte_is_genuine(site: Callable[..., None]) -> None:
     body = body_of()
     genuine = signed(body)
@@ -143,8 +141,6 @@ def test_a_message_to_a_peer_cannot_be_sent_back_to_its_sender(site: Callable[..
 
 
 # -- S9: replay --------------------------------------------------------------------------------------------------------
-
-
 def test_a_message_is_valid_for_five_minutes(site: Callable[..., None]) -> None:
     for age in [310, -310]:
         body = body_of()
@@ -186,8 +182,6 @@ def test_a_resend_is_known_when_the_task_is_done_deleted_and_forgotten(site: Cal
 
 
 # -- S10: addresses ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def outbox(db: None, settings: Any, taskqueue_registry: None) -> Callable[..., Any]:
     """Call it with an address to send one task there; it returns what drain reports."""
@@ -348,8 +342,6 @@ def test_only_a_signed_answer_to_this_message_ends_a_task(outbox: Callable[..., 
 
 
 # -- S11: what a peer may do -------------------------------------------------------------------------------------------
-
-
 def test_a_peer_sets_no_more_than_a_task_s_content(site: Callable[..., None]) -> None:
     def status(text: str | None = "1", **changes: Any) -> int:
         return int(post(body_of(text, **changes)).status_code)

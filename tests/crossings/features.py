@@ -50,8 +50,6 @@ def register() -> None:
 
 
 # -- what is enqueued --------------------------------------------------------------------------------------------------
-
-
 def fill(queue: str, references: Iterable[str], **options: Any) -> Any:
     """Enqueue tasks; return the last one."""
     return [enqueue(queue, reference, **options) for reference in references][-1]
@@ -87,8 +85,6 @@ def fill_ttl(queue: str) -> None:
 
 
 # -- what is found -----------------------------------------------------------------------------------------------------
-
-
 def tasks(queue: str) -> list[Any]:
     """Return the tasks of all databases, in the order in which they were enqueued."""
     found = [model_for(queue)._base_manager.using(alias).filter(queue=queue) for alias in aliases_of(queue)]
@@ -147,8 +143,6 @@ def where(queue: str) -> str:
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
-
-
 class Differs(NamedTuple):
     """What a road makes of a feature instead, and why."""
 

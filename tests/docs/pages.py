@@ -113,7 +113,6 @@ class Reader(Typist):
         return (self.folder / "manage.py").exists()
 
     # -- languages ---------------------------------------------------------------------------------------------------
-
     def type_yaml(self, block: Block) -> None:
         yaml.safe_load(block.text)
 
@@ -169,7 +168,6 @@ class Reader(Typist):
         assert conf.settings().queues
 
     # -- command lines -----------------------------------------------------------------------------------------------
-
     def command(self, words: list[str]) -> str:
         program, rest = words[0], words[1:]
         if program == "pip":

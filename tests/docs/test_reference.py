@@ -119,7 +119,6 @@ def test_the_words_written_by_hand_only_become_fewer() -> None:
 
 
 # -- files about observability name what the code exports, and their own tools accept them -----------------------------
-
 DASHBOARD, ALERTS = DOCS / "files/grafana-dashboard.json", DOCS / "files/prometheus-alerts.yaml"
 NAME = re.compile(r"\bdbtaskqueue_\w+")
 SUFFIXES = {"histogram": ("_bucket", "_count", "_sum")}
@@ -176,7 +175,6 @@ def lost(written: object, read: object, place: str = "") -> list[str]:
 
 
 # -- what a contributor reads: threats name their tests, files exist, the hosted CI tries what is promised -------------
-
 COMMUNITY = REPOSITORY / ".github"
 
 

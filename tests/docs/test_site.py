@@ -80,7 +80,6 @@ def test_the_site_is_built_without_a_warning_and_shows_every_public_name(tmp_pat
 
 
 # -- each public name is explained on a page, and an executed example uses it ------------------------------------------
-
 EXPLAINING = [page for page in PAGES if page.name != "stability.md"]  # which lists names and explains none
 IN_BACKTICKS = re.compile(r"`[^`\n]+`")
 # Names that no example can use in a sensible way, and the page that explains each.

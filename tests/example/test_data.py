@@ -104,7 +104,6 @@ def run(*arguments: str) -> str:
 
 
 # -- the desk's rules: a table of cases --------------------------------------------------------------------------------
-
 MILES_1500_KM, MILES_3500_KM = 932, 2175  # the last whole miles within 1,500 and 3,500 km
 
 

@@ -126,8 +126,6 @@ def test_the_next_due_of_each_queue_that_has_one() -> None:
 
 
 # -- the scan cursor of a queue: a task behind the watermarks is taken at once, one before them soon -------------------
-
-
 def take_one(cursor: ScanCursor, limit: int = 10, session: Session | None = None) -> list[int]:
     session = session or Session.on("default")
     share = QueueShare(cursor, limit, port=SettlePort("default", Task))

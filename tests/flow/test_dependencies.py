@@ -225,8 +225,6 @@ def test_an_end_that_cannot_be_told_delays_no_other(alias: str, put: Callable[..
 
 
 # -- the end of a task that something waits for is told once, by whatever ended it -------------------------------------
-
-
 @pytest.fixture
 def told() -> Any:
     names: list[str] = []

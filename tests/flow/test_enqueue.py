@@ -328,8 +328,6 @@ def test_a_queue_has_a_default_priority_that_an_operator_may_change(alias: str, 
 
 
 # -- whatever the arguments are: the task can be run, or words refuse it -----------------------------------------------
-
-
 FAR = timezone.get_fixed_timezone(14 * 60), timezone.get_fixed_timezone(-14 * 60)
 
 

@@ -202,8 +202,6 @@ def test_the_async_twins_keep_the_same_promises(alias: str) -> None:
 
 
 # -- on their way into statements: columns where items are alike, rows where not, and never too much at once -----------
-
-
 def shares(items: Any) -> list[Batch]:
     chunks = Chunks("parcels", items, queue_settings("parcels", "default"), ["default"], None)
     return [share for one in chunks for share in one.values()]

@@ -351,8 +351,6 @@ def test_calls_that_inserted_nothing_are_counted() -> None:
 
 
 # -- unique_over="history": a reference stays taken when its task has left the table -----------------------------------
-
-
 def test_a_reference_stays_taken_when_its_task_is_gone(alias: str) -> None:
     for name in ("once", "delete"):
         enqueue(name, "r1", using=alias)

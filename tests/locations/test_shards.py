@@ -71,8 +71,6 @@ def test_inside_a_transaction_on_the_shard_there_is_no_fail_over(settings: Any) 
 
 
 # -- taskqueue shards move: waiting tasks change their database once, wherever the command is killed -------------------
-
-
 def move(*arguments: str) -> Any:
     return data("shards", "move", "spread", *arguments, "--yes")
 

@@ -159,7 +159,6 @@ class Protocol:
         return {change.task for change in state.open if change.verb != unlocked}
 
     # -- what pollers do ---------------------------------------------------------------------------------------------
-
     def checkouts(self, state: State, who: int, locked: set[int]) -> Iterator[Step]:
         """``flow.checkout``: take a task that is due, past locked rows. This charges the attempt."""
         if sum(job.known in (RUNNING, SENT) for job in state.pollers[who].jobs) >= self.size.slots:
@@ -252,7 +251,6 @@ class Protocol:
                 yield label, self.with_head(state, who, change), False
 
     # -- transactions ------------------------------------------------------------------------------------------------
-
     def change(self, state: State, who: int, change: Change, *, is_fault: bool = False) -> Iterator[Step]:
         """Change a row: at once, or in a transaction that begins with the lock on its group."""
         if change.task >= self.size.grouped:
@@ -322,7 +320,6 @@ class Protocol:
         return State(rows, state.pollers, state.others, names, state.faults)
 
     # -- what others do ----------------------------------------------------------------------------------------------
-
     def time(self, state: State) -> Iterator[Step]:
         """A lease ends that no poller renews."""
         for task, row in enumerate(state.tasks):
@@ -360,7 +357,6 @@ class Protocol:
                 yield from self.change(spent(state, CANCEL), OPERATOR, Change("cancel", task, 0, poison), is_fault=True)
 
     # -- what must be so in each state -------------------------------------------------------------------------------
-
     def broken(self, state: State) -> str:
         """Return the promise that a state breaks, or nothing."""
         running = [task for task, row in enumerate(state.tasks) if row.status == PROCESSING]
@@ -399,8 +395,6 @@ class Protocol:
 
 
 # -- states ----------------------------------------------------------------------------------------------------------
-
-
 def rank(task: int, row: Task) -> tuple[bool, bool, int]:
     return (row.status != PROCESSING, not (row.ready and row.attempt), task)
 

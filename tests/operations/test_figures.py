@@ -166,7 +166,6 @@ def test_building_is_refused_where_it_would_harm_or_cannot_work() -> None:
 
 
 # -- a question has a time limit, on each kind of database, and leaves the connection as it was ------------------------
-
 SOON = timedelta(seconds=10)
 FOR_EVER = {
     "default": "SELECT pg_sleep(600)",

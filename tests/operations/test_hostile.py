@@ -188,7 +188,6 @@ def test_the_audit_names_the_account_of_the_process_and_not_what_the_environment
 
 
 # -- each setting that operators change, down every road: it works, or is refused by its name --------------------------
-
 NUMBERS: list[Any] = [10**400, float("nan"), float("inf"), 2**63, -1, "9" * 5000, f"{'9' * 400}/s"]
 NAMED = [name for name in QUEUE_KEYS if name not in FIXED_SETTINGS]
 SETTINGS = [*product(NAMED, [*NUMBERS, "", True, "geometric:1s,x1e999", [[]]])]

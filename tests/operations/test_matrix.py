@@ -47,7 +47,6 @@ GIVEN: dict[str, dict[str, Any]] = {
 }
 
 # -- what is expected --------------------------------------------------------------------------------------------------
-
 GONE, NO_CHANGE = None, "as it was"
 # Each verb: the statuses that it changes, and where they lead. It leaves tasks of another status as they are.
 TARGETS: dict[str, dict[Any, str | None]] = {
@@ -104,7 +103,6 @@ EFFECTS: dict[str, Callable[[], bool]] = {
 
 
 # -- the roads ---------------------------------------------------------------------------------------------------------
-
 Use = Callable[[Any, str, list[Task]], Any]
 
 
@@ -279,8 +277,6 @@ def make_one(status: str, alias: str = "default", **columns: Any) -> Task:
 
 
 # -- what a verb does to a status --------------------------------------------------------------------------------------
-
-
 def became(before: dict[str, Any], task: Task | None, verb: str) -> str | None:
     """Return the status that a task has now, or what else there is to say of it."""
     if task is None:
@@ -364,8 +360,6 @@ def test_every_verb_has_a_line_in_the_tables_a_road_and_a_permission_of_its_own(
 
 
 # -- who may -----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Role:
     """Who tries: which permissions, and where they suffice."""

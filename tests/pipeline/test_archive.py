@@ -248,8 +248,6 @@ def test_a_table_of_one_s_own_is_archived(own: Database, folder: Path) -> None:
 
 
 # -- killed at any step, and random histories: hot + history + archive + deleted conserve ------------------------------
-
-
 STEPS = ("export", "verify", "delete", "publish", "close")
 
 

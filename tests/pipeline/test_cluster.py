@@ -156,8 +156,6 @@ def test_the_master_of_spark_s_own_settings_is_kept(tmp_path: Path, monkeypatch:
 
 
 # -- ``runtaskpoller --executor spark`` on this machine ----------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_every_task_runs_and_settles_on_a_worker(postgres_process_database: ProcessDatabase, tmp_path: Path) -> None:
     marks = tmp_path / "marks"

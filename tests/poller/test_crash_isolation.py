@@ -87,8 +87,6 @@ def test_a_task_that_was_reenqueued_before_its_process_died_is_isolated() -> Non
 
 
 # -- the processes of those that another process can run ---------------------------------------------------------------
-
-
 class Isolated(IsolatedExecutor):
     def __init__(self) -> None:
         self.ends = list[Done]()

@@ -223,7 +223,6 @@ def test_an_idle_poller_needs_little_of_the_processor(start: Start) -> None:
 
 
 # -- a coroutine that blocks the event loop: its poller takes no more for it, gives back the rest, and says so ---------
-
 TASKS = 6
 
 
@@ -265,8 +264,6 @@ def test_an_answer_that_comes_while_the_loop_is_asked_counts(monkeypatch: pytest
 
 
 # -- a rolling release: pollers whose code lacks a payload type run beside one that has it -----------------------------
-
-
 def test_tasks_of_a_new_type_start_at_once_beside_old_pollers(postgres_process_database: Any, caplog: Any) -> None:
     """Two pollers are of the old release, and one of the new one, which alone has a processor for orders."""
     assert not registry.payload_types("work")

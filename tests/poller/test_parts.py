@@ -106,7 +106,6 @@ def test_a_job_that_fails_is_tried_again_after_a_pause() -> None:
 
 
 # -- when wake-ups lead to a look into the table, also when somebody sends them without end: every role may NOTIFY -----
-
 FLOOD = 100
 
 

@@ -104,8 +104,6 @@ def test_enqueue_notices_the_pooler_by_itself(settings: Any) -> None:
 
 
 # -- Django's pool may be smaller than a poller would like: what nobody uses goes back to it ---------------------------
-
-
 @pytest.mark.parametrize(
     ("pool", "warned"),
     [({"max_size": 6}, True), (True, True), ({"min_size": 9}, False), ({"max_size": 7}, False), (False, False)],

@@ -120,8 +120,6 @@ def test_each_command_says_in_a_sentence_that_postgresql_is_not_migrated(unmigra
 
 
 # -- which queues, and how often: the words of --queue and --exclude ---------------------------------------------------
-
-
 def test_what_they_mean_also_if_a_name_has_a_colon(taskqueue_registry: None) -> None:
     for texts, excluded, wanted in (
         (["work"], [], {"work": 1}),

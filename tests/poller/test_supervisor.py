@@ -87,7 +87,6 @@ def test_exit_codes_in_words() -> None:
 
 
 # -- the supervisor alone, over small programs -----------------------------------------------------------------------
-
 HEARTBEAT_CODE = 'os.write(int(sys.argv[-1]), b"{}\\n")'
 SILENCE = timedelta(hours=1)
 

@@ -122,8 +122,6 @@ def listening(*listeners: signals.Listener) -> Iterator[None]:
 
 
 # -- executors, and processors that another process finds --------------------------------------------------------------
-
-
 class Inline:
     slots = 3
 

@@ -211,8 +211,6 @@ def test_which_delay_counts(site: Site, settings: Any, given: Any, options: Any,
 
 
 # -- what a processor returns is stored as it is, or the attempt fails with the reason ---------------------------------
-
-
 async def work(task: Lease) -> int:
     await asyncio.sleep(0)
     return 7

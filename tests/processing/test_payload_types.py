@@ -225,8 +225,6 @@ def test_a_limit_or_a_size_of_batches_that_is_none_is_refused() -> None:
 
 
 # -- two classes of one name -------------------------------------------------------------------------------------------
-
-
 def of_another_module(cls: Any, **members: Any) -> Any:
     """Return a class with the name and the fields of ``cls``, as another module of the project may have one."""
     fields = get_type_hints(cls)

@@ -203,8 +203,6 @@ def test_steps_and_signals_in_a_table_with_names_of_its_own(site: Site, settings
 
 
 # -- no lost wake-up: real transactions -------------------------------------------------------------------------------
-
-
 def wait_and(meanwhile: Callable[[Lease], Any], timeout: timedelta | None = None) -> Callable[[Lease], Any]:
     """A processor that waits; in its first call something happens after it has looked, and before its settle."""
     calls: list[int] = []

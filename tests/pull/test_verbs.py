@@ -105,8 +105,6 @@ def test_a_task_of_another_queue_is_refused(mail: QueueHandle) -> None:
 
 
 # -- tokens: who holds one may ack, release and touch, on any connection and in any process --------------------------
-
-
 def test_after_a_reconnect_the_token_is_as_good_as_the_lease(mail: QueueHandle) -> None:
     held = taken(mail, {"to": "ada"}, "r", context={"trace": "1"})
     token = mail.token(held)
@@ -264,8 +262,6 @@ def test_a_queue_with_shards_is_pulled_from_all_of_them(settings: Any) -> None:
 
 
 # -- time to live: how long after it is due a task may be started. What moves the due time moves its end, too ----------
-
-
 TTL = timedelta(minutes=10)
 
 

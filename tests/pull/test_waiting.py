@@ -243,8 +243,6 @@ def test_nobody_listens_any_more_when_nobody_waits(postgres_process_database: Pr
 
 
 # -- from one group of a queue, in its order, under the same fence, by an index ----------------------------------------
-
-
 def test_only_its_tasks_are_taken_in_order_and_one_at_a_time(mail: QueueHandle, waiter: Waiter) -> None:
     mail.put(reference="free")
     for reference in ("a1", "b1", "a2", "b2"):

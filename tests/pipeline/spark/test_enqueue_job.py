@@ -146,7 +146,6 @@ def test_the_format_is_in_the_name() -> None:
 
 
 # -- files: payloads as they were written, rejects with line, column and value, and an honest dry run ------------------
-
 LINES = ['{"a": 1, "n": {"z": 1.50}}', '{"a": "x"}', '{"a": 2.5, "n": [1]}', '{"a": %s}' % ("1" * 43), '{"b": null}']
 
 
