@@ -285,12 +285,6 @@ UNREADABLE: list[tuple[Any, Any, str, str]] = [
 ]
 
 
-def test_decoding_names_path_expectation_and_value() -> None:
-    for cls, plain, path, reason in UNREADABLE:
-        error = refusal(codecs.decode, cls, plain)
-        assert (error.path, reason in error.reason, len(error.reason) < 400) == (path, True, True), error
-
-
 Heliport = make_dataclass("Heliport", [("pads", int, 1)], bases=(Airport,), frozen=True)
 UNWRITABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"origin": Heliport("x")}, "origin", "expected Airport, got"),  # it would come back as the base
@@ -307,7 +301,10 @@ UNWRITABLE: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_encoding_refuses_what_could_not_be_read_back() -> None:
+def test_decoding_and_encoding_name_path_expectation_and_value() -> None:
+    for cls, plain, path, reason in UNREADABLE:
+        error = refusal(codecs.decode, cls, plain)
+        assert (error.path, reason in error.reason, len(error.reason) < 400) == (path, True, True), error
     for changes, path, reason in UNWRITABLE:
         error = refusal(codecs.encode, Claim(**changes))
         assert (error.path, reason in error.reason) == (path, True), error
@@ -398,16 +395,13 @@ class Booking:
 FLIGHT = Flight(flightNumber=1545, day=dt.date(2013, 1, 1), delay=dt.timedelta(minutes=2), tags={"a"})
 
 
-def test_pydantic_models_come_back_equal() -> None:
+def test_pydantic_models_come_back_equal_and_refusals_are_payload_errors() -> None:
     strict = Strict(when=dt.datetime(2013, 1, 1), pair=(1, 2))
     for value in (FLIGHT, strict, Codes([1]), Booking(FLIGHT, Codes([2])), Booking(FLIGHT)):
         name, plain = codecs.encode(value)
         assert name == f"{__name__}.{type(value).__name__}"
         back = codecs.decode(type(value), json.loads(json.dumps(plain)))
         assert (type(back), back) == (type(value), value)
-
-
-def test_pydantic_refusals_are_payload_errors() -> None:
     assert "valid integer" in refusal(codecs.decode, Flight, {"number": "x", "day": "2013-01-01"}).reason
     unchecked = Flight.model_construct(number="x", day=dt.date(2013, 1, 1))
     assert "expected Flight" in refusal(codecs.encode, unchecked).reason

@@ -26,13 +26,10 @@ READERS: dict[str, Callable[[str], timedelta | None]] = {
 }
 
 
-def test_every_reader_reads_every_form() -> None:
+def test_every_reader_reads_every_form_and_without_a_unit_seconds_or_a_clock() -> None:
     for text in ("90s", "1m30s", "1M 30S", "1.5 m", "PT1M30S", "pt90s", "90000ms"):
         for reader in READERS:
             assert READERS[reader](text) == MINUTE_AND_A_HALF
-
-
-def test_text_without_a_unit_is_seconds_or_a_clock() -> None:
     for reader in ("settings, overrides, API", "retry policy", "command line", "pipeline"):
         for text in ("90", "00:01:30", "1:30"):
             assert READERS[reader](text) == MINUTE_AND_A_HALF

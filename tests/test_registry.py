@@ -92,13 +92,10 @@ def test_a_second_processor_is_refused_and_both_are_named() -> None:
         assert words in str(refused.value)
 
 
-def test_a_payload_class_that_has_no_json_form_is_refused_with_its_field() -> None:
+def test_a_refused_registration_names_the_fault_and_leaves_nothing_behind() -> None:
     odd = make_dataclass("Odd", [("to", str), ("thing", threading.Thread)])
     with pytest.raises(PayloadError, match=r"Odd\.thing"):
         registry.register("letters", write, payload=odd)
-
-
-def test_a_refused_registration_leaves_nothing_behind() -> None:
     before = registry.snapshot()
     for options in ({"mode": "nuclear"}, {"max_attempts": 0}, {"batch": 0}, {"lease": "soon"}):
         with pytest.raises(ImproperlyConfigured, match=r"@processor\('ghosts'\)"):

@@ -33,9 +33,6 @@ def test_exact_schedules() -> None:
         (Staged((2, s(0)), (4, s(60)), jitter=0), [0, 0, 60, 60, None, None]),
     ]:
         assert schedule(policy) == schedule(policy) == seconds
-
-
-def test_the_default_doubles_from_ten_seconds_up_to_an_hour() -> None:
     assert [retry.DEFAULT.delay(attempt) for attempt in (1, 2, 9, 10, 100)] == [s(10), s(20), s(2560), s(3600), s(3600)]
 
 
@@ -170,27 +167,21 @@ class Late(TimeoutError):
     pass
 
 
-def test_the_most_specific_exception_class_wins() -> None:
+def test_the_most_specific_exception_class_wins_and_without_one_the_default_decides() -> None:
     policy = {TimeoutError: Fixed(s(1), jitter=0), OSError: Fixed(s(2), jitter=0), KeyError: None}
     policy |= {LookupError: "fixed:3s,jitter=0", Exception: Fixed(s(4), jitter=0)}
     errors = [Late(), TimeoutError(), ConnectionError(), KeyError(), IndexError(), ValueError(), SystemExit(), None]
     for error, seconds in zip(errors, (1, 1, 2, None, 3, 4, 4, 4), strict=True):
         expected = None if seconds is None else s(seconds)
         assert retry.normalise(policy)(1, error) == retry.next_delay(policy, 1, error) == expected
-
-
-def test_without_an_entry_for_exception_the_default_policy_decides() -> None:
     assert s(7) <= retry.normalise({KeyError: None})(1, ValueError()) <= s(13)
     assert retry.normalise({Exception: None})(1, ValueError()) is None
 
 
-def test_normalise_passes_policies_and_functions_through() -> None:
+def test_normalise_passes_policies_and_functions_through_and_refuses_the_rest() -> None:
     for policy in (Fixed(s(1)), giving(None)):
         assert retry.normalise(policy) is policy
     assert retry.normalise(None) is retry.DEFAULT and retry.normalise("fixed:1s") == Fixed(s(1))
-
-
-def test_normalise_refuses_what_is_no_policy() -> None:
     for wrong in (10, s(10), [Fixed(s(1))], Fixed, object(), {"KeyError": None}, {int: None}):
         with pytest.raises(TypeError, match=r"not a retry policy|exception classes as keys"):
             retry.normalise(wrong)

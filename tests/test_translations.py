@@ -74,7 +74,7 @@ def test_every_text_of_the_sources_is_translated(catalogue: polib.POFile) -> Non
     assert len(marked()) > 500 and sum(bool(plural) for _one, plural in marked()) > 20
 
 
-def test_no_entry_is_empty_or_in_doubt(catalogue: polib.POFile) -> None:
+def test_no_entry_is_empty_or_in_doubt_and_placeholders_are_those_of_the_source(catalogue: polib.POFile) -> None:
     forms = int(re.findall(r"nplurals=(\d)", catalogue.metadata["Plural-Forms"])[0])
     for entry in catalogue:
         assert not entry.fuzzy, entry.msgid
@@ -84,9 +84,6 @@ def test_no_entry_is_empty_or_in_doubt(catalogue: polib.POFile) -> None:
             assert (text[0].isspace(), text[-1].isspace()) == (False, False), entry.msgid
     same = [entry.msgid for entry in catalogue if set(texts(entry)) == {entry.msgid}]
     assert len(same) < len(catalogue) / 10, "most texts are translated, not copied"
-
-
-def test_placeholders_are_those_of_the_source(catalogue: polib.POFile) -> None:
     for entry in catalogue:
         wanted = {frozenset(PLACEHOLDER.findall(one)) for one in (entry.msgid, entry.msgid_plural) if one}
         for text in texts(entry):

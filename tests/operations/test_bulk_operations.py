@@ -43,7 +43,7 @@ def of(operation: BulkOperation) -> BulkOperation:
     return operation
 
 
-def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
+def test_a_preview_counts_to_a_bound_says_the_effect_and_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
     make_task(Status.COMPLETED)
     seen = bulk.preview("reprocess", f"queue:{QUEUE}")
@@ -56,9 +56,6 @@ def test_a_preview_counts_says_the_effect_and_writes_nothing() -> None:
     words = bulk.preview("cancel", f"queue:{QUEUE}").sentences
     assert words[2].startswith("2 would change") and words[3:] == ["1 of them runs now."]
     assert not BulkOperation.objects.exists() and not AuditEntry.objects.exists()
-
-
-def test_a_preview_counts_to_a_bound_and_estimates_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
     failures(3)
     count = bounded_reads.bounded_count
     monkeypatch.setattr(bounded_reads, "bounded_count", lambda tasks: count(tasks, 2))

@@ -252,7 +252,7 @@ def handler() -> Iterator[Any]:
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_waits_for_what_must_not_be_cut_off_and_a_second_one_does_not(handler: Any) -> None:
+def test_an_interrupt_waits_for_what_must_not_be_cut_off_and_a_second_one_does_not(handler: Any) -> None:
     """Whatever handler the block sets, as PySpark does."""
     finished = []
     with pytest.raises(KeyboardInterrupt), terminal.interrupts_delayed():
@@ -268,9 +268,6 @@ def test_ctrl_c_waits_for_what_must_not_be_cut_off_and_a_second_one_does_not(han
         signal.raise_signal(signal.SIGINT)
         pytest.fail("The second one was held as well.")
     assert signal.getsignal(signal.SIGINT) == handler
-
-
-def test_sigterm_interrupts_and_waits_as_ctrl_c_does() -> None:
     finished = []
     with pytest.raises(KeyboardInterrupt), terminal.sigterm_interrupts(), terminal.interrupts_delayed():
         signal.raise_signal(signal.SIGTERM)

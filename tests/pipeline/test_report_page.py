@@ -93,14 +93,11 @@ def test_a_page_has_the_figures_as_people_write_them() -> None:
     assert charts == ["ended", "wait", "backlog", "budget", "failures"], "none is empty"
 
 
-def test_a_forecast_is_a_map_of_the_week() -> None:
+def test_a_forecast_is_a_map_of_the_week_and_a_replay_shows_its_waits() -> None:
     page = str(report_body("forecast", forecast_figures()))
     assert page.count('<tr><th scope="row">Mon</th>') == 2 and "dbtq-heat-9" in page
     assert '<td class="number dbtq-heat-0"></td>' in page, "of an hour that was not seen nothing is said"
     assert "Sunday 10-14" in page
-
-
-def test_a_replay_shows_its_waits() -> None:
     page = str(report_body("whatif", whatif_figures()))
     assert re.findall('id="dbtq-([a-z]+)-chart"', page) == ["wait", "curve"]
     assert '<th scope="row"><data value="100">100 %</data></th>' in page

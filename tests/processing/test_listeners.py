@@ -215,7 +215,7 @@ def test_listeners_of_the_settings(site: Site, settings: Any) -> None:
     assert signals.registered == []
 
 
-def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of_a_start(settings: Any) -> None:
+def test_what_is_no_listener_is_an_error_of_the_system_check_and_of_a_start(settings: Any) -> None:
     for path in ("collections.Counter", "tests.processing.named.Missing", "nowhere"):
         settings.DBTASKQUEUE = {"LISTENERS": [path]}
         (error,) = checks.run_checks(tags=["dbtaskqueue"])
@@ -224,9 +224,6 @@ def test_a_path_that_leads_to_no_listener_is_an_error_of_the_system_check_and_of
         with pytest.raises(ImproperlyConfigured, match="LISTENERS"):
             poller.start()
         poller.close()
-
-
-def test_what_is_no_listener_and_no_list_of_them_is_refused(settings: Any) -> None:
     settings.DBTASKQUEUE = {"LISTENERS": "tests.processing.named.Diary"}
     (error,) = checks.run_checks(tags=["dbtaskqueue"])
     assert error.id == "dbtaskqueue.E001" and "is not valid: a list of dotted paths" in error.msg

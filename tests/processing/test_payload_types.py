@@ -217,13 +217,6 @@ def test_two_handlers_declare_different_things_of_their_queue_together_and_may_n
     assert (known.max_attempts, known.lease) == (7, timedelta(minutes=3))
 
 
-def test_a_limit_or_a_size_of_batches_that_is_none_is_refused() -> None:
-    for name, wrong in (("concurrency", (0, -1, 1.5, True)), ("batch", (0, -1, True, "5"))):
-        for value in wrong:
-            with pytest.raises(ImproperlyConfigured, match=rf"{name}=.* whole number of at least 1"):
-                processor(QUEUE, **{name: value})(lambda task: None)
-
-
 # -- two classes of one name -------------------------------------------------------------------------------------------
 def of_another_module(cls: Any, **members: Any) -> Any:
     """Return a class with the name and the fields of ``cls``, as another module of the project may have one."""
@@ -254,7 +247,11 @@ def test_a_class_that_is_not_the_registered_one_is_refused(site: Site, named: di
     assert (report.enqueued, report.rejected) == (1, 1)
 
 
-def test_a_name_too_long_for_its_column_is_refused_with_the_remedy() -> None:
+def test_a_limit_a_size_of_batches_or_a_name_that_cannot_be_is_refused() -> None:
+    for name, wrong in (("concurrency", (0, -1, 1.5, True)), ("batch", (0, -1, True, "5"))):
+        for value in wrong:
+            with pytest.raises(ImproperlyConfigured, match=rf"{name}=.* whole number of at least 1"):
+                processor(QUEUE, **{name: value})(lambda task: None)
     long = of_another_module(Letter, __module__="m" * 200)
     with pytest.raises(PayloadError, match="Give the class a shorter one: payload_type"):
         processor(QUEUE, payload=long)(lambda task: None)
