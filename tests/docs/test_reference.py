@@ -54,13 +54,10 @@ def test_a_note_to_what_the_code_does_not_have_is_an_error() -> None:
         FROM_CODE["fill"](note.replace("--threads", "--treads"))
 
 
-def test_every_status_and_every_job_has_its_place() -> None:
+def test_every_status_job_and_system_check_has_its_place() -> None:
     assert [row[0] for row in table(page("reference/statuses.md"), "# Statuses")] == [f"`{one}`" for one in Status]
     marked = re.findall(r"from the code: jobs (\w+) -->", (DOCS / "reference/commands.md").read_text())
     assert marked == ["every", *JOBS]
-
-
-def test_every_system_check_is_documented() -> None:
     documented = {row[0].strip("`") for row in table(page("reference/errors.md"), "## System checks")}
     texts = [Path(str(module.__file__)).read_text() for module in (checks, schedules)]
     assert documented == set(re.findall(r'id="(dbtaskqueue\.[EW]\d+)"', "".join(texts)))
@@ -83,18 +80,7 @@ def log_lines() -> Iterator[str]:
             yield re.sub(r"%(?:\.\d+)?[srgfd]", "…", str(call.args[0].value))
 
 
-def test_explained_log_lines_exist() -> None:
-    written = [row[0].strip("`") for row in table(page("howto/operate-at-night.md"), "## What a log line means")]
-    assert written and set(written) <= set(log_lines())
-
-
 TEST = re.compile(r"\[`(\w+)`\]\(([\w./-]+\.py)\)")
-
-
-def test_each_semantic_names_a_test_that_exists_or_says_not_yet() -> None:
-    rows = table(page("reference/semantics.md"), "# Semantics")
-    assert len(rows) >= 24 and [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
-    name_tests(rows, DOCS / "reference", "not yet")
 
 
 def name_tests(rows: list[list[str]], folder: Path, excuse: str) -> None:
@@ -104,6 +90,15 @@ def name_tests(rows: list[list[str]], folder: Path, excuse: str) -> None:
         assert tests or re.match(excuse, row[-1]), f"{row[0]} names no test"
         for name, path in tests:
             assert f"def {name}(" in (folder / path).read_text(), f"{row[0]}: {path} has no {name}"
+
+
+def test_each_promise_of_the_readme_leads_to_tests_that_exist() -> None:
+    home, tests = ((REPOSITORY / name).read_text() for name in ("README.md", "tests/README.md"))
+    proved = dict(table(tests, "## Which test proves a promise of the README"))
+    assert {promise for promise, _how in table(home, "## What it promises")} <= proved.keys()
+    for promise, places in proved.items():
+        named = re.findall(r"`(tests/[\w/.]+)`", places)
+        assert named and not [place for place in named if not (REPOSITORY / place).exists()], promise
 
 
 def test_the_table_of_crossings_is_that_of_their_tests() -> None:
@@ -126,7 +121,9 @@ EXPORTED = {one.name + end for one in (*DATABASE_METRICS, *POLLER_METRICS) for e
 LABELS = {label for one in (*DATABASE_METRICS, *POLLER_METRICS) for label in one.labels} | {"le"}
 
 
-def test_the_table_of_log_fields_is_the_code_s() -> None:
+def test_explained_log_lines_exist_and_the_table_of_their_fields_is_the_code_s() -> None:
+    written = [row[0].strip("`") for row in table(page("howto/operate-at-night.md"), "## What a log line means")]
+    assert written and set(written) <= set(log_lines())
     assert [row[0].strip("`") for row in table(page("howto/observability.md"), "## Log lines")] == [*logs.LOG_FIELDS]
 
 
@@ -178,7 +175,10 @@ def lost(written: object, read: object, place: str = "") -> list[str]:
 COMMUNITY = REPOSITORY / ".github"
 
 
-def test_each_threat_names_a_test_that_exists_or_says_that_there_is_none() -> None:
+def test_each_semantic_and_each_threat_names_a_test_or_says_that_there_is_none() -> None:
+    rows = table(page("reference/semantics.md"), "# Semantics")
+    assert len(rows) >= 24 and [int(row[0]) for row in rows] == list(range(1, len(rows) + 1))
+    name_tests(rows, DOCS / "reference", "not yet")
     rows = table((COMMUNITY / "SECURITY.md").read_text(), "## Threats")
     assert [row[0] for row in rows] == [f"S{number}" for number in range(1, 20)]
     name_tests(rows, COMMUNITY, "not tested yet|does not apply")
