@@ -34,6 +34,11 @@ FIRST = {
     "cluster": re.compile(r"pipeline/test_cluster"),
     "jobs": re.compile(r"pipeline/test_(archive|command|erase|object_store)|test_spark_"),
     "crash": re.compile(r"tests/chaos/test_(outage|stale_connections|standby)|test_role_logins|test_more_groups_than"),
+    # Each environment of strangers is made once. In this order two processes have as much to do.
+    "newest Python, README": re.compile(r"stranger/.*(test_readme\[\w+-3\.1[2-9]|on_postgresql)"),
+    "newest Python": re.compile(r"stranger/(?!.*(test_readme|3\.11\]))"),
+    "Python 3.11, README": re.compile(r"stranger/.*test_readme"),
+    "Python 3.11": re.compile(r"stranger/"),
 }
 # Files of half a minute, which must not come last.
 LONG = re.compile(r"tests/(chaos|browser|poller|model)/|test_(matrix|demo|hostile|site|ctrl_c|distributions)")
@@ -49,12 +54,10 @@ LEFT = pytest.StashKey[Counter[str]]()
 
 
 def group_of(test: str) -> str:
-    """Return what stays in one process: all of Spark, what crashes a server, a Python, a file, a page of the docs."""
+    """Return what stays in one process: all of Spark, what crashes a server, an environment, a file, a page."""
     for name, tests in FIRST.items():
         if tests.search(test):
             return name
-    if test.startswith("tests/stranger/"):  # its environments are made once
-        return "3.11" if "3.11]" in test else "stranger"
     return test if PAGE in test else test.partition("::")[0]
 
 
