@@ -10,6 +10,7 @@ from django_dbtaskqueue.core.exceptions import EnqueueError
 from django_dbtaskqueue.flow import move, retention
 from django_dbtaskqueue.flow.batches import BatchHandle
 from django_dbtaskqueue.models import Batch, Dependency, Task
+from tests.factories import age
 from tests.flow.conftest import POISONED, READY, WAITS, finish, state, take, taken
 
 pytestmark = pytest.mark.django_db(databases=["default", "sqlite"], transaction=True)
@@ -113,6 +114,23 @@ def test_a_retry_cancels_again_what_waits_for_a_poisoned_task(alias: str) -> Non
     assert (state(parent), state(child)) == (POISONED, POISONED)
     assert move.change(Task.objects.using(alias).filter(pk=parent.pk), "kick") == 1
     finish(alias)
+
+
+def test_a_retry_lets_a_task_wait_again_that_had_run_or_had_expired(alias: str) -> None:
+    with batch("import", using=alias) as b:
+        parent = enqueue("parcels", using=alias)
+        ran, late = (enqueue("letters", after=parent, ttl=timedelta(hours=1), using=alias) for _ in range(2))
+    taken(alias).poison()
+    for task in (ran, late):
+        move.change(Task.objects.using(alias).filter(pk=task.pk), "cancel")
+    assert move.kick(Task.objects.using(alias).filter(pk=ran.pk), 1) == 1
+    taken(alias, "letters").poison()
+    age(timedelta(hours=3), using=alias)
+    assert b.retry() == 0
+    assert [state(task) for task in (ran, late)] == [WAITS, WAITS]
+    assert move.kick(Task.objects.using(alias).filter(pk=parent.pk), 1) == 1
+    finish(alias)
+    assert [finish(alias, "letters") for _ in range(2)] == [ran.pk, late.pk]
 
 
 def test_a_fan_in_reads_the_results_of_its_parents_by_name(alias: str, settings: Any) -> None:

@@ -44,10 +44,12 @@ class DependencyStatements(Group):
         "UPDATE {task} SET watched = final_status IS NULL OR coalesce(watched, false) WHERE id IN ({each:ids})"
     )
     join_batch = template("UPDATE {task} SET batch = %(batch)s WHERE id IN ({each:ids})")
-    # Let tasks wait again that were cancelled because a parent had failed.
+    # Let tasks wait again that had ended before their parents did. Like a reprocessed task, each has its whole time to
+    # live, and no poller.
     hold_again = template(
-        "UPDATE {task} SET status = 'CREATED', final_status = NULL, parked_by = '{PARENTS}',"
-        " attempt = 0, finish_time = NULL, process_result = NULL, last_update_time = {now},"
+        "UPDATE {task} AS t SET status = 'CREATED', final_status = NULL, parked_by = '{PARENTS}',"
+        " attempt = 0, finish_time = NULL, process_result = NULL, last_update_time = {now}, poller_instance = NULL,"
+        " next_process_time = {now}, expire_time = {later:{_waited}|expire_time},"
         " watched = CASE WHEN watched IS NOT NULL THEN true END"
         " WHERE id IN ({each:ids}) AND status IN ({_sources:kick}) RETURNING id, queue_name"
     )

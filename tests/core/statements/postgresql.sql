@@ -639,10 +639,12 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.hold_again
-UPDATE "dbtaskqueue_task"
+UPDATE "dbtaskqueue_task" AS t
 SET status = 'CREATED', final_status = NULL, parked_by = 'parents', attempt = 0, finish_time = NULL,
-    process_result = NULL, last_update_time = statement_timestamp(), watched = CASE WHEN watched IS NOT NULL
-    THEN true END
+    process_result = NULL, last_update_time = statement_timestamp(), poller_instance = NULL, next_process_time
+    = statement_timestamp(), expire_time = expire_time + extract(epoch FROM statement_timestamp() -
+    least(t.next_process_time, coalesce(t.ready_time, t.next_process_time)))::float8 * interval '1 second',
+    watched = CASE WHEN watched IS NOT NULL THEN true END
 WHERE id IN (
     SELECT unnest(%(ids)s::bigint[])
 )

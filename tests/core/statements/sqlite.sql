@@ -509,10 +509,13 @@ AND t.total_attempt = u.token
 WHERE t.status IN ('PROCESSING');
 
 -- Statements.hold_again
-UPDATE "dbtaskqueue_task"
+UPDATE "dbtaskqueue_task" AS t
 SET status = 'CREATED', final_status = NULL, parked_by = 'parents', attempt = 0, finish_time = NULL,
-    process_result = NULL, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), watched = CASE WHEN
-    watched IS NOT NULL THEN true END
+    process_result = NULL, last_update_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), poller_instance =
+    NULL, next_process_time = strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'), expire_time = strftime('%%Y-%%m-%%d
+    %%H:%%M:%%f', expire_time, printf('%%.3f seconds', (julianday(strftime('%%Y-%%m-%%d %%H:%%M:%%f', 'now'))
+    - julianday(min(t.next_process_time, coalesce(t.ready_time, t.next_process_time)))) * 86400.0)), watched =
+    CASE WHEN watched IS NOT NULL THEN true END
 WHERE id IN (
     SELECT value
     FROM json_each(%(ids)s)
