@@ -176,7 +176,10 @@ def _of_the_lease(case: _Case) -> Iterator[Explanation]:
         text %= {"poller": task.poller_instance or "?", **words}
         yield Explanation("leased", text, {**facts, "until": task.next_process_time})
     if task.expire_time is not None and task.expire_time <= now:
-        text = _("Its time to live ended %(time)s ago: the task will not be started. The next checkout ends it.")
+        text = _(
+            "Its time to live ended %(time)s ago: the task will not be started. The next checkout or housekeeping "
+            "ends it."
+        )
         yield Explanation("expired", text % {"time": _span(now, task.expire_time)}, {"expired": task.expire_time})
     if task.attempt >= task.max_attempts:
         facts = {"attempt": task.attempt, "max_attempts": task.max_attempts}
