@@ -42,7 +42,7 @@ from django_dbtaskqueue.operations.bounded_reads import NONE_COUNTED, ApproxCoun
 from django_dbtaskqueue.operations.explain import explain
 from django_dbtaskqueue.operations.related_tasks import awaited, related, steps_of
 from django_dbtaskqueue.operations.search import QUALIFIERS, Search, Term, parse, query, text_of, to_text
-from django_dbtaskqueue.operations.search.query import IdRange, Page, TaskFilter, id_range, within
+from django_dbtaskqueue.operations.search.query import Page, TaskFilter, id_range, within
 from django_dbtaskqueue.operations.search.values import STATE_NAMES
 from django_dbtaskqueue.operations.serializers import error_of, is_storable, message_of, short_error
 from django_dbtaskqueue.operations.verbs import EDIT, SEND_SIGNAL, TASK_VERBS, VERBS
@@ -246,9 +246,9 @@ class TaskAdmin(TaskPageAdmin):
     def list_context(self, request: HttpRequest) -> dict[str, Any]:
         context = super().list_context(request)
         filterset = context["filterset"]
-        if ids := self._ids(request, filterset):
+        if (ids := self._ids(request, filterset)) is not None:
             text = _("Tasks created then have ids from %(first)s to %(last)s; only these were searched.")
-            context["of_ids"] = text % {"first": cells.number(ids.first), "last": cells.number(ids.end - 1)}
+            context["of_ids"] = text % {"first": cells.number(ids.start), "last": cells.number(ids.stop - 1)}
             context["empty"] = _("No task with such an id matches.")
         context["saved"] = saved_searches(viewer(request), self.get_queryset(request).db)
         context |= pickers(self, request, filterset.search, self._numbers(filterset))
@@ -288,13 +288,13 @@ class TaskAdmin(TaskPageAdmin):
         """Return the tasks that match; of a search by date those with an id of that time."""
         return within(self._ids(filterset.request, filterset), cast(TaskQuerySet, super().rows_of(filterset)))
 
-    def _ids(self, request: HttpRequest, filterset: Any) -> IdRange | None:
+    def _ids(self, request: HttpRequest, filterset: Any) -> range | None:
         """Return the ids of the dates of the search, unless everything is searched."""
         if FULL_SEARCH_KEY in request.GET or not filterset.is_valid():
             return None
         if not hasattr(filterset, "id_range"):
             filterset.id_range = id_range(filterset.search, filterset.queryset)
-        found: IdRange | None = filterset.id_range
+        found: range | None = filterset.id_range
         return found
 
     # -- columns -----------------------------------------------------------------------------------------------------

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from operator import and_, or_
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import django_filters
 from django import forms
-from django.core.exceptions import FieldDoesNotExist, ValidationError
+from django.core.exceptions import ValidationError
 from django.db import connections
 from django.db.models import Aggregate, BooleanField, F, Func, Max, Min, Q, TextField, Value
 from django.db.models.expressions import RawSQL
@@ -42,7 +42,7 @@ __all__ = ["TaskFilter"]
 LOOKUPS = {
     "=": "exact", "^": "startswith", "$": "endswith", "~": "contains", ">": "gt", ">=": "gte", "<": "lt", "<=": "lte",
 }  # fmt: skip
-LOOKUP_OF_AGE = {">": "<", ">=": "<=", "<": ">", "<=": ">="}  # longer ago is earlier
+LATER_OR_EARLIER = {">": "<", ">=": "<=", "<": ">", "<=": ">="}
 TEXTS, NUMBERS, TIMES = searched("text"), searched(*INTEGER_TYPES), searched("timestamptz")
 # What a checkout index can answer; the rest of the table is not read for it.
 IN_INDEX = Q(ready_time__isnull=False) | Q(parked_by__isnull=False)
@@ -156,21 +156,38 @@ def _number(column: str, match: Match) -> Q:
 # -- times -------------------------------------------------------------------------------------------------------------
 
 
-def bounds_of(match: Match) -> list[tuple[str, str]]:
-    """Return a match of a time as comparisons: (operator, value). A day lasts to its end."""
+def bounds_of(match: Match) -> list[tuple[str, timedelta | datetime]]:
+    """Return a match of a time as comparisons with it: (operator, how long ago or which moment)."""
     value = dated(match.value)
+    bounds = [(match.op, value)]
     if match.op == "=":  # a day
-        return [(">=", value), ("<=", value)]
-    if match.op != "..":
-        return [(match.op, value)]
-    low, high = span_of(match.value) is not None, span_of(match.high) is not None
-    if low and high:  # two ages
-        return [(">=", value), ("<=", match.high)]
-    return [("<=" if low else ">=", value), (">=" if high else "<=", dated(match.high, value))]
+        bounds = [(">=", value), ("<=", value)]
+    elif match.op == "..":
+        low, high = span_of(match.value) is not None, span_of(match.high) is not None
+        bounds = [("<=" if low else ">=", value), (">=" if high else "<=", dated(match.high, value))]
+        if low and high:  # two ages
+            bounds = [(">=", value), ("<=", match.high)]
+    return [_bound(*bound) for bound in bounds]
+
+
+def _bound(op: str, value: str) -> tuple[str, timedelta | datetime]:
+    """Longer ago is earlier. A day lasts to its end."""
+    if (span := span_of(value)) is not None:
+        return LATER_OR_EARLIER[op], span
+    moment = datetime.fromisoformat(value)
+    if values.DAY.fullmatch(value) and op in (">", "<="):
+        return {">": ">=", "<=": "<"}[op], moment + timedelta(days=1)
+    return op, moment
+
+
+def _limit(bound: timedelta | datetime, now: Any, session: Session) -> Any:
+    return now - bound if isinstance(bound, timedelta) else session.comparable_time(bound)
 
 
 def _time(column: str, match: Match, alias: str) -> Q:
-    return reduce(and_, (_bound(column, op, value, alias) for op, value in bounds_of(match)))
+    session = Session.on(alias)
+    bounds = [(LOOKUPS[op], _limit(bound, Now(), session)) for op, bound in bounds_of(match)]
+    return reduce(and_, (Q(**{f"{column}__{lookup}": limit}) for lookup, limit in bounds))
 
 
 def since(column: str, text: str, alias: str) -> Q:
@@ -182,36 +199,13 @@ def since(column: str, text: str, alias: str) -> Q:
     return _time(column, match, alias)
 
 
-def _bound(column: str, op: str, value: str, alias: str) -> Q:
-    span = span_of(value)
-    if span is not None:
-        return Q(**{f"{column}__{LOOKUPS[LOOKUP_OF_AGE[op]]}": Now() - span})
-    op, moment = moment_of(op, value)
-    return Q(**{f"{column}__{LOOKUPS[op]}": Session.on(alias).comparable_time(moment)})
-
-
-def moment_of(op: str, value: str) -> tuple[str, datetime]:
-    """Return a comparison with a date, or a date and time, as one with a moment."""
-    moment = datetime.fromisoformat(value)
-    if len(value) == len("2026-11-20") and op in (">", "<="):  # after that day, or up to its end
-        moment, op = moment + timedelta(days=1), {">": ">=", "<=": "<"}[op]
-    return op, moment
-
-
 # -- dates as ranges of ids --------------------------------------------------------------------------------------------
 
 # Ids and creation times rise together, so the primary key finds a date. A time column has no index, because every
 # enqueue and every settle would pay for it.
 
 
-class IdRange(NamedTuple):
-    """The ids that tasks of a time have: from ``first`` up to, not including, ``end``."""
-
-    first: int
-    end: int
-
-
-def id_range(search: Search, tasks: TaskQuerySet) -> IdRange | None:
+def id_range(search: Search, tasks: TaskQuerySet) -> range | None:
     """Return the ids that can match the dates of a search; None when it has no date, or the table is small.
 
     A task whose creation time was written by hand may be outside. PostgreSQL only: elsewhere None.
@@ -225,15 +219,15 @@ def id_range(search: Search, tasks: TaskQuerySet) -> IdRange | None:
         if ends["first"] is None or ends["last"] - ends["first"] < MIN_IDS:
             return None
         first, end = ends["first"], ends["last"] + 1
-        return IdRange(
+        return range(
             first if low is None else _around(session, low - MAX_TRANSACTION_TIME, first, end)[0],
             end if high is None else _around(session, high + MAX_TRANSACTION_TIME, first, end)[1],
         )
 
 
-def within(found: IdRange | None, tasks: TaskQuerySet) -> TaskQuerySet:
+def within(found: range | None, tasks: TaskQuerySet) -> TaskQuerySet:
     """Return those of the tasks that have an id of the range."""
-    return tasks if found is None else tasks.filter(pk__gte=found.first, pk__lt=found.end)
+    return tasks if found is None else tasks.filter(pk__gte=found.start, pk__lt=found.stop)
 
 
 def _around(session: Session, time: datetime, first: int, end: int) -> tuple[int, int]:
@@ -257,21 +251,14 @@ def _creation_times(search: Search, session: Session) -> tuple[datetime | None, 
         if term.negated or column not in ("create_time", "start_time", "finish_time"):
             continue
         now = session.now()
-        found = [dict(_bounds(match, session, now)) for match in term.matches]
+        found: list[dict[str, datetime]] = [
+            {"low" if ">" in op else "high": _limit(bound, now, session) for op, bound in bounds_of(match)}
+            for match in term.matches
+        ]
         if column == "create_time":  # a task also starts or ends long after it was created
             lows += [min(one["low"] for one in found)] if all("low" in one for one in found) else []
         highs += [max(one["high"] for one in found)] if all("high" in one for one in found) else []
     return max(lows, default=None), min(highs, default=None)
-
-
-def _bounds(match: Match, session: Session, now: datetime) -> Iterator[tuple[str, datetime]]:
-    for op, value in bounds_of(match):
-        span = span_of(value)
-        if span is not None:
-            yield "high" if op in (">", ">=") else "low", now - span
-        else:
-            moment = session.comparable_time(moment_of(op, value)[1])
-            yield "low" if op in (">", ">=") else "high", cast(datetime, moment)
 
 
 # -- the filter set ----------------------------------------------------------------------------------------------------
@@ -466,11 +453,8 @@ def _window_after(rows: Rows, among: Rows, size: int, after: int) -> Page:
 def _at(page: Page, among: Rows, place: int, read: int) -> Page:
     """Return a page that says how far a search has come: to the row ``place``, after ``read`` rows."""
     table = among.model._default_manager.using(among.db)
-    try:
-        field = among.model._meta.get_field("create_time").name
-        time = table.filter(pk=place).values_list(field, flat=True).first()
-    except FieldDoesNotExist:
-        time = None
+    timed = hasattr(among.model, "create_time")
+    time = table.filter(pk=place).values_list("create_time", flat=True).first() if timed else None
     ends = table.aggregate(low=Min("pk"), high=Max("pk"))
     share = (ends["high"] - place) / max(ends["high"] - ends["low"], 1)
     return replace(page, window=read, back_to=time, progress=min(max(share, 0.0), 1.0))

@@ -24,18 +24,17 @@ from django_dbtaskqueue.core.durations import parse_duration, task_number
 from django_dbtaskqueue.core.exceptions import SearchError
 from django_dbtaskqueue.core.masking import MASKED, NAME_KEYS, VALUE_KEYS, masked, masked_text, sql_patterns
 from django_dbtaskqueue.core.states import Status
+from django_dbtaskqueue.operations.serializers import MAX_WHOLE_NUMBER, YEARS
 
 if TYPE_CHECKING:
     from django.utils.functional import _StrPromise
 
-MAX_BIGINT = 2**63 - 1
 WHOLE_NUMBER = re.compile(r"-?\d{1,19}")
 JSON_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,4})?")
 NEARLY_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 TIME_OF_DAY = re.compile(r"([01]\d|2[0-3]):[0-5]\d(:[0-5]\d)?")
 DAY = re.compile(r"\d{4}-\d\d-\d\d")
 MAX_SPAN = timedelta(days=36_500)
-SEARCHED_YEARS = range(1970, 2201)  # with a day more, or in another time zone, Python can still read these
 COMPARISONS = (">=", "<=", ">", "<")
 TEXT_OPS = "=^$~"
 STATE_NAMES = ("due", "held", "parked", "scheduled", "stale")
@@ -132,7 +131,7 @@ def _ordered(value: Callable[[str, str], str], unequal: str | _StrPromise = "") 
 
 def _number(text: str, term: str) -> str:
     text = task_number(text)
-    if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_BIGINT:
+    if not WHOLE_NUMBER.fullmatch(text) or abs(int(text)) > MAX_WHOLE_NUMBER:
         raise SearchError(term, _("%(value)s is not a whole number. Write 3, >=3, or 1..5.") % {"value": repr(text)})
     return str(int(text))
 
@@ -153,7 +152,7 @@ def _time(text: str, term: str) -> str:
     except ValueError:
         words = _("%(value)s is not a time. Write <1h (less than an hour ago), 2026-11-20, or >=08:00.")
         raise SearchError(term, words % {"value": repr(text)}) from None
-    if found.year not in SEARCHED_YEARS:
+    if found.year not in YEARS:
         words = _("%(value)s is too early or too late. Write a time from the year 1970 to 2200.")
         raise SearchError(term, words % {"value": repr(text)})
     return found.isoformat()
