@@ -7,7 +7,8 @@ really changed.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -26,16 +27,16 @@ from django_dbtaskqueue.flow.selection import (
     as_filterable,
     base_rows,
     delete_and_count,
-    same_rows,
     void_signals,
     with_row_locks,
 )
 from django_dbtaskqueue.models import AbstractTask
 
 ROWS_PER_PUT_BACK = 100  # rows in one statement of ``put_back``
-NOT_DUE_AFTER = ("cancel", "snooze")  # verbs after which no poller needs to look
+NOT_DUE_AFTER = ("cancel", "snooze", "delete")  # verbs after which no poller needs to look
 IDS_PER_STATEMENT = 10_000  # ids in one statement: databases bound the number of its parameters
 Columns = dict[str, Any]
+LOCKED = "pk", "queue", "group_key", "status"  # what is read of the tasks that a verb changes
 
 
 def _due(time: Expression) -> Columns:
@@ -88,22 +89,23 @@ CHANGES_BY_VALUE: dict[str, Callable[[Mapping[str, Any]], Columns]] = {
     "move": lambda given: {"queue": given["queue"], "parked_by": None, "ready_time": F("next_process_time")},
     "edit": lambda given: {"payload": given["payload"], **CHANGES["reprocess"]},
 }
-CHANGE_GROUPS = {*CHANGES_BY_VALUE, "delete", *(verb for verb in CHANGES if "ready_time" in CHANGES[verb])}
+CHANGE_GROUPS = {*CHANGES_BY_VALUE, "delete", "signal", *(verb for verb in CHANGES if "ready_time" in CHANGES[verb])}
 CALLS = {"mark_poison": "poison", "release_all": "release"}  # verbs that are counted as what pollers do
 IS_HERE = ~Q(parked_by__startswith=MOVING)  # no verb changes a task that another database may have already
 CAN_RUN_NOW = Q(parked_by__isnull=True) | Q(parked_by=GROUP)  # a task without a processor stays parked
 
 
 def change(tasks: Tasks, verb: str, *, call: str = "") -> int:
-    """Do one of ``CHANGES`` to a selection: from the verb's statuses to its target (``core.states``).
+    """Do one of ``CHANGES`` to a selection, or "delete": from the verb's statuses to its target (``core.states``).
 
-    ``call``: how it is counted, if not by its verb.
+    Deletions are counted in the same transaction; the holders get ``LeaseLost``. ``call``: how it is counted, if not by
+    its verb.
     """
-    call = call or CALLS.get(verb, verb)
     allowed = as_filterable(tasks).filter(here(verb), status__in=sources(verb))
     with transaction.atomic(using=allowed.db):
-        groups = _groups(allowed) if verb in CHANGE_GROUPS else {}
-        return _change(allowed, verb, groups, partial(_locked, allowed, partial(_update, verb), call))
+        lock_groups(allowed, verb)
+        rows = list(with_row_locks(allowed, wait=True).values_list(*LOCKED))
+        return _change(base_rows(allowed), rows, verb, call=call)
 
 
 def here(verb: str) -> Q:
@@ -122,37 +124,23 @@ def kick(tasks: Tasks, n: int) -> int:
         raise ValueError(f"kick({n}) needs a number of tasks that is not negative.")
     tasks = as_filterable(tasks).filter(status__in=sources("kick"))
     with transaction.atomic(using=tasks.db):
-        first = with_row_locks(tasks).values_list("pk", "queue", "group_key")
-        rows = lock_in_order(_session(tasks), lambda: list(first[:n]), lambda rows: groups_of(row[1:] for row in rows))
-        return change(base_rows(tasks).filter(pk__in=[row[0] for row in rows]), "kick")
-
-
-def delete(tasks: Tasks) -> int:
-    """Delete tasks in any status and count the deletions in the same transaction; the holders get ``LeaseLost``."""
-    tasks = as_filterable(tasks).filter(IS_HERE)
-    with transaction.atomic(using=tasks.db):
-        groups = _groups(tasks.filter(group_key__isnull=False))
-        return _regroup(tasks, groups, partial(_locked, tasks, _delete, "delete"))
+        first = with_row_locks(tasks).values_list(*LOCKED)
+        rows = lock_in_order(_session(tasks), lambda: list(first[:n]), lambda rows: groups_of(row[1:3] for row in rows))
+        return _change(base_rows(tasks), rows, "kick")
 
 
 def lock_groups(tasks: Tasks, verb: str, given: Mapping[str, Any] | None = None) -> None:
     """Lock the groups of some tasks if the verb changes them. Call it before the rows are locked, as a settle does."""
-    if verb in CHANGE_GROUPS and (groups := _groups(tasks.filter(group_key__isnull=False))):
-        lock_all(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
+    if verb in CHANGE_GROUPS:
+        grouped = tasks.filter(group_key__isnull=False).order_by()
+        if groups := groups_of(grouped.values_list("queue", "group_key").distinct()):
+            lock_all(_session(tasks), _with_entered(groups, given) if verb == "move" else groups)
 
 
-def change_locked(rows: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
-    """Do a verb to rows of one table that this transaction has read and locked, after ``lock_groups``."""
-    tasks = same_rows(rows)
-    groups = groups_of((row.queue, row.group_key) for row in rows)
-    if verb == "move":
-        groups = _with_entered(groups, given)
-    _count(tasks, CALLS.get(verb, verb), [(row.pk, row.queue, row.status) for row in rows])
-    if BY_VERB[verb].target is None:
-        return _regroup(tasks, groups, partial(_delete, tasks))
-    if verb == "edit":
-        void_signals(tasks.model, tasks.db, [row.pk for row in rows])
-    return _change(tasks, verb, groups, partial(_update, verb, tasks, given))
+def change_locked(tasks: Sequence[AbstractTask], verb: str, given: Mapping[str, Any] | None = None) -> int:
+    """Do a verb to tasks of one table that this transaction has read and locked, after ``lock_groups``."""
+    rows = [(task.pk, task.queue, task.group_key, task.status) for task in tasks]
+    return _change(type(tasks[0])._base_manager.using(tasks[0]._state.db), rows, verb, given)
 
 
 def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[AbstractTask], bool]) -> list[int]:
@@ -169,22 +157,35 @@ def put_back(tasks: Tasks, before: Mapping[int, Columns], unchanged: Callable[[A
             setattr(row, name, value)
     if rows:
         names = [*before[rows[0].pk], "last_update_time"]
-        write = partial(base_rows(tasks).bulk_update, rows, names, batch_size=ROWS_PER_PUT_BACK)
-        _regroup(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)]), write)
-        _count(tasks, "put_back", [(row.pk, row.queue, row.status) for row in rows])
+        with _regrouped(tasks, groups_of([*pairs, *((row.queue, None) for row in rows)])):
+            base_rows(tasks).bulk_update(rows, names, batch_size=ROWS_PER_PUT_BACK)
+        _count(tasks, "put_back", [(row.pk, row.queue, row.group_key, row.status) for row in rows])
     return [row.pk for row in rows]
 
 
-def _change(tasks: Tasks, verb: str, groups: Groups, update: Callable[[], int]) -> int:
-    """Run an update. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers."""
-    if BY_VERB[verb].target in TERMINAL:
-        dependencies.sweep_after_commit(_session(tasks))
-    if verb not in CHANGE_GROUPS:
-        return update()
-    changed = _regroup(tasks, groups, update)
-    if changed and verb not in NOT_DUE_AFTER:
+def _change(
+    table: Tasks, rows: Sequence[Row], verb: str, given: Mapping[str, Any] | None = None, *, call: str = ""
+) -> int:
+    """Do a verb to locked rows. Where it changes ``ready_time``, see to the groups' heads and wake the queues' pollers.
+
+    One statement that locks and changes rows would have very slow plans.
+    """
+    target, ids, groups = BY_VERB[verb].target, [row[0] for row in rows], groups_of(row[1:3] for row in rows)
+    if verb == "move":
+        groups = _with_entered(groups, given)
+    elif verb == "edit":
+        void_signals(table.model, table.db, ids)
+    _count(table, call or CALLS.get(verb, verb), rows)
+    if target in TERMINAL:
+        dependencies.sweep_after_commit(_session(table))
+    changed, changes_groups = 0, verb in CHANGE_GROUPS
+    with _regrouped(table, groups if changes_groups else {}):
+        for start in range(0, len(ids), IDS_PER_STATEMENT):
+            batch = table.filter(pk__in=ids[start : start + IDS_PER_STATEMENT])
+            changed += _delete(batch) if target is None else _update(batch, verb, given)
+    if changed and changes_groups and verb not in NOT_DUE_AFTER:
         for queue in groups:
-            notify.after_commit(transaction.get_connection(tasks.db), queue)
+            notify.after_commit(transaction.get_connection(table.db), queue)
     return changed
 
 
@@ -195,7 +196,7 @@ def _delete(tasks: Tasks) -> int:
     return delete_and_count(tasks)
 
 
-def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> int:
+def _update(tasks: Tasks, verb: str, given: Mapping[str, Any] | None) -> int:
     edge = BY_VERB[verb]
     final = edge.target if edge.target in TERMINAL else None
     columns = CHANGES[verb] if verb in CHANGES else CHANGES_BY_VALUE[verb](given or {})
@@ -204,23 +205,14 @@ def _update(verb: str, tasks: Tasks, given: Mapping[str, Any] | None = None) -> 
     )
 
 
-def _locked(tasks: Tasks, act: Callable[[Tasks], int], call: str) -> int:
-    """Lock rows in order of id, then act on them in batches. One statement for both has very slow plans."""
-    rows = list(with_row_locks(tasks, wait=True).values_list("pk", "queue", "status"))
-    ids = [pk for pk, _queue, _status in rows]
-    batches = [ids[start : start + IDS_PER_STATEMENT] for start in range(0, len(ids), IDS_PER_STATEMENT)]
-    _count(tasks, call, rows)
-    return sum(act(base_rows(tasks).filter(pk__in=batch)) for batch in batches)
-
-
-def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str, str]]) -> None:
-    """Count what this transaction does to rows that it has locked, once it is committed; ``rows`` with their statuses.
+def _count(tasks: Tasks, call: str, rows: Iterable[Row]) -> None:
+    """Count what this transaction does to rows that it has locked, once it is committed.
 
     Where it ends leases, the pollers look at once whether they still hold their tasks.
     """
     calls: dict[tuple[str, str], list[int]] = defaultdict(list)
     lost: set[str] = set()
-    for pk, queue, status in rows:
+    for pk, queue, _group, status in rows:
         calls[queue, call].append(pk)
         if status == PROCESSING:
             lost.add(queue)
@@ -230,25 +222,22 @@ def _count(tasks: Tasks, call: str, rows: Iterable[tuple[int, str, str]]) -> Non
         notify.after_commit(connection, notify.LEASES_LOST + queue)
 
 
-def _groups(tasks: Tasks) -> Groups:
-    return groups_of(tasks.order_by().values_list("queue", "group_key").distinct())
-
-
 def _with_entered(groups: Groups, given: Mapping[str, Any] | None) -> Groups:
     """Add the groups that moved tasks enter in another queue."""
     return {**groups, given["queue"]: set().union(*groups.values())} if given else groups
 
 
-def _regroup(tasks: Tasks, groups: Groups, change: Callable[[], int]) -> int:
-    """Run a change of tasks under the locks of their groups, and see to the groups' heads."""
+@contextmanager
+def _regrouped(tasks: Tasks, groups: Groups) -> Iterator[None]:
+    """Change tasks in the block under the locks of their groups; then see to the groups' heads."""
     if not any(groups.values()):
-        return change()
+        yield
+        return
     session = _session(tasks)
     lock_all(session, groups)
-    number = change()
+    yield
     for queue in sorted(groups):
         regroup(session, queue, groups[queue])
-    return number
 
 
 def _session(tasks: Tasks) -> Session:

@@ -109,9 +109,7 @@ class TaskQuerySet(models.QuerySet["T"]):
 
     def purge(self) -> int:
         """Delete the tasks and count the deletions. Revokes live leases."""
-        from django_dbtaskqueue.flow import move
-
-        return move.delete(self)
+        return self._change("delete")
 
     def housekeep(self, *, older_than: timedelta, statuses: Iterable[str] = TERMINAL, to: str = "history") -> int:
         """Move finished tasks of that age or older to the history, or delete and count them (``to="delete"``)."""

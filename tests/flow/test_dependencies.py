@@ -83,7 +83,7 @@ def test_an_operator_cancels_or_deletes_a_parent(alias: str, put: Callable[..., 
     child = put(after=[cancelled], on_parent_failure="cancel")
     held, free = (put(after=[deleted], on_parent_failure=policy) for policy in ("hold", "run"))
     move.change(Task.objects.using(alias).filter(pk=cancelled.pk), "cancel")
-    move.delete(Task.objects.using(alias).filter(pk=deleted.pk))
+    move.change(Task.objects.using(alias).filter(pk=deleted.pk), "delete")
     assert [state(task) for task in (child, held, free)] == [POISONED, WAITS, READY]
     assert Dependency.objects.using(alias).get(child_id=held.pk).outcome == "DELETED"
 
