@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import wraps
+from functools import partial, wraps
 
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.urls import path, re_path
@@ -58,72 +58,48 @@ SINCE = Field("since", routing.LENGTH_KIND, "how far back", timedelta(hours=1))
 STATE = Field("state", routing.one_of(STATES), "a state", "")
 IDS = Field("ids", routing.WHOLE_LIST_KIND, "ids of up to 1,000 tasks", required=True)
 
+GET, POST = partial(Route, "GET"), partial(Route, "POST")
+OF_THE_VERB = "the verb's permission"
+OF_THE_OPERATION = "the permission of the operation's verb"
+
 ROUTES = (
-    Route("GET", "health", views.health, needs=Queue),
-    Route("GET", "status", views.status, query=(QUEUE,), needs=Queue),
-    Route("GET", "trends", views.trend, query=(QUEUE, SINCE), needs=Queue, key="points"),
-    Route("GET", "doctor", views.doctor, needs=Queue, key="findings"),
-    Route("GET", "tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
-    Route("GET", "tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
-    Route("GET", "tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
-    Route(
-        "POST", "tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *VERB_FIELDS),
-        needs="the verb's permission",
-    ),
-    Route(
-        "POST", "tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *VERB_FIELDS),
-        needs="the verb's permission, view_task",
-    ),
-    Route(
-        "POST", "tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS),
-        status=202, needs="the verb's permission",
-    ),
-    Route("GET", "operations", views.operations, query=(STATE, *PAGE), needs=BulkOperation),
-    Route("GET", "operations/<int:pk>", views.operation, needs=BulkOperation),
-    Route(
-        "POST", "operations/<int:pk>/cancel", views.cancel_operation, body=(REASON,),
-        needs="the permission of the operation's verb",
-    ),
-    Route(
-        "POST", "operations/<int:pk>/put_back", views.put_back_operation, body=(REASON,), status=202,
-        needs="the permission of the operation's verb",
-    ),
-    Route("GET", "queues", views.queues, needs=Queue),
-    Route(
-        "POST", "queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
-        needs="change_queue_settings", key="overrides",
-    ),
-    Route(
-        "POST", "queues/<path:queue>/purge", views.purge_queue,
-        body=(CONFIRM, REASON), status=202, needs="purge_queue",
-    ),
-    Route(
-        "POST", "queues/<path:queue>/<str:verb>", views.act_on_queue, body=QUEUE_VERB_FIELDS,
-        needs="the verb's permission", key="changed",
-    ),
-    Route("GET", "queues/<path:queue>", views.queue, needs=Queue),
-    Route("GET", "batches", views.batches, needs=Batch, key="batches"),
-    Route("GET", "schedules", views.schedules, needs=Schedule, key="schedules"),
-    Route("POST", "schedules/<path:schedule>/add", views.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
-    Route(
-        "POST", "schedules/<path:schedule>/edit", views.change_schedule, body=SCHEDULE_BODY,
-        needs="change_schedule; view_payload for the payload",
-    ),
-    Route(
-        "POST", "schedules/<path:schedule>/<str:action>", views.act_on_schedule, body=(REASON,),
-        needs="change_schedule; run_schedule for run, delete_schedule for delete",
-    ),
-    Route("GET", "schedules/<path:schedule>", views.schedule, needs=Schedule),
-    Route("GET", "pollers", views.pollers, needs=Poller, key="pollers"),
-    Route(
-        "POST", "pollers/<path:poller>/<str:command>", views.command_poller, body=(REASON,),
-        needs="control_poller on each queue it serves", key="commanded",
-    ),
-    Route(
-        "GET", "failures", views.failures, query=(QUEUE, PAGE[0]), needs=FailureGroup, key="failures",
-    ),
-    Route("GET", "failures/<str:fingerprint>", views.failure, needs=FailureGroup),
-    Route("GET", "audit", views.audit, query=AUDIT_FIELDS, needs=AuditEntry),
+    GET("health", views.health, needs=Queue),
+    GET("status", views.status, query=(QUEUE,), needs=Queue),
+    GET("trends", views.trend, query=(QUEUE, SINCE), needs=Queue, key="points"),
+    GET("doctor", views.doctor, needs=Queue, key="findings"),
+    GET("tasks", views.tasks, query=(*SEARCH_FIELDS, *PAGE), needs="view_task"),
+    GET("tasks/count", views.count_tasks, query=SEARCH_FIELDS, needs="view_task"),
+    GET("tasks/<int:pk>", views.task, query=(QUEUE,), needs="view_task; view_payload for what is in it"),
+    POST("tasks/<str:verb>/ids", views.act_on_task_ids, body=(IDS, QUEUE, REASON, *VERB_FIELDS), needs=OF_THE_VERB),
+    POST("tasks/<str:verb>/preview", views.preview_search, body=(SEARCH, *VERB_FIELDS),
+         needs=f"{OF_THE_VERB}, view_task"),
+    POST("tasks/<str:verb>/search", views.act_on_search, body=(SEARCH, REASON, MAX_TASKS, *VERB_FIELDS), status=202,
+         needs=OF_THE_VERB),
+    GET("operations", views.operations, query=(STATE, *PAGE), needs=BulkOperation),
+    GET("operations/<int:pk>", views.operation, needs=BulkOperation),
+    POST("operations/<int:pk>/cancel", views.cancel_operation, body=(REASON,), needs=OF_THE_OPERATION),
+    POST("operations/<int:pk>/put_back", views.put_back_operation, body=(REASON,), status=202, needs=OF_THE_OPERATION),
+    GET("queues", views.queues, needs=Queue),
+    POST("queues/<path:queue>/settings", views.change_queue_settings, body=SETTING_FIELDS,
+         needs="change_queue_settings", key="overrides"),
+    POST("queues/<path:queue>/purge", views.purge_queue, body=(CONFIRM, REASON), status=202, needs="purge_queue"),
+    POST("queues/<path:queue>/<str:verb>", views.act_on_queue, body=QUEUE_VERB_FIELDS, needs=OF_THE_VERB,
+         key="changed"),
+    GET("queues/<path:queue>", views.queue, needs=Queue),
+    GET("batches", views.batches, needs=Batch, key="batches"),
+    GET("schedules", views.schedules, needs=Schedule, key="schedules"),
+    POST("schedules/<path:schedule>/add", views.make_schedule, body=SCHEDULE_BODY, needs="add_schedule"),
+    POST("schedules/<path:schedule>/edit", views.change_schedule, body=SCHEDULE_BODY,
+         needs="change_schedule; view_payload for the payload"),
+    POST("schedules/<path:schedule>/<str:action>", views.act_on_schedule, body=(REASON,),
+         needs="change_schedule; run_schedule for run, delete_schedule for delete"),
+    GET("schedules/<path:schedule>", views.schedule, needs=Schedule),
+    GET("pollers", views.pollers, needs=Poller, key="pollers"),
+    POST("pollers/<path:poller>/<str:command>", views.command_poller, body=(REASON,),
+         needs="control_poller on each queue it serves", key="commanded"),
+    GET("failures", views.failures, query=(QUEUE, PAGE[0]), needs=FailureGroup, key="failures"),
+    GET("failures/<str:fingerprint>", views.failure, needs=FailureGroup),
+    GET("audit", views.audit, query=AUDIT_FIELDS, needs=AuditEntry),
 )  # fmt: skip
 
 

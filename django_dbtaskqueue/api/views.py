@@ -47,6 +47,7 @@ from django_dbtaskqueue.operations.serializers import OPERATION, BadInput, Docum
 from django_dbtaskqueue.operations.verbs import BULK_VERBS, ID_VERBS, PURGE, QUEUE_VERBS, TaskVerb, VerbOptions
 
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 V = TypeVar("V", bound=permissions.Verb)
 MAX_ATTEMPTS = 50
 TASK = RowDocument(
@@ -141,9 +142,8 @@ def task(call: ApiCall, pk: int) -> Annotated[Document, TASK]:
     """Return one task with its failed attempts, and why it does not run; secrets are masked."""
     rows = _table(call)
     may_view(call.actor, rows.model)
-    found: models.AbstractTask | None = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
-    if found is None:
-        raise Http404(f"There is no task {pk}. If its queue has its own table, name the queue: ?queue=…")
+    task = permissions.narrow(rows, call.actor).filter(pk=pk).annotate(clock=Now()).first()
+    found = _there(task, f"task {pk}. If its queue has its own table, name the queue: ?queue=…")
     attempts = models.Attempt.objects.using(rows.db).filter(location=rows.model._meta.label_lower, task_id=pk)
     newest = attempts.order_by("-total_attempt")[:MAX_ATTEMPTS]
     payload = call.actor.may(permissions.VIEW_PAYLOAD, found.queue)
@@ -232,6 +232,13 @@ def page(rows: QuerySet[M], call: ApiCall) -> tuple[list[M], int | None]:
     return found[:limit], found[limit - 1].pk if len(found) > limit else None
 
 
+def _there(found: T | None, what: str) -> T:
+    """Return what was found; raise ``Http404`` if there is nothing."""
+    if not found:
+        raise Http404(f"There is no {what}")
+    return found
+
+
 def _visible(call: ApiCall, model: type[M]) -> QuerySet[M]:
     """Return the rows of a model that the caller may view."""
     return permissions.narrow(model._default_manager.using(alias_for("", None, write=False)).all(), call.actor)
@@ -253,16 +260,12 @@ def _table(call: ApiCall) -> TaskQuerySet:
 
 
 def _verb(name: str, verbs: Mapping[str, V]) -> V:
-    if name not in verbs:
-        raise Http404(f"There is no verb {name!r}; they are {', '.join(verbs)}.")
-    return verbs[name]
+    return _there(verbs.get(name), f"verb {name!r}; they are {', '.join(verbs)}.")
 
 
 def _operation(call: ApiCall, pk: int) -> models.BulkOperation:
     found = models.BulkOperation.objects.using(alias_for("", None)).filter(pk=pk).first()
-    if found is None or not permissions.sees_record(found, call.actor):
-        raise Http404(f"There is no bulk operation {pk}.")
-    return found
+    return _there(found if found and permissions.sees_record(found, call.actor) else None, f"bulk operation {pk}.")
 
 
 def _options(call: ApiCall, verb: TaskVerb) -> VerbOptions:
@@ -341,8 +344,7 @@ def queues(call: ApiCall) -> QueueList:
 
 def queue(call: ApiCall, queue: str) -> QueueDetail:
     """Return one queue."""
-    if not call.actor.sees(queue) or queue not in permissions.all_queues():
-        raise Http404(f"There is no queue {queue}.")
+    _there(call.actor.sees(queue) and queue in permissions.all_queues(), f"queue {queue}.")
     row = models.Queue.objects.using(alias_for(queue, None, write=False)).filter(pk=queue).first()
     return {
         "queue": queue,
@@ -412,10 +414,7 @@ def act_on_schedule(call: ApiCall, schedule: str, action: str) -> ScheduleDocume
 
 
 def _schedule(call: ApiCall, name: str) -> models.Schedule:
-    found: models.Schedule | None = schedule_control.find(name, call.actor)
-    if found is None:
-        raise Http404(f"There is no schedule {name}.")
-    return found
+    return _there(schedule_control.find(name, call.actor), f"schedule {name}.")
 
 
 def _fields(call: ApiCall) -> dict[str, object]:
@@ -438,10 +437,7 @@ def command_poller(call: ApiCall, poller: str, command: str) -> int:
     """Send a command to a poller. It follows at its next heartbeat."""
     verb = _verb(command, queue_control.POLLER_VERBS)
     given = {"reason": call.given["reason"], "using": alias_for("", None)}
-    number = queue_control.command_pollers([poller], verb.name, call.actor, **given)
-    if not number:
-        raise Http404(f"There is no running poller {poller}.")
-    return number
+    return _there(queue_control.command_pollers([poller], verb.name, call.actor, **given), f"running poller {poller}.")
 
 
 # -- failures and the audit --------------------------------------------------------------------------------------------
@@ -459,9 +455,7 @@ def failures(call: ApiCall) -> list[FailureDocument]:
 def failure(call: ApiCall, fingerprint: str) -> FailureDocument:
     """Return one failure group."""
     found = _with_stats(_visible(call, models.FailureGroup).filter(pk=fingerprint))
-    if not found:
-        raise Http404(f"There is no failure group {fingerprint}.")
-    return found[0]
+    return _there(found, f"failure group {fingerprint}.")[0]
 
 
 def _with_stats(rows: QuerySet[models.FailureGroup]) -> list[FailureDocument]:
