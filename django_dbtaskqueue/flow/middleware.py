@@ -116,30 +116,16 @@ async def _run_async(layers: Sequence[Layer], function: Call, task: object) -> o
 
 def _next(task: object) -> object:
     """Call the next middleware, or the processor: the ``call`` of every sync middleware."""
-    call = _begun()
-    with _inside(call, task):
+    with _inside(task) as call:
         call.value = _run(call.layers[1:], call.function, task)
     return call.value
 
 
 async def _next_async(task: object) -> object:
     """Call the next middleware, or the processor: the ``call`` of every async middleware."""
-    call = _begun()
-    with _inside(call, task):
+    with _inside(task) as call:
         call.value = await _run_async(call.layers[1:], call.function, task)
     return call.value
-
-
-def _begun() -> _Running:
-    call = _current.get(None)
-    if call is None:
-        raise TaskQueueError(
-            "A middleware used call on another thread than its own. Use it on the thread that called the middleware."
-        )
-    if call.called and not call.layers[0].changes_outcome:
-        raise TaskQueueError("It used call twice, which may change the outcome. Set its changes_outcome = True")
-    call.called, call.value, call.error = True, None, None
-    return call
 
 
 @contextmanager
@@ -162,11 +148,19 @@ def _entered(layers: Sequence[Layer], function: Call, task: object) -> Iterator[
 
 
 @contextmanager
-def _inside(call: _Running, task: object) -> Iterator[None]:
-    """Let the code inside a middleware settle, and note what it raises."""
+def _inside(task: object) -> Iterator[_Running]:
+    """Let the code inside the middleware that runs settle, and note what it raises."""
+    call = _current.get(None)
+    if call is None:
+        raise TaskQueueError(
+            "A middleware used call on another thread than its own. Use it on the thread that called the middleware."
+        )
+    if call.called and not call.layers[0].changes_outcome:
+        raise TaskQueueError("It used call twice, which may change the outcome. Set its changes_outcome = True")
+    call.called, call.value, call.error = True, None, None
     before = _guard(task, "")
     try:
-        yield
+        yield call
     except BaseException as error:
         call.error = error
         raise

@@ -15,10 +15,10 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
-from weakref import WeakSet
 
 from django.db import transaction
 
@@ -37,7 +37,7 @@ MEAN_SMOOTHING_SHARE = 0.3  # weight of the latest value in a mean
 PROCESS = "process"  # as ``executor=``: child processes of the poller
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Processor:
     """The user's function for one queue (and one payload type of it), and how it wants to be run."""
 
@@ -57,26 +57,19 @@ class Processor:
     declared: Mapping[str, object] = field(default_factory=dict)
     middleware: Sequence[Middleware] = ()  # its own, inside that of the settings
     plain: bool = field(init=False)  # one task per call, without a limit of its own
-    call: Call | None = field(init=False, default=None)  # ``function`` with all middleware around it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plain", self.batch is None and self.concurrency is None)
 
-    def __getstate__(self) -> list[object]:
-        """Return what is sent to another process, which makes its own middleware."""
-        return [None if one.name == "call" else getattr(self, one.name) for one in fields(self)]
-
+    @lru_cache(maxsize=1024)  # noqa: B019 -- emptied when the settings change
     def with_middleware(self) -> Call:
-        """Return ``function`` in all its middleware, and keep it; raise ``ImproperlyConfigured`` for a wrong one."""
+        """Return ``function`` in all its middleware; raise ``ImproperlyConfigured`` for a wrong one."""
         middleware = (*conf.settings().middleware, *self.middleware)
-        call = surrounded(self.function, middleware, is_async=self.is_async)
-        object.__setattr__(self, "call", call)
-        _with_middleware.add(self)
-        return call
+        return surrounded(self.function, middleware, is_async=self.is_async)
 
     def invoke(self, given: Lease | list[Lease]) -> Any:
-        """Call ``call``, or return what awaits it, in a copy of the context: what it sets there is gone after it."""
-        call = self.call or self.with_middleware()
+        """Call it, or return what awaits it, in a copy of the context: what it sets there is gone after it."""
+        call = self.with_middleware()
         return context.in_copy(call, given) if self.is_async else copy_context().run(call, given)
 
     def decode(self, lease: Lease) -> None:
@@ -100,14 +93,7 @@ class Processor:
         return self.row_type if self.payload is None else codecs.type_name(self.payload)
 
 
-_with_middleware: WeakSet[Processor] = WeakSet()
-
-
-@conf.on_change
-def _reset() -> None:
-    for processor in _with_middleware:
-        object.__setattr__(processor, "call", None)
-    _with_middleware.clear()
+conf.on_change(Processor.with_middleware.cache_clear)
 
 
 def expiry(lease: Lease, expired: str) -> outcomes.CompleteDelete | Poison | None:
