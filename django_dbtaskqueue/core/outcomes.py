@@ -62,7 +62,8 @@ class Reenqueue:
     text: str | None = field(default=None, init=False, repr=False, compare=False)  # of the result, once decided
 
     def __post_init__(self) -> None:
-        _check_delay("Reenqueue", self.delay)
+        if self.delay is not None:
+            check_delay("Reenqueue(delay", self.delay)
         _check("Reenqueue", "keep_attempts", self.keep_attempts, bool, "True or False")
 
 
@@ -83,7 +84,8 @@ class Fail:
         _check(
             "Fail", "error", self.error, (BaseException, str), "an exception or text, e.g. str(response.status_code)"
         )
-        _check_delay("Fail", self.delay, timedelta.max)  # cut to a year by the policies' own limit
+        if self.delay is not None:
+            check_delay("Fail(delay", self.delay, timedelta.max)  # cut to a year by the policies' own limit
         _check("Fail", "retry", self.retry, bool, "True or False")
 
     @property
@@ -112,14 +114,13 @@ def _shown(value: object) -> str:
     return repr(value)[:80] if type(value) in (bool, bytes, float, int, str, type(None)) else type(value).__name__
 
 
-def _check_delay(name: str, delay: object, longest: timedelta = MAX_DELAY) -> None:
-    if delay is None:
-        return
+def check_delay(place: str, delay: object, longest: timedelta = MAX_DELAY) -> None:
+    """Raise ``TypeError`` or ``ValueError``, with the ``place`` of the argument, for what is no delay."""
     if not isinstance(delay, timedelta):
-        raise TypeError(f"{name}(delay={_shown(delay)}) needs a timedelta, e.g. timedelta(minutes=5).")
+        raise TypeError(f"{place}={_shown(delay)}) needs a timedelta, e.g. timedelta(minutes=5).")
     if not timedelta(0) <= delay <= longest:
         years = " to a hundred years" if longest == MAX_DELAY else ""
-        raise ValueError(f"{name}(delay={delay!r}) must be from zero{years}.")
+        raise ValueError(f"{place}={delay!r}) must be from zero{years}.")
 
 
 Outcome = Complete | CompleteDelete | Reenqueue | Fail | Poison

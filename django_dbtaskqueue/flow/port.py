@@ -16,7 +16,7 @@ from django_dbtaskqueue.conf.queue import QueueSettings
 from django_dbtaskqueue.core import json as json_payload
 from django_dbtaskqueue.core.exceptions import SignalRefused, SignalTimeout, StepChanged, TaskQueueError, TaskSuspended
 from django_dbtaskqueue.core.lease import Lease, ReceivedSignal, Steps, current_lease
-from django_dbtaskqueue.core.outcomes import MAX_DELAY, Outcome, Settlement, Suspend
+from django_dbtaskqueue.core.outcomes import Outcome, Settlement, Suspend, check_delay
 from django_dbtaskqueue.db import notify
 from django_dbtaskqueue.db.session import Session, alias_for, model_for
 from django_dbtaskqueue.flow import groups, usage
@@ -180,7 +180,8 @@ class Journal:
         return _loaded(text)
 
     def sleep(self, delay: timedelta) -> None:
-        seconds = _seconds("sleep(delay", delay)
+        check_delay("task.sleep(delay", delay)
+        seconds = delay.total_seconds()
         self._check_can_suspend("sleep")
         found = self._next(SLEEP, SLEEP)
         left: float | None = seconds
@@ -192,7 +193,9 @@ class Journal:
             self._suspend(Suspend(timedelta(seconds=left)))
 
     def wait_for(self, name: str, timeout: timedelta | None, choices: Sequence[object] = ()) -> object:
-        left = None if timeout is None else _seconds(f"wait_for({name!r}, timeout", timeout)
+        if timeout is not None:
+            check_delay(f"task.wait_for({name!r}, timeout", timeout)
+        left = None if timeout is None else timeout.total_seconds()
         self._check_can_suspend("wait_for")
         found = self._next(WAIT, name)
         if found is not None and found.kind == RECEIVED:
@@ -313,14 +316,6 @@ def _dumped(name: str, result: object) -> str | None:
 
 def _loaded(text: str | None) -> object:
     return None if text is None else json_payload.loads(text)
-
-
-def _seconds(argument: str, value: object) -> float:
-    if not isinstance(value, timedelta):
-        raise TypeError(f"task.{argument}={json_payload.short_repr(value)}) needs a timedelta.")
-    if not timedelta(0) <= value <= MAX_DELAY:
-        raise ValueError(f"task.{argument}={value!r}) must be from zero to a hundred years.")
-    return value.total_seconds()
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------
