@@ -6,7 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import iscoroutinefunction
 from django.core.exceptions import ImproperlyConfigured
@@ -108,32 +108,23 @@ def register(
     function: Callable[..., object],
     *,
     payload: type | None = None,
-    mode: str = "separate",
-    batch: int | None = None,
-    concurrency: int | None = None,
-    executor: object = None,
-    using: str | None = None,
-    middleware: Sequence[Middleware] = (),
     row_type: str | None = None,
-    **settings: object,
+    **options: Any,
 ) -> Processor:
     """Register a processor by a call, at any time and from any thread. Tasks that waited for it are taken at once.
 
-    ``row_type`` is the payload type of rows of plain JSON that go to this processor, and to no other.
+    ``options`` are those of ``processor``. ``row_type`` is the payload type of rows of plain JSON that go to this
+    processor, and to no other.
     """
     queue = conf.valid_name(queue)
     if payload is not None:
         codecs.prepare(payload)
-    declared = {key: value for key, value in settings.items() if value is not None}
-    call = _callable(function)
-    where = f"@processor({queue!r})"
+    call, where = _callable(function), f"@processor({queue!r})"
+    given = {name: value for name, value in options.items() if value is not None}
+    declared = {name: given.pop(name) for name in (PARSED | OF_QUEUE) & given.keys()}
     parsed = {name: conf.parse(name, declared[name], where=f"{where}, {name}") for name in PARSED & declared.keys()}
-    is_async = _is(iscoroutinefunction, call)
-    made = Processor(
-        queue, call, payload=payload, mode=mode, policy=parsed.get("retry"), timeout=parsed.get("timeout"),
-        is_async=is_async, reenqueue=parsed.get("reenqueue"), batch=batch, concurrency=concurrency, executor=executor,
-        using=using, middleware=middleware, row_type=row_type, declared=declared,
-    )  # fmt: skip
+    given |= {"policy": parsed.pop("retry", None), "is_async": _is(iscoroutinefunction, call), "declared": declared}
+    made = Processor(queue, call, payload=payload, row_type=row_type, **given, **parsed)
     _check(made)
     with _lock:
         _refuse_second(made)
