@@ -20,13 +20,6 @@ from django_dbtaskqueue.core.outcomes import Lost, Outcome, Settlement, said
 logger = logging.getLogger("django_dbtaskqueue")
 
 ENDINGS = (signals.task_executed, signals.task_crashed, signals.task_finished)  # of each task
-OF_POLLER = {
-    "poller_started": signals.poller_started,
-    "poller_executed": signals.poller_executed,
-    "poller_idle": signals.poller_idle,
-    "poll_failed": signals.poll_failed,
-    "poller_finished": signals.poller_stopped,
-}
 ENDING_TEXTS = {
     "deleted": "completed and deleted",
     "retried": "failed",
@@ -37,10 +30,11 @@ ENDING_TEXTS = {
 }
 BEFORE_THE_RUN = ("taken", "started")
 Fields = dict[str, Any]
+SIGNALS = {"poller_finished": "poller_stopped"}  # of hooks with another name
 AFTERWARDS = ("poller_executed", "poll_failed", "poller_finished")
 
 
-def send(signal: Signal, sender: Any, **facts: Any) -> None:
+def send(signal: Signal, sender: object, **facts: object) -> None:
     """Send a signal; log what a receiver raises."""
     if not signal.receivers:
         return
@@ -115,8 +109,9 @@ def of_poller(hook: str, poller: Any, **facts: Any) -> None:
     """Something happened to a poller (a ``poller.loop.Poller``)."""
     if signals.registered:
         signals.tell(hook, poller, *facts.values(), backwards=hook in AFTERWARDS)
-    if OF_POLLER[hook].receivers:
-        send(OF_POLLER[hook], poller.instance, poller=poller, **facts)
+    signal: Signal = getattr(signals, SIGNALS.get(hook, hook))
+    if signal.receivers:
+        send(signal, poller.instance, poller=poller, **facts)
 
 
 def _over(lease: Lease, outcome: Outcome | Settlement | None, error: BaseException | str | None) -> None:

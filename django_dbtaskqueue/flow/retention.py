@@ -165,7 +165,7 @@ def delete_month(session: Session, table: str) -> int:
 def delete_attempts(session: Session, *, older_than: timedelta) -> int:
     """Delete a batch of records of failed attempts that are that old; return how many."""
     rows = models.Attempt._base_manager.using(session.connection.alias)
-    return _delete_oldest(rows, Q(finish_time__lte=Now() - older_than))
+    return _delete(rows, Q(finish_time__lte=Now() - older_than))
 
 
 def delete_audit(alias: str, *, older_than: timedelta) -> int:
@@ -180,7 +180,7 @@ def delete_audit(alias: str, *, older_than: timedelta) -> int:
         (models.TaskChange, Q(time__lte=limit)),
         (models.BulkOperation, Q(update_time__lte=limit) & empty),
     ]
-    return sum(_delete_oldest(model._base_manager.using(alias), old) for model, old in batches)
+    return sum(_delete(model._base_manager.using(alias), old) for model, old in batches)
 
 
 def delete_empty_batches(alias: str, tables: Iterable[type[models.AbstractTask]], *, older_than: timedelta) -> int:
@@ -218,13 +218,12 @@ def delete_unread_events(session: Session) -> int:
     return deleted
 
 
-def _delete_oldest(rows: QuerySet[Any], old: Q) -> int:
-    """Delete those of the oldest rows that are old. A longer search would read the whole table for nothing."""
-    return _delete(rows, old, rows.order_by("pk"))
+def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any] | None = None) -> int:
+    """Delete those of the ``first`` rows that are old and that no other transaction has locked.
 
-
-def _delete(rows: QuerySet[Any], old: Q, first: QuerySet[Any]) -> int:
-    """Delete those of the ``first`` rows that are old and that no other transaction has locked."""
+    By default, of the oldest rows. A longer search would read the whole table for nothing.
+    """
+    first = rows.order_by("pk") if first is None else first
     ids, features = list(first.values_list("pk", flat=True)[:ROWS_PER_BATCH]), connections[rows.db].features
     if not ids:  # mostly; on SQLite a transaction would lock the database
         return 0
