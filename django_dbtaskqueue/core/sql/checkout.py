@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property, lru_cache
 
 from django_dbtaskqueue.core.lease import LEASED
-from django_dbtaskqueue.core.sql.dialects import Group, part, renamed, statement, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, renamed, template
 from django_dbtaskqueue.core.states import sql_sources
 
 NO_HANDLER = "no handler"  # how the parking reason of a task without a processor begins
@@ -13,14 +13,6 @@ UNREADABLE = "unreadable"  # and that of a task whose row cannot be taken or rea
 # The watermark of each priority, in the order in which the priorities are served.
 WATERMARKS = (
     "unnest(%(priorities)s::smallint[], %(times)s::timestamptz[], %(ids)s::bigint[]) AS b(p, bound_time, bound_id)"
-)
-# Queues in the order in which they are served: of each its limit, and which watermarks are its own.
-QUEUE_SHARES = (
-    "unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[]) AS l(q, max_tasks, b1, b2)"
-)
-WATERMARKS_OF_QUEUE = (
-    "unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],"
-    " (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id)"
 )
 
 
@@ -76,25 +68,22 @@ class CheckoutStatements(Group):
     # LIMIT cannot be overrun and a TID scan has no rival plan.
     checkout_skip_locked = template("{_take:ctid = ANY(ARRAY({_ready_tasks:ctid|FOR NO KEY UPDATE SKIP LOCKED}))}")
 
-    @statement
-    def checkout_of_many(self) -> str:
-        """``checkout_skip_locked`` of several queues in order: of each at most its share, in all ``limit``.
-
-        Rows behind the limit are neither read nor locked: the outer LIMIT stops the joins that feed it.
-        """
+    # ``checkout_skip_locked`` of several queues in order: of each at most its share, in all ``limit``. Rows behind the
+    # limit are neither read nor locked: the outer LIMIT stops the joins that feed it.
+    checkout_of_many = template("{_take:ctid = ANY(ARRAY({_ready_of_many}))}")
+    _ready_of_many = part(
+        # The queues in the order in which they are served: of each its limit, and which watermarks are its own.
+        "SELECT y.* FROM unnest(%(queues)s::text[], %(limits)s::int[], %(firsts)s::int[], %(lasts)s::int[])"
+        " AS l(q, max_tasks, b1, b2) CROSS JOIN LATERAL (SELECT x.* FROM"
+        " unnest((%(priorities)s::smallint[])[l.b1:l.b2], (%(times)s::timestamptz[])[l.b1:l.b2],"
+        " (%(ids)s::bigint[])[l.b1:l.b2]) AS b(p, bound_time, bound_id) CROSS JOIN LATERAL"
+        " (SELECT ctid FROM {task} WHERE queue_name = l.q AND priority = b.p"
+        " AND (ready_time, id) > (b.bound_time, b.bound_id) AND {_takeable}"
+        " ORDER BY ready_time, id LIMIT l.max_tasks FOR NO KEY UPDATE SKIP LOCKED) AS x LIMIT l.max_tasks) AS y"
         # The names of paused queues are an InitPlan. With one test per queue the planner could join and lose the order.
-        paused = f"SELECT q.name FROM {self.tables.queue} AS q WHERE q.name = ANY(%(queues)s) AND {self._in_pause}"
-        first = (
-            f"SELECT ctid FROM {self.tables.task} WHERE queue_name = l.q AND priority = b.p"
-            f" AND (ready_time, id) > (b.bound_time, b.bound_id) AND {self._takeable}"
-            " ORDER BY ready_time, id LIMIT l.max_tasks FOR NO KEY UPDATE SKIP LOCKED"
-        )
-        ready = f"SELECT x.* FROM {WATERMARKS_OF_QUEUE} CROSS JOIN LATERAL ({first}) AS x LIMIT l.max_tasks"
-        chosen = (
-            f"SELECT y.* FROM {QUEUE_SHARES} CROSS JOIN LATERAL ({ready}) AS y WHERE l.q <> ALL(ARRAY({paused}))"
-            " LIMIT %(limit)s"
-        )
-        return self._take(f"ctid = ANY(ARRAY({chosen}))")
+        " WHERE l.q <> ALL(ARRAY(SELECT q.name FROM {queue} AS q WHERE q.name = ANY(%(queues)s) AND {_in_pause}))"
+        " LIMIT %(limit)s"
+    )
 
     # The first ready tasks without a lock: (id, total_attempt), for the optimistic strategy.
     candidates = template("{_ready_tasks:id, total_attempt, priority, ready_time|}")

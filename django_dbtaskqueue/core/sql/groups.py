@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from django_dbtaskqueue.core.sql.dialects import BEHIND, HEAD, Group, part, statement, template
+from django_dbtaskqueue.core.sql.dialects import Group, part, template
 
 
 def locked(queue: str, group: str) -> str:
@@ -46,59 +46,53 @@ class GroupStatements(Group):
     )
     _behind = part("SELECT t.id FROM {_of_group} AND {BEHIND} AND t.next_process_time")
 
-    @property
-    def _ranked(self) -> str:
-        """The members of groups; ``stays``: the first ``number``. A head that a checkout is just taking goes first."""
-        first = "row_number() OVER (PARTITION BY m.g ORDER BY {}m.kind, m.wait, m.priority, m.id) <= %(number)s::int"
-        taken = "m.id <> ALL(ARRAY(SELECT l.id FROM locked AS l WHERE l.status = 'PROCESSING')), "
-        leaving = "ARRAY(SELECT p.g FROM placed AS p WHERE p.ready AND NOT p.chosen AND p.kind > 0)"
-        return (
-            f"placed AS (SELECT m.*, {first.format('')} AS chosen FROM members AS m),"
-            # Only where a head has to leave, this waits for such a checkout.
-            f" locked AS MATERIALIZED (SELECT t.id, t.status FROM {self.tables.task} AS t WHERE t.id = ANY(ARRAY(SELECT"
-            f" p.id FROM placed AS p WHERE p.ready AND p.kind > 0 AND p.g = ANY({leaving}))) FOR NO KEY UPDATE),"
-            f" ranked AS (SELECT m.*, {first.format(taken)} AS stays FROM placed AS m)"
-        )
+    # The members of groups; ``stays``: the first ``number``. A head that a checkout is just taking goes first.
+    _ranked = part(
+        "placed AS (SELECT m.*, {_first:} AS chosen FROM members AS m),"
+        # Only where a head has to leave, this waits for such a checkout.
+        " locked AS MATERIALIZED (SELECT t.id, t.status FROM {task} AS t WHERE t.id = ANY(ARRAY(SELECT p.id"
+        " FROM placed AS p WHERE p.ready AND p.kind > 0 AND p.g = ANY(ARRAY("
+        "SELECT p.g FROM placed AS p WHERE p.ready AND NOT p.chosen AND p.kind > 0)))) FOR NO KEY UPDATE),"
+        " ranked AS (SELECT m.*,"
+        " {_first:m.id <> ALL(ARRAY(SELECT l.id FROM locked AS l WHERE l.status = 'PROCESSING')), } AS stays"
+        " FROM placed AS m)"
+    )
+    _first_due = part("SELECT t.id AS id, t.priority AS priority, {_wait} AS wait FROM {_next} AND t.next_process_time")
+    _next = part("{_of_group} AND {BEHIND}")
+    # Make the first ``number`` tasks of each group ready, and park the others.
+    #
+    # First come tasks in process, then those that wait for a retry, then the first due, by priority and age. Returns of
+    # each changed task whether it became ready. Without ``every``, groups without a parked task may be passed over,
+    # because no task of theirs can become ready.
+    place_heads = template(
+        "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
+        # Most queues have no parked task: then one probe is enough. It must say false and not NULL, after which AND
+        # looks on. An EXISTS for each group the planner could hash, and read all parked tasks of the queue.
+        " WHERE %(every)s OR EXISTS (SELECT 1 FROM {task} AS t WHERE t.queue_name = %(queue_name)s"
+        " AND {BEHIND}) AND (SELECT 1 FROM {_next} LIMIT 1) = 1),"
+        # With OFFSET 0 it is no join, for which the planner may read the heads of the whole queue, once for each group.
+        " heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority, {_kind} AS kind, {_wait} AS wait"
+        " FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt, t.next_process_time"
+        " FROM {_of_group} AND {HEAD} OFFSET 0) AS t),"
+        " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
+        " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
+        " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"
+        " due AS MATERIALIZED (SELECT g.g, g.free, f.* FROM room AS g CROSS JOIN LATERAL"
+        " ({_first_due} <= {now} ORDER BY t.priority, t.id LIMIT greatest(g.places, 0)) AS f),"
+        " later AS (SELECT g.g, f.* FROM (SELECT r.g, r.free - count(d.g) AS free FROM room AS r"
+        " LEFT JOIN due AS d ON d.g = r.g GROUP BY r.g, r.free) AS g CROSS JOIN LATERAL"
+        " ({_first_due} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT greatest(g.free, 0)) AS f),"
+        " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
+        " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
+        " UNION ALL SELECT g, id, 2, false, wait, priority FROM later), {_ranked} {_swap}"
+        " id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
+        " RETURNING ready_time IS NOT NULL",
+        "{_place_heads_of_one_writer}",
+    )
 
-    @statement
-    def place_heads(self) -> str:
-        """Make the first ``number`` tasks of each group ready, and park the others.
-
-        First come tasks in process, then those that wait for a retry, then the first due, by priority and age. Returns
-        of each changed task whether it became ready. Without ``every``, groups without a parked task may be passed
-        over, because no task of theirs can become ready.
-        """
-        if self.dialect.vendor != "postgresql":
-            return self._place_heads_of_one_writer
-        now, wait = self.dialect.now, self._wait
-        parked = f"{self._of_group} AND {BEHIND}"
-        first = f"SELECT t.id AS id, t.priority AS priority, {wait} AS wait FROM {parked} AND t.next_process_time"
-        return (
-            "WITH g AS MATERIALIZED (SELECT g.g FROM unnest(%(groups)s::text[]) AS g(g)"
-            # Most queues have no parked task: then one probe is enough. It must say false and not NULL, after which
-            # AND looks on. An EXISTS for each group the planner could hash, and read all parked tasks of the queue.
-            f" WHERE %(every)s OR EXISTS (SELECT 1 FROM {self.tables.task} AS t WHERE t.queue_name = %(queue_name)s"
-            f" AND {BEHIND}) AND (SELECT 1 FROM {parked} LIMIT 1) = 1),"
-            # With OFFSET 0 it is no join, for which the planner may read the heads of the whole queue, once for each
-            # group.
-            f" heads AS MATERIALIZED (SELECT g.g, t.id AS id, t.priority AS priority, {self._kind} AS kind,"
-            f" {wait} AS wait FROM g CROSS JOIN LATERAL (SELECT t.id, t.priority, t.status, t.attempt,"
-            f" t.next_process_time FROM {self._of_group} AND {HEAD} OFFSET 0) AS t),"
-            " room AS MATERIALIZED (SELECT g.g, %(number)s::int - count(*) FILTER (WHERE h.kind < 2) AS places,"
-            " %(number)s::int - count(*) FILTER (WHERE h.kind < 2 OR h.wait = 0) AS free"
-            " FROM g LEFT JOIN heads AS h ON h.g = g.g GROUP BY g.g),"
-            " due AS MATERIALIZED (SELECT g.g, g.free, f.* FROM room AS g CROSS JOIN LATERAL"
-            f" ({first} <= {now} ORDER BY t.priority, t.id LIMIT greatest(g.places, 0)) AS f),"
-            " later AS (SELECT g.g, f.* FROM (SELECT r.g, r.free - count(d.g) AS free FROM room AS r"
-            " LEFT JOIN due AS d ON d.g = r.g GROUP BY r.g, r.free) AS g CROSS JOIN LATERAL"
-            f" ({first} > {now} ORDER BY t.next_process_time, t.priority, t.id LIMIT greatest(g.free, 0)) AS f),"
-            " members AS (SELECT g, id, kind, true AS ready, wait, priority FROM heads"
-            " UNION ALL SELECT g, id, 2, false, wait, priority FROM due"
-            " UNION ALL SELECT g, id, 2, false, wait, priority FROM later),"
-            f" {self._ranked} {self._swap}"
-            " id = ANY(ARRAY(SELECT r.id FROM ranked AS r WHERE r.stays <> r.ready AND r.kind > 0))"
-            " RETURNING ready_time IS NOT NULL"
-        )
+    def _first(self, before: str) -> str:
+        order = f"{before}m.kind, m.wait, m.priority, m.id"
+        return f"row_number() OVER (PARTITION BY m.g ORDER BY {order}) <= %(number)s::int"
 
     # The groups of a queue with more than ``number`` ready tasks.
     groups_over = template(
