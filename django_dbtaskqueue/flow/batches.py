@@ -17,7 +17,7 @@ from django_dbtaskqueue.db.session import Session, checked_alias, model_for
 from django_dbtaskqueue.flow import dependencies, move, usage
 from django_dbtaskqueue.flow.dependencies import Members, attach, by_table, members
 from django_dbtaskqueue.flow.enqueue import enqueue
-from django_dbtaskqueue.models import AbstractTask, Batch, Hold, Task
+from django_dbtaskqueue.models import Batch, Hold, Task
 
 MAX_BATCH_NAME = 200  # characters
 OnComplete = str | Mapping[str, Any]  # a queue, or the arguments of ``enqueue``
@@ -26,27 +26,21 @@ OnComplete = str | Mapping[str, Any]  # a queue, or the arguments of ``enqueue``
 class BatchHandle:
     """A batch: how far it is, and what an operator can do to all of its tasks."""
 
-    def __init__(self, name: str, alias: str) -> None:
-        self.name, self.alias = name, alias
-        self.id: int | None = None  # known at the end of the block
+    def __init__(self, row: Batch, alias: str) -> None:
+        self.row, self.name, self.alias = row, row.name, alias
         self.callback: Task | None = None
         self.queues: Sequence[str] | None = None  # acts change tasks of these only
-        self._tables: set[type[AbstractTask]] = set()
-        self._total = 0
 
-    @classmethod
-    def of(cls, row: Batch) -> Self:
-        """Return the handle of a stored batch."""
-        handle = cls(row.name, str(row._state.db))
-        handle.id, handle._total = row.pk, row.total
-        handle._tables = {model_for(queue) for queue in row.queues}
-        return handle
+    @property
+    def id(self) -> int | None:
+        """Known at the end of the block."""
+        return self.row.pk
 
     def tasks(self) -> Iterator[Any]:
         """Yield a queryset of its tasks for each of their tables."""
         if self.id is None:
             raise EnqueueError(f"The batch {self.name!r} is not stored yet: it is at the end of its block.")
-        for model in sorted(self._tables, key=lambda model: model._meta.label_lower):
+        for model in sorted({*map(model_for, self.row.queues)}, key=lambda model: model._meta.label_lower):
             tasks = model._default_manager.using(self.alias).filter(batch=self.id)
             yield tasks if self.queues is None else tasks.filter(queue__in=self.queues)
 
@@ -56,8 +50,8 @@ class BatchHandle:
         for tasks in self.tasks():
             for status, number in tasks.order_by().values_list("status").annotate(number=Count("pk")):
                 counts[status] += number
-        counts[str(COMPLETED)] += max(0, self._total - sum(counts.values()))
-        return {**counts, "total": self._total}
+        counts[str(COMPLETED)] += max(0, self.row.total - sum(counts.values()))
+        return {**counts, "total": self.row.total}
 
     def cancel(self) -> int:
         """End all tasks that wait or run in POISON, as an operator's *cancel* does; return how many."""
@@ -89,12 +83,9 @@ class BatchHandle:
 
     def close(self, inside: Members, on_complete: OnComplete | None, outer: Members | None) -> None:
         """Store the batch at the end of its block, what its tasks wait for, and the task that runs at its end."""
-        keys = [*inside.keys, *inside.inner]
-        self._total = len(inside.keys)
-        self._tables = {model_for(queue) for queue in inside.queues}
-        row = Batch(name=self.name, total=self._total, queues=sorted(inside.queues))
+        keys, row = [*inside.keys, *inside.inner], self.row
+        row.total, row.queues = len(inside.keys), sorted(inside.queues)
         row.save(using=self.alias)
-        self.id = row.pk
         session = Session(connections[self.alias])
         for there, ids in by_table(session, inside.keys):
             there.run(there.sql.join_batch, {"batch": row.pk, "ids": ids})
@@ -121,7 +112,7 @@ def batch(name: str, *, on_complete: OnComplete | None = None, using: str | None
     if not isinstance(name, str) or not 0 < len(name) <= MAX_BATCH_NAME or "\0" in name:
         raise EnqueueError(f"batch({name!r:.80}) needs a name of 1 to {MAX_BATCH_NAME} characters.")
     alias = checked_alias(using) if using else router.db_for_write(Batch)
-    handle, inside, outer = BatchHandle(name, alias), Members(name, alias), members.get()
+    handle, inside, outer = BatchHandle(Batch(name=name), alias), Members(name, alias), members.get()
     with transaction.atomic(using=alias):
         token = members.set(inside)
         try:

@@ -214,7 +214,8 @@ def act_on_batch(verb: Verb, row: Batch, actor: Actor, *, reason: str = "") -> i
     check(verb, reason, actor)
     for queue in row.queues:
         check(verb, reason, actor, queue)
-    alias, handle = str(row._state.db), BatchHandle.of(row)
+    alias = str(row._state.db)
+    handle = BatchHandle(row, alias)
     handle.queues = None if actor.user is None else [queue for queue in all_queues() if actor.may(verb, queue)]
     with recorded(alias):
         changed = handle.cancel() if verb == CANCEL_BATCH else handle.retry()

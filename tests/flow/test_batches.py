@@ -96,7 +96,7 @@ def test_a_retry_goes_on_from_where_it_failed(alias: str, settings: Any) -> None
     finish(alias)
     taken(alias).fail("broken")
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [("ERROR", None), POISONED, POISONED]
-    assert BatchHandle.of(Batch.objects.using(alias).get()).retry() == 1
+    assert BatchHandle(Batch.objects.using(alias).get(), alias).retry() == 1
     assert state(tasks["load"]) == ("COMPLETED", None)
     assert [state(tasks[name]) for name in ("check", "send", "bill")] == [READY, WAITS, WAITS]
     finish(alias)
