@@ -183,7 +183,7 @@ def _existing(
     ``spent``: the reference stays taken when its task has left the table.
     """
     reference, words = row["reference_number"], "" if rule is None else rule.words
-    references = session.sql.dialect.text_array([reference])
+    references = session.sql.dialect.array([reference])
     found = session.run(session.sql.find, {"queue_name": queue, "references": references})
     if not found and not spent:
         return None

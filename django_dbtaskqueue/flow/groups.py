@@ -147,7 +147,7 @@ def heads_of(session: Session, queue: str) -> int:
 
 
 def _params(session: Session, queue: str, groups: Collection[str]) -> dict[str, Any]:
-    return {"queue_name": queue, "groups": session.sql.dialect.text_array(groups)}
+    return {"queue_name": queue, "groups": session.sql.dialect.array(groups)}
 
 
 # -- limits of a queue over all pollers: how many of its tasks run at a time, and how many start in a time -------------
@@ -368,7 +368,7 @@ class Limiter(threading.local):
         if not keys:
             return rows
         limits = {"queue_name": self.queue, "rate": self.rate_per_group, "burst": self.burst_per_group}
-        groups = session.sql.dialect.text_array(sorted(keys))
+        groups = session.sql.dialect.array(sorted(keys))
         left: dict[str, float] = dict(session.run(session.sql.lock_group_limits, {**limits, "groups": groups}))
         started, put_off = list[Row](), list[dict[str, float]]()
         charged: Counter[str] = Counter()

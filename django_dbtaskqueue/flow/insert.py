@@ -190,7 +190,7 @@ class Insert:
 
     def _started(self, session: Session, rows: list[Row], rule: UniqueRule) -> list[Row]:
         """Return the rows whose references the rule may hold no more, because a task has started meanwhile."""
-        references = session.sql.dialect.text_array([row["reference_number"] for row in rows])
+        references = session.sql.dialect.array([row["reference_number"] for row in rows])
         found = session.run(session.sql.lock_found, {"queue_name": self.queue, "references": references})
         if rule.on_duplicate not in REPLACE:
             waiting = {reference for _, reference, status, _ in found if status == CREATED or rule.period}
@@ -303,5 +303,5 @@ class Insert:
         named = [reference for reference in references if reference is not None]
         if len(set(named)) < len(named):
             return True
-        params = {"queue_name": self.queue, "references": session.sql.dialect.text_array(named)}
+        params = {"queue_name": self.queue, "references": session.sql.dialect.array(named)}
         return bool(session.run(session.sql.some_taken, params)[0][0])

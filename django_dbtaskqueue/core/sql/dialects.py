@@ -108,19 +108,16 @@ class Dialect:
             return f"SELECT unnest(%({param})s::bigint[])"
         return f"SELECT value FROM json_each(%({param})s)"
 
-    def array(self, values: Iterable[str | int]) -> list[str | int] | str:
-        return list(values) if self.vendor == "postgresql" else json.dumps(list(values))
-
-    def text_array(self, values: Iterable[str]) -> str:
-        """Return an array parameter of texts as one text, which psycopg sends much sooner than a list."""
+    def array(self, values: Iterable[str | int]) -> str:
+        """Return an array parameter as one text, which psycopg sends much sooner than a list."""
         if self.vendor != "postgresql":
             return json.dumps(list(values))
-        texts = list(values)
+        texts = list(map(str, values))
         joined = "".join(texts)
         if "\\" in joined or '"' in joined:
             texts = [text.replace("\\", "\\\\").replace('"', '\\"') for text in texts]
         quoted = '","'.join(texts)
-        return f'{{"{quoted}"}}' if quoted else "{}"
+        return f'{{"{quoted}"}}' if texts else "{}"
 
     def time(self, expression: str) -> str:
         """Return a text parameter as a time."""
@@ -134,7 +131,7 @@ class Dialect:
 POSTGRESQL = Dialect("postgresql", "statement_timestamp()", "greatest", "least", "FOR NO KEY UPDATE OF t", True)
 SQLITE = Dialect("sqlite", f"strftime('{SQLITE_FORMAT}', 'now')", "max", "min", "", False)
 DIALECTS = {dialect.vendor: dialect for dialect in (POSTGRESQL, SQLITE)}
-NO_VALUES: dict[str, list[str] | str] = {"postgresql": [], "sqlite": "[]"}  # an empty array parameter
+NO_VALUES = {"postgresql": "{}", "sqlite": "[]"}  # an empty array parameter
 
 # Statistics lag behind a queue: custom plans flip to sequential scans, and a plan that was made while the table was
 # small would scan it for each row of a batch. A poller that waits for a row that a processor has locked in its own
