@@ -133,7 +133,12 @@ def masked_text(text: str, rules: Rules | None = None) -> str:
     ``password=x``, ``password: x``, ``"password": "x"``, ``--password x``, ``Authorization: Bearer x``. ``rules`` are
     those of another process.
     """
-    return _masked_text(text, current_rules() if rules is None else rules)
+    rules = current_rules() if rules is None else rules
+    plain = text.translate(PLAIN_ASCII)
+    if any(one in plain for keys in (*rules, SIGNS) for one in keys):  # most texts have nothing; the patterns are slow
+        for pattern, by in _patterns(rules).replaced:
+            text = _compiled(pattern).sub(by, text)
+    return text
 
 
 Rules = tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]  # parts of keys, words of keys, whole keys
@@ -174,15 +179,7 @@ def _masked(value: object, rules: Rules, depth: int = 0) -> object:
     if isinstance(value, list | tuple):
         pair = len(value) > 1 and isinstance(value[0], str) and _is_secret(value[0], rules)
         return [MASKED if pair and at == 1 else _masked(inner, rules, depth + 1) for at, inner in enumerate(value)]
-    return _masked_text(str(value), rules) if isinstance(value, str | Unreadable) else value
-
-
-def _masked_text(text: str, rules: Rules) -> str:
-    plain = text.translate(PLAIN_ASCII)
-    if any(one in plain for keys in (*rules, SIGNS) for one in keys):  # most texts have nothing; the patterns are slow
-        for pattern, by in _patterns(rules).replaced:
-            text = _compiled(pattern).sub(by, text)
-    return text
+    return masked_text(str(value), rules) if isinstance(value, str | Unreadable) else value
 
 
 @lru_cache(maxsize=4096)
