@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 from zlib import crc32
@@ -23,7 +23,6 @@ from django_dbtaskqueue.core.lease import Lease
 
 if TYPE_CHECKING:
     from django_dbtaskqueue.db.session import Session
-    from django_dbtaskqueue.models import AbstractTask
 
 RESULT_STATUSES = {
     "CREATED": compat.TaskResultStatus.READY,
@@ -192,7 +191,7 @@ def _uuid(alias: str, location: str, task_id: int, nonce: str, secret: str | byt
 
 def find_place(result_id: object) -> tuple[Session, int]:
     """Return where the task of an id is; raise ``TaskResultDoesNotExist`` for an id that was not given out."""
-    from django_dbtaskqueue.db.session import Session
+    from django_dbtaskqueue.db.session import Session, aliases_of, model_for
 
     try:
         given = result_id if isinstance(result_id, uuid.UUID) else uuid.UUID(str(result_id))
@@ -200,7 +199,8 @@ def find_place(result_id: object) -> tuple[Session, int]:
         raise compat.TaskResultDoesNotExist(result_id) from None
     task_id = given.int >> 128 - ID_BITS
     secrets = (django_settings.SECRET_KEY, *django_settings.SECRET_KEY_FALLBACKS)
-    for alias, model in _places():
+    places = ((alias, model_for(queue)) for queue in conf.known_queues() for alias in aliases_of(queue))
+    for alias, model in dict.fromkeys(places):
         session, location = Session.on(alias, model), model._meta.label_lower
         nonce = "" if session.postgresql else _nonce_of(session, task_id)
         if any(
@@ -214,15 +214,3 @@ def _nonce_of(session: Session, task_id: int) -> str:
     rows = session.run(session.sql.task_with_attempts, {"task_id": task_id, "location": session.location})
     payload = dict(zip((column.name for column in HISTORY_COLUMNS), rows[0], strict=False))["payload"] if rows else None
     return _nonce(json_payload.loads(payload or "null"))
-
-
-def _places() -> Iterator[tuple[str, type[AbstractTask]]]:
-    """Yield the tables of the queues that are known without asking the database, each once."""
-    from django_dbtaskqueue.db.session import aliases_of, model_for
-
-    seen = set()
-    for queue in conf.known_queues():
-        for place in ((alias, model_for(queue)) for alias in aliases_of(queue)):
-            if place not in seen:
-                seen.add(place)
-                yield place
