@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -84,7 +84,7 @@ class TuneTaskTable(TableOperation):
 # that has none go to the default partition, so that an insert never fails for want of one.
 
 AHEAD = 3  # months for which partitions are made in advance
-NAME = re.compile(r"_y(\d{4})m(\d{2})$")
+NAME, NAME_FORMAT = re.compile(r"_y\d{4}m\d{2}$"), "_y%Ym%m"
 LOCK_TIMEOUT = "3s"  # for the default partition, when rows move out of it
 MONTHS = """\
 SELECT to_char(month, '"_y"YYYY"m"MM')
@@ -111,25 +111,29 @@ class Partition(NamedTuple):
 
     name: str
     first: datetime  # the month's first moment
-    end: datetime  # the next month's
+
+    @property
+    def end(self) -> datetime:
+        """The next month's first moment."""
+        return (self.first + timedelta(days=31)).replace(day=1)
 
 
 def is_partitioned(connection: BaseDatabaseWrapper, table: str) -> bool:
     """Whether the table is made of partitions; never outside PostgreSQL."""
-    return connection.vendor == "postgresql" and bool(_texts(connection, COLUMN, connection.ops.quote_name(table)))
+    return connection.vendor == "postgresql" and bool(_of_table(connection, table, COLUMN))
 
 
 def months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
     """Return the table's monthly partitions, the oldest first; the default one is not among them."""
-    return _named(_children(connection, table))
+    return _named(_of_table(connection, table, CHILDREN))
 
 
 def missing_months(connection: BaseDatabaseWrapper, table: str) -> list[Partition]:
     """Return the months without a partition: this one, the next ones, and those with rows in the default partition."""
-    quote, there, default = connection.ops.quote_name, _children(connection, table), f"{table}_default"
+    quote, there, default = connection.ops.quote_name, _of_table(connection, table, CHILDREN), f"{table}_default"
     suffixes = {*_texts(connection, MONTHS, AHEAD)}
     if default in there:
-        column = quote(_column(connection, table))
+        column = quote(_of_table(connection, table, COLUMN)[0])
         suffixes.update(_texts(connection, MONTHS_OF_ROWS.format(column=column, table=quote(default))))
     return [month for month in _named(f"{table}{suffix}" for suffix in sorted(suffixes)) if month.name not in there]
 
@@ -141,13 +145,13 @@ def make_month(connection: BaseDatabaseWrapper, table: str, month: Partition) ->
     """
     quote = connection.ops.quote_name
     parent, default, child = quote(table), quote(f"{table}_default"), quote(month.name)
-    column, first, end = quote(_column(connection, table)), month.first.isoformat(), month.end.isoformat()
+    column, first, end = quote(_of_table(connection, table, COLUMN)[0]), month.first.isoformat(), month.end.isoformat()
     statements = [
         f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'",
         f"CREATE TABLE {child} (LIKE {parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS)",
         f"ALTER TABLE {parent} ATTACH PARTITION {child} FOR VALUES FROM ('{first}') TO ('{end}')",
     ]
-    if f"{table}_default" in _children(connection, table):
+    if f"{table}_default" in _of_table(connection, table, CHILDREN):
         old = f"DELETE FROM {default} WHERE {column} >= '{first}' AND {column} < '{end}' RETURNING *"  # noqa: S608 -- names of models
         statements[2:2] = [
             f"LOCK TABLE {default} IN SHARE ROW EXCLUSIVE MODE",
@@ -164,21 +168,13 @@ def _texts(connection: BaseDatabaseWrapper, sql: str, *params: str | int) -> lis
         return [str(text) for (text,) in cursor.fetchall()]
 
 
-def _children(connection: BaseDatabaseWrapper, table: str) -> list[str]:
-    return _texts(connection, CHILDREN, connection.ops.quote_name(table))
-
-
-def _column(connection: BaseDatabaseWrapper, table: str) -> str:
-    return _texts(connection, COLUMN, connection.ops.quote_name(table))[0]
+def _of_table(connection: BaseDatabaseWrapper, table: str, sql: str) -> list[str]:
+    return _texts(connection, sql, connection.ops.quote_name(table))
 
 
 def _named(names: Iterable[str]) -> list[Partition]:
-    return [_partition(name, int(found[1]), int(found[2])) for name in names if (found := NAME.search(name))]
-
-
-def _partition(name: str, year: int, month: int) -> Partition:
-    end = datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC)
-    return Partition(name, datetime(year, month, 1, tzinfo=UTC), end)
+    months = [(name, month[0]) for name in names if (month := NAME.search(name))]
+    return [Partition(name, datetime.strptime(month, NAME_FORMAT).replace(tzinfo=UTC)) for name, month in months]
 
 
 class PartitionByMonth(TableOperation):
